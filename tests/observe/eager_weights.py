@@ -110,7 +110,7 @@ def handed_out(output: Any, part: str | None = None) -> Handed:
         if name.endswith("attentions"):
             kind = "cross" if "cross" in name else "self"
             found |= {(kind, PARTS.get(name, part), n): one for n, one in enumerate(value or ())}
-        elif hasattr(value, "items"):
+        elif hasattr(value, "items") and not name.startswith("image_"):  # of packed pictures, piece by piece, since 5.24
             found |= handed_out(value, name.split("_")[0])
     return found
 

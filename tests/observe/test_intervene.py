@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from observe.beheld import EQUAL
-from observe.models import bart, gpt2, llama, words
+from observe.models import CACHE, bart, gpt2, llama, words
 from regard import Causal, ConfigError, Given
 from regard.observe import record
 from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
@@ -138,7 +138,7 @@ def test_nothing_is_left_behind_by_an_exception_either():
     model, tokens = gpt2(), words(1, 7)
     before = logits(model, tokens)
     with pytest.raises(AttributeError), intervene(model, KnockOut()):
-        model(tokens, past_key_values="no cache")
+        model(tokens, **{CACHE: "no cache"})
     assert torch.equal(logits(model, tokens), before)
     assert torch.backends.mha.get_fastpath_enabled()
 

@@ -1,5 +1,7 @@
+import base64
 import copy
 import io
+import json
 import operator
 from dataclasses import replace
 
@@ -142,6 +144,24 @@ def test_einops_takes_it_as_the_tensor(both, use):
     found, expected = use(einops, both[0]), use(einops, both[1])
     assert type(found) is torch.Tensor
     torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
+
+
+def test_inspectus_draws_it_as_the_tensor(in_float64, monkeypatch):
+    """Its picture holds the weights of each head as float32, base64 in JSON; attentions are a tuple of the layers."""
+    inspectus = pytest.importorskip("inspectus", reason="inspectus is not installed: pip install inspectus")
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda what: shown.append(what.data))
+    q, k = torch.randn(1, H, Q, D), torch.randn(1, G, Q, D)
+    tokens = list("abcdefg")
+    inspectus.attention((Attentions(AttentionMap(q, k, Causal())),) * 2, tokens)
+    (picture,) = [data for data in shown if "chartsEmbed('id_" in data]
+    drawn = json.JSONDecoder().raw_decode(picture[picture.index('{"attention"') :])[0]
+    weights = attend(q, k, k, Causal()).weights[0].float()
+    assert [head["info"] for head in drawn["attention"]] == [{"layer": n, "head": m} for n in range(2) for m in range(H)]
+    assert drawn["src_tokens"] == tokens
+    for head in drawn["attention"]:
+        values = torch.frombuffer(bytearray(base64.b64decode(head["values"])), dtype=torch.float32).view(head["shape"])
+        torch.testing.assert_close(values, weights[head["info"]["head"]], rtol=0, atol=torch.finfo(torch.float32).eps)
 
 
 def test_it_is_a_tensor_whoever_asks(both):

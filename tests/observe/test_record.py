@@ -14,6 +14,7 @@ from observe.beheld import EQUAL
 from observe.eager_weights import run, same
 from observe.families import FAMILIES
 from observe.family import T
+from observe.models import CACHE
 from regard import ConfigError, compare, load
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
@@ -144,7 +145,7 @@ def test_values_of_a_generation_stand_beside_its_keys():
     with torch.no_grad(), record(model, keep="values") as recording:
         cache = model(ids[:, :5], use_cache=True).past_key_values
         for token in range(5, T):
-            model(ids[:, token : token + 1], past_key_values=cache)
+            model(ids[:, token : token + 1], **{CACHE: cache})
     assert torch.equal(recording.values(1), cache.layers[1].values)
 
 
@@ -156,10 +157,10 @@ def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
     mask = torch.ones_like(ids)
     with torch.no_grad():
         if begun:
-            model(ids[:, :3], past_key_values=cache)
+            model(ids[:, :3], **{CACHE: cache})
         with record(model, keep="values") as recording:
             for first, last in ((3 if begun else 0, 5), *((n, n + 1) for n in range(5, T))):
-                model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache)
+                model(ids[:, first:last], attention_mask=mask[:, :last], **{CACHE: cache})
     assert torch.equal(recording.values(1), cache.layers[1].values[:, :, :T])
     assert recording.map(1).shape[3] == recording.values(1).shape[2]
 
@@ -407,8 +408,8 @@ def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):
     assert_within(recording.map(2)[:1, :1, -1:], row, bounds.weights)
 
 
-class Hand(nn.Module):
-    """Attention written out."""
+class Rectified(nn.Module):
+    """Attention whose weights are no softmax."""
 
     def __init__(self):
         super().__init__()
@@ -416,12 +417,12 @@ class Hand(nn.Module):
 
     def forward(self, x):
         q, k, v = self.project(x).chunk(3, -1)
-        return (q @ k.mT).softmax(-1) @ v
+        return (q @ k.mT).relu() @ v
 
 
 def test_what_was_missed_is_warned_of_once():
-    both, x = nn.Sequential(Hand(), Hand()), torch.randn(2, 5, 8)
-    with pytest.warns(UserWarning, match=r"softmax and matmul.*and 1 more") as told, record(both) as recording:
+    both, x = nn.Sequential(Rectified(), Rectified()), torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match=r"relu and matmul.*and 1 more") as told, record(both) as recording:
         both(both(x))
     assert len(told) == 1
     assert [one.module for one in recording.missed] == ["0", "1"]

@@ -78,7 +78,7 @@ def build_weighted_example(
     q, k, v = project_words(x, weights, count)
     steps = attend(q, k, v, mask)
     joined = heads.join(steps.context) if count > 1 else steps.context
-    said = "Three matrices turn the vector of a word into its query, key and value."
+    sentence = "Three matrices turn the vector of a word into its query, key and value."
     return Example(
         name="own",
         title="Self-attention with weights" if count == 1 else f"Attention of {count} heads",
@@ -93,7 +93,7 @@ def build_weighted_example(
         formulas=mask_formula(mask),
         before=(
             show_inputs(words, x),
-            show_matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, said),
+            show_matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, sentence),
             show_projections(words, q, k, v),
         ),
         after=tuple(show_outputs(words, joined, count, weights.out)),
@@ -131,8 +131,8 @@ def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Linear
         steps.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
     if out is not None:
         formula = "joined out_proj" if count > 1 else "context out_proj"
-        said = "One more projection mixes these numbers."
-        steps.append(ExampleStep("output", formula, said, (make_word_panel(out(joined), words, "y"),)))
+        sentence = "One more projection mixes these numbers."
+        steps.append(ExampleStep("output", formula, sentence, (make_word_panel(out(joined), words, "y"),)))
     return steps
 
 

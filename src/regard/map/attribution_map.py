@@ -71,6 +71,17 @@ class AttributionMap(HtmlRepr):
         self.weights, self.factor = weights, check_choice("factor", factor, tuple(FACTORS))
         self.left, self.right = left.detach().to(dtype), right.detach().to(dtype)
 
+    @classmethod
+    def of_scores(cls, weights: AttentionMap, left: Tensor, right: Tensor) -> "AttributionMap":
+        """Return the gradient with respect to the scores that the softmax takes: A_ij (l_i · r_j - Σ_m A_im l_i · r_m).
+
+        It is a map of weights times products, of l with -Σ_m A_im l_i · r_m appended and r with 1, whose rows add up to 0.
+        """
+        whole = cls(weights, left, right)
+        means = (whole.left * (weights @ whole.right)).sum(-1, keepdim=True)
+        ones = whole.right.new_ones(*whole.right.shape[:3], 1)
+        return cls(weights, torch.cat([whole.left, -means], -1), torch.cat([whole.right, ones], -1))
+
     @cached_property
     def means(self) -> Tensor | None:
         """Σ_m A_im l_i · r_m for factor "cut", (b, h, q)."""
@@ -183,15 +194,29 @@ class AttributionMap(HtmlRepr):
 
     def pooled(self, rows: int, columns: int, how: pooling.How = "mean") -> Tensor:
         """Pool the matrix into bins, (b, h, rows, columns): the signed mean or sum, or the entry that is largest in size."""
-        size = pooling.check_picture_size(how, (rows, columns))
-        found = self.gather_entries(*(bin_edges(0, length, bins) for length, bins in zip(self.shape[2:], size, strict=True)))
-        return self.weights._stack_planes([one.picture.pool(how) for one in found])
+        return self.tile(slice(None), slice(None), (rows, columns), how)
+
+    def tile(self, rows: slice, columns: slice, size: int | tuple[int, int], how: pooling.How = "mean") -> Tensor:
+        """Pool a part of the matrix into bins, as `pooled` does; only its rows are traversed.
+
+        rows and columns are slices of queries and keys; size is the number of bins, an int for both axes or a pair.
+        """
+        size = pooling.check_picture_size(how, size)
+        spans = (
+            pooling.resolve_span(*given) for given in zip((rows, columns), self.shape[2:], ("rows", "columns"), strict=True)
+        )
+        pictures = self.draw_pictures(*(bin_edges(*span, count) for span, count in zip(spans, size, strict=True)))
+        return self.weights._stack_planes([one.pool(how) for one in pictures])
+
+    def draw_pictures(self, rows: Tensor, columns: Tensor) -> list[pooling.SignedPicture]:
+        """Draw the picture of each head, given the edges of its bins in tokens."""
+        return [one.picture for one in self.gather_entries(rows, columns)]
 
     def gather_entries(self, rows: Tensor, columns: Tensor) -> list[EntryStatistics]:
-        """Traverse each head by the fastest pass available, given the edges of the picture's bins."""
+        """Traverse each head by the fastest pass available, given the edges of the picture's bins, of whose rows alone."""
         heads = {plane: products for _, _, plane, products in self.iterate_planes()}
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
-        if self.left.dtype == torch.float32 and self.left.shape[3]:
+        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
             quick = self.weights._run_compiled(
                 list(heads), lambda plane, threads: numba_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )

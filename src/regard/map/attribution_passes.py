@@ -25,7 +25,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class EntryStatistics:
-    """The results of one traversal."""
+    """The results of one traversal of the rows of a picture; the other rows are 0."""
 
     row_sums: Tensor  # (q,)
     column_sums: Tensor  # (k,)
@@ -33,9 +33,9 @@ class EntryStatistics:
     picture: SignedPicture
 
 
-def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Tensor]]:
-    """Yield runs of queries and keys, and the entries (n, m) of each."""
-    for run in plane.iterate_runs():
+def iterate_entries(plane: Plane, products: Products, first: int = 0, last: int | None = None) -> Iterator[tuple[Run, Tensor]]:
+    """Yield runs of queries and keys, and the entries (n, m) of each, of all queries or of those from first to last."""
+    for run in plane.iterate_runs(first, last):
         entries = multiply_exactly(products.left[run.start : run.stop], products.right[run.columns].T)
         if products.means is not None:
             entries = compute_cuts(run.weights, entries, products.means[run.start : run.stop].unsqueeze(-1))
@@ -47,12 +47,15 @@ def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Ten
 
 
 def gather_entries(plane: Plane, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics:
-    """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins."""
+    """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins.
+
+    Only the rows of the picture are traversed.
+    """
     dtype, device = products.left.dtype, products.left.device
     picture = SignedPicture.allocate(rows.to(device), columns.to(device), dtype)
     row_sums, column_sums = (torch.zeros(n, dtype=torch.float64, device=device) for n in plane.shape)
     largest = torch.zeros(plane.shape[0], dtype=dtype, device=device)
-    for run, entries in iterate_entries(plane, products):
+    for run, entries in iterate_entries(plane, products, int(rows[0]), int(rows[-1])):
         part = slice(run.start, run.stop)
         row_sums[part] = entries.sum(-1, dtype=torch.float64)
         column_sums.index_add_(0, run.columns, entries.sum(0, dtype=torch.float64))

@@ -52,6 +52,11 @@ class Picture:
         top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")
         self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
 
+    def select_columns(self, bins: slice) -> "Picture":
+        """Return the picture of some of its bins of columns."""
+        edges = self.columns[bins.start : bins.stop + 1]
+        return Picture.from_sums(self.rows, edges, self.sum[:, bins], self.max[:, bins])
+
     def pool(self, how: How) -> Tensor:
         """Return the mean, maximum or sum of each bin; 0 for a bin without rows or columns."""
         if how == "max":

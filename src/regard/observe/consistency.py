@@ -79,3 +79,5 @@ def check_call(history: KVHistory, stored: StoredCall) -> None:
         raise ValueError(f"{history.name}: sinks {tuple(stored.sinks.shape)} do not fit {h} heads")
     if stored.v is not None and require_four_axes(stored.v).shape[:2] != (b, keys.shape[1]):
         raise ValueError(f"{history.name}: values {tuple(stored.v.shape)} do not fit the keys")
+    if stored.residual is not None and (stored.residual.dim() != 3 or stored.residual.shape[:2] != (b, q)):
+        raise ValueError(f"{history.name}: a residual stream {tuple(stored.residual.shape)} does not fit the queries")

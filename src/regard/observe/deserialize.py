@@ -109,6 +109,7 @@ def deserialize_history(
         turns,
         past=require_count(found["past"]),
         selected_heads=chosen,
+        block=None if found.get("block") is None else require_text(found["block"]),
     )
     if history.kind not in KINDS:
         raise ValueError(f"kind must be self or cross, got {history.kind!r}")

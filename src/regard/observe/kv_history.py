@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import TooLargeError
-from regard.map import AttentionMap
+from regard.errors import ConfigError, TooLargeError
+from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 
@@ -43,7 +44,8 @@ class StoredCall(CallArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    context: Tensor | None = None  # (b, h, q, e) of all heads, with its graph; not saved
+    residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
+    graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
 
 @dataclass(eq=False)
@@ -58,6 +60,7 @@ class KVHistory:
     steps: list[int] = field(default_factory=list)  # of each entry of `keys`
     past: int = 0  # number of keys before the first query
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
+    block: str | None = None  # the path of the module whose outputs are kept as the residual stream
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -127,8 +130,15 @@ class KVHistory:
             left -= rows
         return shorter
 
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""
+        for stored in self.stored_calls:
+            if stored.graph is not None:
+                stored.graph.check_unchanged(self.name)
+
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
+        self.check_unchanged()
         parts = [self.reorder_rows(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
@@ -149,13 +159,42 @@ class KVHistory:
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
         return last.build_map(self.join_keys(stop, step), q=q, mask=mask, bias=bias, offset=self.past)
 
+    def build_differentiable_map(self) -> DifferentiableMap:
+        """Return the map of the only call, with the graph of its queries and keys. Raises ConfigError where there is none."""
+        stored, graph = self.stored_calls[0], self.stored_calls[0].graph
+        found = self.build_map()
+        if graph is None or len(self.stored_calls) > 1 or stored.q.dtype != graph.dtype:
+            why = "it was recorded without values or without gradients"
+            if len(self.stored_calls) > 1:
+                why = "it made several calls, the steps of a cache"
+            elif graph is not None:
+                why = f"its queries and keys are stored in {stored.q.dtype}, not in {graph.dtype}"
+            raise ConfigError(
+                f"the map of {self.name} has no graph to its queries and keys: {why}. Record one forward with keep='values' "
+                "alone, outside torch.no_grad()."
+            )
+        heads, share = list(self.heads), graph.q.shape[1] // graph.k.shape[1]
+        q, k = graph.q.to(graph.dtype), graph.k.to(graph.dtype)[:, :, stored.first : stored.stop]
+        if self.selected_heads is not None:
+            q, k = q[:, heads], k[:, [head // share for head in heads]]
+        return DifferentiableMap(found, q, k)
+
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""
+        self.check_unchanged()
         step = self.stored_calls[-1].step
         parts = [self.reorder_rows(stored.v, stored.step, step) for stored in self.stored_calls if stored.v is not None]
         if len(parts) < len(self.stored_calls):
             return None
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
+
+    def join_residuals(self) -> Tensor | None:
+        """Return the residual stream after the block at all queries, (b, t, c); None if it was not kept."""
+        last = self.stored_calls[-1].step
+        parts = [
+            self.reorder_rows(stored.residual, stored.step, last) for stored in self.stored_calls if stored.residual is not None
+        ]
+        return torch.cat(parts, 1) if len(parts) == len(self.stored_calls) else None
 
     def infer_rule(self, stop: int) -> Mask:
         """Return the rule of all calls on all keys: the simplest one that fits every call, else its table.
@@ -230,7 +269,9 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     bias = stored.bias if stored.bias is None else stored.bias[:, :, :rows, :keys]
     mask = stored.mask.truncate(rows, keys)
     v = stored.v if stored.v is None else stored.v[:, :, : stored.v.shape[2] - stored.q.shape[2] + rows]
-    return replace(stored, q=stored.q[:, :, :rows], v=v, stop=stored.first + keys, mask=mask, bias=bias, context=None)
+    residual = None if stored.residual is None else stored.residual[:, :rows]
+    shorter = replace(stored, q=stored.q[:, :, :rows], v=v, stop=stored.first + keys, mask=mask, bias=bias)
+    return replace(shorter, residual=residual, graph=None)
 
 
 def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> RowMatch | None:

@@ -1,17 +1,17 @@
 """Recording: the attention of a model, by call and as one map per layer."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
-from regard.map import AttentionMap
+from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
@@ -110,16 +110,30 @@ class Run:
         """Return the modules of a kind, of all parts, with the number of each visit."""
         return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.histories if one == kind))
 
-    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
+
+    def map(
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap:
         """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
 
         layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
         the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
-        default the decoder, if the model has one.
-        Raises ConfigError for a layer, a head or a part that was not recorded.
+        default the decoder, if the model has one. With grad=True it is a DifferentiableMap, through which a loss on the weights
+        reaches the model: of one forward that was recorded with keep="values" and with gradients.
+        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
         """
         histories = self.find_histories(layer, kind, part)
-        found, heads = join_maps(histories), histories[0].heads
+        found = join_differentiable_maps(histories) if grad else join_maps(histories)
+        heads = histories[0].heads
         if head is None:
             return found
         head = check_integer("head", head, ", or None for all")
@@ -146,6 +160,20 @@ class Run:
             if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
                 return kept[-1]
         return torch.cat(kept, 2)
+
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
+
+        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
+        """
+        histories = self.find_histories(layer, "self", part)
+        found = histories[0].join_residuals() if len(histories) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
+                "the only self-attention of a module in a list of modules."
+            )
+        return found
 
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes."""
@@ -232,9 +260,21 @@ class Recording(HtmlRepr):
         """Return the modules of the last run, in the order in which `map` numbers them."""
         return self.last.layers(kind, part)
 
-    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
-        """Return the map of a layer of the last run, or of one of its heads; see Run.map."""
-        return self.last.map(layer, head, kind, part)
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
+
+    def map(
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap:
+        """Return the map of a layer of the last run, or of one of its heads, with a graph if grad; see Run.map."""
+        return self.last.map(layer, head, kind, part, grad=True) if grad else self.last.map(layer, head, kind, part)
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of the recorded heads of a layer of the last run, in the order of its map."""
@@ -244,9 +284,13 @@ class Recording(HtmlRepr):
         """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
         return self.last.values(layer, kind, part)
 
-    def attribute(self, number: Tensor) -> Attribution:
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer of the last run, (b, t, c); see Run.residual."""
+        return self.last.residual(layer, part)
+
+    def attribute(self, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
         """Return what the weights did to a number of the recorded forward; see regard.observe.attribution.attribute."""
-        return attribute(self, number)
+        return attribute(self, number, layers)
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
@@ -261,6 +305,15 @@ class Recording(HtmlRepr):
         model = escape_controls(self.model)
         counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
         return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
+
+
+def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
+    """Return the map of one visit with its graph. Raises ConfigError if it makes several calls of attention."""
+    if len(histories) > 1:
+        raise ConfigError(
+            f"{histories[0].name} calls attention {len(histories)} times in one forward, so its joined map has no graph."
+        )
+    return histories[0].build_differentiable_map()
 
 
 def join_maps(histories: list[KVHistory]) -> AttentionMap:

@@ -11,7 +11,14 @@ from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
 CALL_NUMBERS = ("first", "stop", "step")
-CALL_TENSORS = {"q": "q", "values": "v", "bias": "bias", "sinks": "sinks", "weight": "weight"}  # name in a file: field
+CALL_TENSORS = {  # name in a file: field
+    "q": "q",
+    "values": "v",
+    "bias": "bias",
+    "sinks": "sinks",
+    "weight": "weight",
+    "residual": "residual",
+}
 
 
 class NamedTensors:
@@ -56,6 +63,8 @@ def serialize_tokens(tokens: Any) -> Any:
 def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
     """Return a Run as plain values: its histories, and its calls by the indices of history and stored call."""
     histories = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.calls)]))
+    for history in histories:
+        history.check_unchanged()
     keys = {id(history): list(key) for key, history in run.histories.items()}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {
@@ -68,6 +77,7 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
                 "kind": history.kind,
                 "past": history.past,
                 "heads": history.selected_heads,
+                "block": history.block,
                 "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
                 "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from examination import wrong_positions as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
+from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
 from regard.examination import cached_decoding, examine
 from regard.examination.probes.cache import check_case
@@ -95,9 +96,9 @@ def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found(monkeypatc
     own = layer.forward
 
     class Forgetful(type(layer)):
-        def forward(self, x, past_key_values=None, **more):
-            context = own(x, past_key_values=past_key_values, **more)
-            return context if past_key_values is None else own(x)
+        def forward(self, x, cache=None, **more):
+            context = own(x, **{CACHE: cache}, **more)
+            return context if cache is None else own(x)
 
     layer.__class__ = Forgetful
     (finding,) = check_case(case_of(layer))

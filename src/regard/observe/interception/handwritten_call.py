@@ -71,7 +71,7 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
         )
     dims = product.build_dims(table, {place: weights.dims})
     groups = find_groups(found, table, dims)
-    value, own = product.operands[1 - place].detach(), dims[1 - place]
+    value, own = product.operands[1 - place], dims[1 - place]
     v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
     seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
@@ -419,7 +419,7 @@ def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:
     if parts.softcap is not None:
         return abs(parts.softcap)
     kind = score_dtype(q.dtype)
-    size = q.to(kind).norm(dim=-1).amax() * k.to(kind).norm(dim=-1).amax() * abs(parts.scale)
+    size = q.detach().to(kind).norm(dim=-1).amax() * k.detach().to(kind).norm(dim=-1).amax() * abs(parts.scale)
     return float(size.nan_to_num(0.0, 0.0)) if q.numel() and k.numel() else 0.0
 
 

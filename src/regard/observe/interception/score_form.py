@@ -65,8 +65,7 @@ class ScoreForm:
 def start_form(table: AxisTable, product: LabelledProduct) -> ScoreForm:
     """Return the form of scores that a product has just made."""
     a, b, dims = product.build_dims(table, {})
-    first, second = (x.detach() for x in product.operands)
-    form = ScoreForm(first, second, a, b, dims)
+    form = ScoreForm(*product.operands, a, b, dims)
     if product.factor != 1:
         form = form.add_step(StepKind.MULTIPLY, product.factor)
     if product.added is not None:
