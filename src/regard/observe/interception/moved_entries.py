@@ -63,7 +63,10 @@ def find_base(traces: Traces, traced: list[Traced]) -> tuple[Dims, ScoreForm | N
     """
     found: list[MovedEntries] = []
     for n, (x, trace) in enumerate(traced):
-        if trace.moved is None and trace.dims is not None and x.numel() <= MAX_PLACES:
+        if trace.moved is None and x.numel() <= MAX_PLACES:
+            if trace.dims is None:
+                trace = settle_trace(traces.table, x, trace)
+            assert trace.dims is not None
             places = torch.arange(x.numel(), dtype=torch.float64, device=x.device).add_(FRACTION).view(x.shape)
             traced[n] = x, trace._replace(moved=MovedEntries(places, trace.dims, trace.form))
             traces.put(*traced[n])
