@@ -14,7 +14,7 @@ from regard.html_repr import HtmlRepr
 from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
-from regard.mechanism.masks import Documents
+from regard.mechanism.masks import Causal, Documents
 from regard.observe import recording_file
 from regard.observe.attribution import Attribution, attribute
 from regard.observe.interception.attention_call import MissedCall
@@ -153,7 +153,13 @@ class Run:
         histories = self.find_histories(layer, kind, part)
         found = [history.join_values() for history in histories]
         kept = [x for x in found if x is not None]
-        return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
+        if not kept or len(kept) < len(found):
+            return None
+        if len(kept) > 1:
+            asked = [history.build_map()._request for history in histories]
+            if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
+                return kept[-1]
+        return torch.cat(kept, 2)
 
     def residual(self, layer: int | str, part: str | None = None) -> Tensor:
         """Return the residual stream after the block of a layer with self-attention, (b, t, c).
@@ -313,6 +319,7 @@ def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
 def join_maps(histories: list[KVHistory]) -> AttentionMap:
     """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
 
+    Calls of single queries or of parts of them, one after another on the same keys or on growing prefixes, become its rows.
     Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
     """
     maps = [history.build_map() for history in histories]
@@ -326,10 +333,28 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
         raise ConfigError(
             f"{histories[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."
         )
+    growth = find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked])
+    if growth is not None:
+        rule, offset = (Causal(), asked[0].k.shape[2] - 1) if growth else (EVERYTHING, 0)
+        rows = torch.cat([one.q for one in asked], 2)
+        return AttentionMap(rows, asked[-1].k, rule, offset=offset, scale=asked[0].scale, softcap=asked[0].softcap)
     lengths = torch.tensor([one.shape[2:] for one in maps]).T  # of queries, of keys
     ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]
     q, k = torch.cat([one.q for one in asked], 2), torch.cat([one.k for one in asked], 2)
     return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
+
+
+def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
+    """Return how many keys each call adds to those of the call before: 0 or 1; None if its keys are others.
+
+    Calls that add none have fewer queries than keys, calls that add one have one query each.
+    """
+    lengths = [k.shape[2] for k in keys]
+    growth = lengths[-1] - lengths[-2] if len(keys) > 1 else None
+    grows = growth == 1 and all(n == 1 for n in queries) and lengths == [lengths[0] + n for n in range(len(keys))]
+    stays = growth == 0 and len(set(lengths)) == 1 and all(n < lengths[0] for n in queries)
+    same = (grows or stays) and all(torch.equal(k, keys[-1][:, :, : k.shape[2]]) for k in keys)
+    return growth if same else None
 
 
 def is_in_part(name: str, part: str) -> bool:

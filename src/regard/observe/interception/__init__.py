@@ -14,6 +14,7 @@ from torch._C import _push_on_torch_function_stack as push
 from regard.observe.interception import (
     additive,
     beam_rows,
+    block_sparse,
     flex,
     function_mode,
     hf_registry,
@@ -45,6 +46,7 @@ def build_patches() -> list[AttributePatch]:
         + module_calls.build_patches()
         + additive.build_patches()
         + beam_rows.build_patches()
+        + block_sparse.build_patches()
         + torchscript.build_patches()
         + started_threads.build_patches()
         + reentrant_checkpoints.build_patches()

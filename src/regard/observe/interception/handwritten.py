@@ -13,9 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.observe.interception.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
+from regard.observe.interception.moved_entries import fills_followed, follow_places, is_replayed, keep_places, settle_all
 from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
@@ -49,6 +51,8 @@ class HandwrittenTracker(Traces):
         results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
         if not results or not (traced or role in STARTS):
             return None
+        moves = is_replayed(name) and not fills_followed(name, args, traced)
+        traced = traced if moves else settle_all(self, traced)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
@@ -58,10 +62,11 @@ class HandwrittenTracker(Traces):
                 self.start_scores(results[0])
         else:
             others = [x for x in given if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
-            x, trace = max(traced, key=lambda one: one[1].kind)
+            x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
             pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
             trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
+            trace = trace if moves else trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
                 several = sum(one.kind is TraceKind.WEIGHTED for _, one in traced) > 1
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
@@ -69,6 +74,8 @@ class HandwrittenTracker(Traces):
                 self.drop(results[0])  # features, which a layer adds to its input
             elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, given, x, trace, results[0])):
                 self.follow_other(role, name, args, x, trace, others, results)
+                if moves and (trace.dims is None or trace.moved is not None):
+                    follow_places(self, func, name, args, kwargs, traced, results)
         return None
 
     def follow_module(self, frame: ModuleFrame, child: nn.Module, x: Tensor, y: Any) -> None:
@@ -78,7 +85,7 @@ class HandwrittenTracker(Traces):
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
             self.start_scores(y)
             return
-        trace = self.find(x)
+        trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)
         if trace is not None and is_head_mixing(x, y, list(child.parameters())):
             plain = isinstance(child, STRAIGHT) or next(child.parameters(), None) is not None
             if isinstance(child, nn.Dropout) and child.training and child.p and trace.kind is TraceKind.WEIGHTS:
@@ -86,7 +93,7 @@ class HandwrittenTracker(Traces):
             elif not (isinstance(child, nn.Identity | nn.Dropout) and x.shape == y.shape):
                 kept = trace.dims if x.shape == y.shape else None
                 trace = trace._replace(
-                    dims=kept, form=None, changes=(*trace.changes, describe_mixing(type(child).__name__, x, y))
+                    dims=kept, form=None, moved=None, changes=(*trace.changes, describe_mixing(type(child).__name__, x, y))
                 )
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
@@ -101,7 +108,8 @@ class HandwrittenTracker(Traces):
         if scores or extent != 1:
             known: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
             if len(scores) == 1:
-                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps")}
+                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps", "moved")}
+                known["moved"] = add_sink(self.table, scores[0][0], known["moved"], axis)
                 if "softmin" in name and known["form"] is not None:
                     known["form"] = known["form"].add_step(StepKind.MULTIPLY, -1.0)
             dims = known["dims"]
@@ -157,7 +165,11 @@ class HandwrittenTracker(Traces):
             place = 0 if product.operands[0] is x else 1
             dims = product.build_dims(self.table, {place: trace.dims})[2]
         return trace._replace(
-            dims=dims, form=None, undropped=None, changes=(*trace.changes, describe_mixing(strip_affixes(name), x, y))
+            dims=dims,
+            form=None,
+            moved=None,
+            undropped=None,
+            changes=(*trace.changes, describe_mixing(strip_affixes(name), x, y)),
         )
 
     def follow_axes(
@@ -180,7 +192,7 @@ class HandwrittenTracker(Traces):
             trace = trace._replace(dims=dims)
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
         undropped = trace.undropped
-        if undropped is not None:
+        if undropped is not None and undropped[1] is not None:
             before = undropped[0].clone() if is_in_place(name) else undropped[0]
             again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
             undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
@@ -269,11 +281,11 @@ class HandwrittenTracker(Traces):
         return None
 
     def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
-        """Return the call that a product of weights x with values completes, and forget the followed tensors."""
-        if trace.factors is not None:
-            known = self.find(x)
-            trace = trace if known is None else known._replace(function=trace.function)
-        self.traces.clear()
+        """Return the call that a product of weights x with values completes, and stop following the weights."""
+        known = None if trace.factors is None else self.find(x)
+        trace = trace if known is None else known._replace(function=trace.function)
+        self.drop(x)
+        x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)

@@ -21,7 +21,7 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.labelled_product import LabelledProduct
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
-from regard.observe.interception.score_form import ScoreForm, ScoreStep, StepKind
+from regard.observe.interception.score_form import CHOOSES_BY_VALUE, ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.interception.traces import Trace
@@ -74,7 +74,7 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     value, own = product.operands[1 - place], dims[1 - place]
     v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    seen = table.arrange(unwrap_tensor(tensor), axes, groups.matrix)
+    seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
     call, total = build_call(found, table, groups, seen, v)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
 
@@ -108,8 +108,9 @@ def find_groups(found: HandwrittenCall, table: AxisTable, dims: tuple[Dims, Dims
     queries = find_queries(weights.form, table, keys)
     if queries is None:
         queries = next((axes for axes in reversed(kept) if not set(axes) & other), ())
-    if other & set(queries):
-        raise UnreadableError("its values differ from query to query")
+    choice = describe_choice(weights.changes)
+    if other & set(queries) or (choice and not queries and kept):
+        raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
     if weights.keys is not None and set(table.expand_axes(weights.keys)) != set(keys):
         raise UnreadableError("its softmax is not over the keys that the values are summed over")
     batch = [tuple(axis for axis in axes if axis not in queries) for axes in kept]
@@ -187,10 +188,10 @@ def build_call(
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
-            difference = compare_rows(call, seen if divided is None else seen / divided, trace.eps)
+            difference = compare_rows(call, seen if divided is None else seen / divided, trace.eps, trace.moved is not None)
             if difference is None:
                 return call, divided
-            if compare_rows(call, seen / total, trace.eps) is None:
+            if call.sinks is None and compare_rows(call, seen / total, trace.eps, trace.moved is not None) is None:
                 return replace(
                     call, note="its weights are multiplied by a gate after the softmax, which the map leaves out"
                 ), total
@@ -202,8 +203,15 @@ def build_call(
 
 def describe_unknown(found: HandwrittenCall) -> str:
     """Return why there is no formula of the weights."""
-    changes = found.trace.changes
+    choice, changes = describe_choice(found.trace.changes), found.trace.changes
+    if choice:
+        return f"it is {choice} attention"
     return f"its scores are made by {describe(changes)}" if changes else "its scores are no product of two tensors"
+
+
+def describe_choice(changes: tuple[str, ...]) -> str:
+    """Return what attention is called whose scores were put in an order of their values; nothing for any other."""
+    return "top-k" if "topk" in changes else "sorted" if CHOOSES_BY_VALUE & set(changes) else ""
 
 
 def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
@@ -233,6 +241,7 @@ class ScoreParts:
     softcap: float | None = None
     biases: list[Tensor] = field(default_factory=list)
     hidden: list[tuple[Tensor, float]] = field(default_factory=list)
+    sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
 
@@ -265,6 +274,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         bias=rule[2],
         scale=parts.scale,
         softcap=parts.softcap,
+        sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
     )
 
@@ -306,7 +316,9 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
     if isinstance(x, Tensor):
         parts.raw.append(x)
         x = table.arrange(unwrap_tensor(x), step.dims, groups.matrix)
-    if step.kind is StepKind.TANH:
+    if step.kind is StepKind.SINK and isinstance(x, Tensor):
+        parts.sinks = x
+    elif step.kind is StepKind.TANH:
         if parts.softcap or parts.biases or parts.hidden or parts.more:
             raise UnreadableError("its tanh is not of the scores alone")
         parts.softcap = 1.0
@@ -318,6 +330,17 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         multiply_parts(parts, x)
     elif isinstance(x, Tensor) and x.shape[-1] > 1:
         parts.biases.append(x if step.amount == 1 else x * step.amount)
+
+
+def read_sinks(x: Tensor, heads: int) -> Tensor:
+    """Return sinks (b, h, q, 1) as one number a head.
+
+    Raises UnreadableError if they differ from query to query by more than the rounding of a shift.
+    """
+    found = x.mean((0, 2), keepdim=True)
+    if not torch.allclose(x, found.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
+        raise UnreadableError("its softmax has a column beside those of the keys that differs from query to query")
+    return found.flatten().expand(heads).clone()
 
 
 def multiply_parts(parts: ScoreParts, x: Any) -> None:
@@ -415,13 +438,16 @@ def reduce_to_keys(bias: Tensor) -> Tensor:
     return last if bool((rest == rest[..., :1]).all()) else bias
 
 
-def compare_rows(call: AttentionCall, seen: Tensor, rounding: float) -> float | None:
-    """Return how far the weights of a call are from the model's own on sampled rows; None if within rounding.
+def compare_rows(call: AttentionCall, seen: Tensor, rounding: float, has_moved: bool) -> float | None:
+    """Return how far the weights of a call are from the model's own; None if within rounding.
+
+    Rows are sampled, unless entries were moved, which may leave single rows as they were.
 
     Rows that hold NaN are left out: there the model has none of its own.
     """
     t = seen.shape[2]
-    rows = torch.tensor(sorted({*range(0, t, max(1, t // SAMPLED_ROWS)), t - 1}), device=seen.device)
+    step = 1 if has_moved else max(1, t // SAMPLED_ROWS)
+    rows = torch.tensor(sorted({*range(0, t, step), t - 1}), device=seen.device)
     q, k = call.q.detach()[:, :, rows], call.k.detach()
     if is_autocast_on(q.device):
         q, k = autocast_tensor(q), autocast_tensor(k)

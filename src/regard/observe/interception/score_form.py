@@ -23,6 +23,7 @@ MOVERS = {  # functions that move entries, so that an axis is no longer that of 
     *("sort", "msort", "argsort", "topk", "scatter", "scatter_add", "index_put", "setitem", "index_copy", "index_add", "pad"),
     *("unfold", "fold", "as_strided", "diagonal", "diag_embed", "masked_select", "copy", "permute_copy", "constant_pad_nd"),
 }
+CHOOSES_BY_VALUE = {"sort", "msort", "argsort", "topk"}  # those of them that put entries in an order of their values
 KEEPING = VIEWS | SAME | {"expand", "broadcast_to", "expand_as", "getitem", "log_softmax", "exp"}  # the softmax is the same
 
 
@@ -33,6 +34,7 @@ class StepKind(Enum):
     ADD = auto()
     FILL = auto()  # writes a number where a table is True
     TANH = auto()
+    SINK = auto()  # one more term of the softmax's sum, which is no key
 
 
 class ScoreStep(NamedTuple):

@@ -20,6 +20,16 @@ class TraceKind(IntEnum):
     WEIGHTED = 2  # values times weights, not yet summed
 
 
+class MovedEntries(NamedTuple):
+    """The places of a tensor's entries in the tensor that they were moved from, with the axes and the form of that."""
+
+    places: Tensor  # float64, of the tensor's shape
+    dims: Dims
+    form: ScoreForm | None
+    shift: Tensor | None = None  # (..., 1), what was added to its rows since they were moved
+    is_owned: bool = False  # whether no other tensor shares the places, so that they can be written into
+
+
 class Trace(NamedTuple):
     """The properties of a followed tensor."""
 
@@ -34,9 +44,10 @@ class Trace(NamedTuple):
     dims: Dims | None = None  # the axes of its dimensions; None if a function rearranged them
     form: ScoreForm | None = None  # the formula of its scores; None if it is not known
     keys: Axes | None = None  # the axes of the softmax
-    undropped: tuple[Tensor, Dims] | None = None  # the weights before dropout
+    undropped: tuple[Tensor, Dims | None] | None = None  # the weights before dropout
     factors: tuple[Tensor, Tensor] | None = None  # the weights and the values that were multiplied entry by entry
     eps: float = 0.0  # the coarsest rounding on the way
+    moved: MovedEntries | None = None  # where its entries come from, if functions moved them
     changes: tuple[str, ...] = ()  # functions after which the axes or the formula were not known
 
 
@@ -70,7 +81,7 @@ class Traces:
         """Follow a tensor, and its base if the function of this name wrote into it."""
         self.put(x, trace)
         if name and is_in_place(name) and x._base is not None:
-            self.put(x._base, trace._replace(dims=None, form=None, changes=(*trace.changes, name)))
+            self.put(x._base, trace._replace(dims=None, form=None, moved=None, changes=(*trace.changes, name)))
 
     def put(self, x: Tensor, trace: Trace) -> None:
         """Store the trace of a tensor until the tensor is freed."""

@@ -1,0 +1,68 @@
+"""Attention that is computed query by query in one forward is one map of the module."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.observe import record
+
+B, T, D = 2, 7, 5
+
+
+class Own(nn.Module):
+    """q, k and v (b, t, d), whose context a loop computes."""
+
+    def __init__(self, loop: object) -> None:
+        super().__init__()
+        self.project, self.loop = nn.Linear(D, 3 * D, dtype=torch.float64), loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loop(*self.project(x).chunk(3, -1))
+
+
+def join_chunks(q, k, v):
+    return torch.cat([(part @ k.mT).softmax(-1) @ v for part in q.split(3, 1)], 1)
+
+
+def join_prefixes(q, k, v):
+    rows = [(q[:, i : i + 1] @ k[:, : i + 1].mT).softmax(-1) @ v[:, : i + 1] for i in range(T)]
+    return torch.cat(rows, 1)
+
+
+LOOPS = {
+    "chunks of queries": (join_chunks, False),
+    "growing prefixes": (join_prefixes, True),
+    "rows of weights": (lambda q, k, v: torch.cat([row @ v for row in (q @ k.mT).softmax(-1).split(1, 1)], 1), False),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_queries_one_after_another_are_rows_of_one_map(name):
+    torch.manual_seed(0)
+    loop, is_causal = LOOPS[name]
+    model, x = Own(loop), torch.randn(B, T, D, dtype=torch.float64)
+    plain = model(x)
+    with record(model, keep="values") as recording:
+        output = model(x)
+    assert torch.equal(plain, output)
+    assert not recording.missed
+    q, k, _ = model.project(x).chunk(3, -1)
+    scores = q @ k.mT
+    scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf) if is_causal else scores
+    found = recording.map(0).dense()
+    assert torch.allclose(found[:, 0], scores.softmax(-1), rtol=0, atol=1e-10)
+    assert torch.allclose(found[:, 0] @ recording.values(0)[:, 0], output, rtol=0, atol=1e-10)
+
+
+def test_sequences_that_are_packed_stay_blocks_of_one_map():
+    def attend(q, k, v):
+        parts = [nn.functional.scaled_dot_product_attention(*(x[:, None, n : n + 3] for x in (q, k, v))) for n in (0, 3)]
+        return torch.cat(parts, 2)
+
+    torch.manual_seed(0)
+    model, x = Own(attend), torch.randn(B, 3, D, dtype=torch.float64).repeat(1, 2, 1)  # both sequences are the same
+    with record(model) as recording:
+        model(x)
+    found = recording.map(0).dense()
+    assert found.shape == (B, 1, 6, 6)
+    assert not found[:, :, :3, 3:].any()
