@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard import ConfigError, load
 from regard.observe import record
 
 B, T, D = 2, 7, 5
@@ -66,3 +67,19 @@ def test_sequences_that_are_packed_stay_blocks_of_one_map():
     found = recording.map(0).dense()
     assert found.shape == (B, 1, 6, 6)
     assert not found[:, :, :3, 3:].any()
+
+
+def test_a_loop_over_heads_is_no_packed_sequence_also_from_a_file(tmp_path):
+    def attend(q, k, v):
+        parts = [(q[..., n::2] @ k[..., n::2].mT).softmax(-1) @ v[..., n::2] for n in (0, 1)]
+        return torch.cat(parts, 2)
+
+    model, x = Own(attend), torch.randn(B, T, D, dtype=torch.float64)
+    with record(model, keep="values") as recording:
+        model(x)
+    recording.save(tmp_path / "heads.reg")
+    for one in (recording, load(tmp_path / "heads.reg")):
+        assert len(one[""]) == 2
+        for ask in (one.map, one.values):
+            with pytest.raises(ConfigError, match="calls attention 2 times in one forward"):
+                ask(0)

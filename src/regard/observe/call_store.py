@@ -79,6 +79,7 @@ class CallStore:
             first=first,
             stop=stop,
             step=step,
+            can_be_packed=call.can_be_packed,
             mask=mask,
             offset=call.offset.clone() if isinstance(call.offset, Tensor) else call.offset,
             scale=default_scale(call.q) if call.scale is None else call.scale,

@@ -17,6 +17,7 @@ from regard.observe import recording_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
     REAL,
+    require_bool,
     require_count,
     require_finite,
     require_four_axes,
@@ -145,7 +146,8 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     q, weight = named["q"], named["weight"]
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
-    given = {field: named[name] for name, field in CALL_TENSORS.items()}
+    given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
+    given["can_be_packed"] = require_bool(found.get("packable", True))  # absent in older files
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)
 
 

@@ -25,6 +25,13 @@ def require_text(x: Any) -> str:
     return x
 
 
+def require_bool(x: Any) -> bool:
+    """Return x, which must be a bool."""
+    if not isinstance(x, bool):
+        raise TypeError(f"expected true or false, got {x!r:.40}")
+    return x
+
+
 def require_integer(x: Any) -> int:
     """Return x, which must be an integer that torch can hold."""
     if not isinstance(x, int) or isinstance(x, bool) or abs(x) > 2**62:

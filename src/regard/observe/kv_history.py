@@ -44,6 +44,7 @@ class StoredCall(CallArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
+    can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
     residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 

@@ -159,6 +159,7 @@ class Run:
             asked = [history.build_map()._request for history in histories]
             if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
                 return kept[-1]
+            require_packed(histories)
         return torch.cat(kept, 2)
 
     def residual(self, layer: int | str, part: str | None = None) -> Tensor:
@@ -330,18 +331,30 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     plain = all(one.mask == EVERYTHING and one.offset == 0 for one in asked)
     plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))
     if len(alike) > 1 or not plain:
-        raise ConfigError(
-            f"{histories[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."
-        )
+        raise build_many_calls_error(histories)
     growth = find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked])
     if growth is not None:
         rule, offset = (Causal(), asked[0].k.shape[2] - 1) if growth else (EVERYTHING, 0)
         rows = torch.cat([one.q for one in asked], 2)
         return AttentionMap(rows, asked[-1].k, rule, offset=offset, scale=asked[0].scale, softcap=asked[0].softcap)
+    require_packed(histories)
     lengths = torch.tensor([one.shape[2:] for one in maps]).T  # of queries, of keys
     ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]
     q, k = torch.cat([one.q for one in asked], 2), torch.cat([one.k for one in asked], 2)
     return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
+
+
+def require_packed(histories: list[KVHistory]) -> None:
+    """Raise ConfigError if several calls of one visit may not be packed sequences, but a loop over heads for example."""
+    if not all(stored.can_be_packed for history in histories for stored in history.stored_calls):
+        raise build_many_calls_error(histories)
+
+
+def build_many_calls_error(histories: list[KVHistory]) -> ConfigError:
+    """Return the error for several calls of one visit that are no single map."""
+    return ConfigError(
+        f"{histories[0].name} calls attention {len(histories)} times in one forward: recording[name] has each of them."
+    )
 
 
 def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:

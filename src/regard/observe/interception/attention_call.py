@@ -43,6 +43,7 @@ class AttentionCall(CallArguments):
     can_use_cache: bool = True  # whether more keys than queries may mean that the first keys come from a cache
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
+    can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
     note: str = ""  # how much of it is stored as it is, and why
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
 

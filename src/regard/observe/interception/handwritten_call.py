@@ -228,7 +228,9 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
     q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
     bias = seen.to(score_dtype(seen.dtype)).log()
     note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
-    return AttentionCall(kernel=kernel, q=q, k=k, v=v, bias=bias, scale=1.0, can_use_cache=False, note=note)
+    return AttentionCall(
+        kernel=kernel, q=q, k=k, v=v, bias=bias, scale=1.0, can_use_cache=False, can_be_packed=False, note=note
+    )
 
 
 @dataclass
@@ -276,6 +278,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         softcap=parts.softcap,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
+        can_be_packed=False,
     )
 
 
