@@ -1,9 +1,10 @@
 """LeGrad and Chefer's relevance beside the authors' scripts, on dense eager attention of a vision transformer and BERT.
 
-The package legrad_torch needs a build of torchvision for the same torch, and wraps open_clip's models alone; so its computation
-(legrad/wrapper.py, compute_legrad_clip) is written out here: the gradient of each layer's score with respect to the stored
-attention, its positive part, the means over heads and queries, without the token of the class, the sum over layers, scaled to 0
-to 1. Chefer's is that of the notebooks of Transformer-MM-Explainability (generate_relevance): R += mean((gradient * A)+) R.
+The package legrad_torch, beside which test_legrad_package.py stands, wraps open_clip's models alone; its computation
+(legrad/wrapper.py, compute_legrad_clip) is written out here for others: the gradient of each layer's score with respect to the
+stored attention, its positive part, the means over heads and queries, without the token of the class, the sum over layers,
+scaled to 0 to 1. Chefer's is that of the notebooks of Transformer-MM-Explainability (generate_relevance):
+R += mean((gradient * A)+) R.
 """
 
 import pytest
