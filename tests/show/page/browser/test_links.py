@@ -34,6 +34,7 @@ TEXT = "Lily had a red ball."
 def session():
     session = Session(recorded(*some(2, 3, 13), spaced(PLAIN, 13)), adapt_model(GPT2.load("pocket")))
     session.add_recording(recorded(*some(1, 2, 300, seed=3), spaced(PLAIN, 300)))
+    session.add_recording(recorded(*some(1, 2, 11, seed=4), [*spaced(PLAIN[::-1], 10), "."]))  # a period is no word
     return session
 
 
@@ -100,7 +101,7 @@ WORD = {  # the word that each view shows, without its spaces
 }
 
 
-@pytest.mark.parametrize("r", ["r1", "r2"])
+@pytest.mark.parametrize("r", ["r1", "r2", "r3"])
 def test_the_word_that_is_shown_first_is_the_same_in_every_view(opened, address, session, r):
     words = set()
     for view, word in WORD.items():
