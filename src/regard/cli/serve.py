@@ -36,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def choose_default_model() -> str:
-    """Return SmolLM2 where it is installed, else the pocket model, after a line that says what to install."""
+    """Return SmolLM2 where it is installed, else the pocket model, after a line on the wait, or on what to install."""
     if is_smollm2_installed():
+        print(f"Loading {SMOLLM2}, which can take a minute; --model {MODEL} opens at once.", file=sys.stderr)
         return SMOLLM2
     print(f"The page runs the small pocket model. For SmolLM2: {SMOLLM2_COMMANDS}.", file=sys.stderr)
     return MODEL
