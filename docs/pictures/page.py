@@ -28,17 +28,18 @@ from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 FOLDER = Path(__file__).parent
 SIX = "Your journey starts with one step"
 BALLS = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom."
+RED = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 STORY = 300  # tokens
 LONG, WIDTH, VOCABULARY = 100_000, 64, 4000
 VIEWS = {  # the name of a picture, and the link that it shows
-    "type": "view=type",
+    "type": "view=type&layer={layer}&heads=all",
     "text": "view=text&layer=3&q={q}",
     "heads": "view=heads",
     "map": "view=map&layer={layer}&head={head}",
     "steps": "view=steps&layer={layer}&head={head}&step=weights",
     "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
 }
-ALONE = {"sight", "translation"}  # pictures of sessions of their own
+ALONE = {"sight", "pull", "translation"}  # pictures of sessions of their own
 WRITTEN = {"6": 5, "300": 80}  # of the words, those that Generate writes: it offers so many; the rest is what it begins with
 
 
@@ -53,6 +54,9 @@ def main() -> None:
         if not named or "sight" in named:
             with Server(read(unmasked(), BALLS)) as server:
                 shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
+        if not named or "pull" in named:
+            with Server(read(model, RED)) as server:
+                shoot(browser, f"{server.address}#view=type&layer=5&heads=all&show=pull", "page-pull.png")
         if not named or "translation" in named:
             with Server(Session(None, adapt_model(translator.load(INCLUDED_TRANSLATORS["translator"])))) as server:
                 translation(browser, server.address, "page-translation.png")

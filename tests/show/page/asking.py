@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import regard
 from regard import GPT2, GPT2Config, Recording
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.server import Server, make_server
+from regard.show.page.session import Session
 
 TEXT = "CBABBCABBBC"
 
@@ -95,17 +97,30 @@ def of_two_parts() -> Recording:
     return recording
 
 
+def named(session: Session, address: str) -> str:
+    """An address or a link with the ids of the recordings that all visitors see in place of r1, r2, ..."""
+    ids = {f"r{n + 1}": name for n, name in enumerate(session.listed)}
+    return re.sub(r"((?<=/r/)|(?<=\br=)|(?<=\br2=))r\d+\b", lambda found: ids.get(found[0], found[0]), address)
+
+
 class Client:
-    """Asks a server, a connection a request."""
+    """Asks a server, a connection a request; r1, r2, ... in a path are the recordings that all visitors see."""
 
     def __init__(self, of: Server) -> None:
-        self.address = urlsplit(of.address)
+        self.address, self.session = urlsplit(of.address), of.page.session
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the recordings that all visitors see."""
+        return self.session.listed
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str):
         """The status, the headers and the body of an answer."""
         connection = http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=60)
         try:
-            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(
+                method, named(self.session, path), body, {name.replace("_", "-"): value for name, value in headers.items()}
+            )
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         finally:
@@ -149,7 +164,8 @@ class Client:
     def leaving(self, path: str, sent: object = None) -> socket.socket:
         """A connection on which something has been asked, to be closed before the answer comes."""
         body = b"" if sent is None else json.dumps(sent).encode()
-        head = f"{'GET' if sent is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        kind = "Host: localhost\r\nContent-Type: application/json\r\n"
+        head = f"{'GET' if sent is None else 'POST'} {named(self.session, path)} HTTP/1.1\r\n{kind}"
         found = self.connected()
         found.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         return found

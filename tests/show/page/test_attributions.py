@@ -138,6 +138,21 @@ def test_small_pictures_are_of_every_head_of_a_layer(client, forward):
     found = torch.from_numpy(np.frombuffer(body, "<f4").astype(np.float64)).view(6, 24, 24)
     assert torch.equal(~found.isnan(), Causal().table(24, 24).reshape(24, 24).expand(6, -1, -1))
     assert_equal_but_rounded(found, exact)
+    totals = torch.tensor([float(one) for one in headers["x-totals"].split(",")], dtype=torch.float64)
+    assert_equal_but_rounded(totals, exact.sum((1, 2)))
+
+
+def test_what_every_word_did_is_refused_where_there_is_no_such_word(client):
+    for query, said in (
+        ({"show": "pull", "at": 24, "token": 1}, "at must be at least 0 and below 24"),
+        ({"show": "pull", "at": 1, "token": 10**8}, "token must be at least 0"),
+        ({"show": "all", "at": 1, "token": 1}, "show must be"),
+        ({"show": "cut", "token": 1}, "at must be a whole number"),
+    ):
+        status, told = client.refused("/api/r/r1/influence", **query)
+        assert status == 400
+        assert said in told
+    assert client.refused("/api/r/r1/story")[0] == 404
 
 
 def test_one_backward_serves_every_layer_head_and_setting(monkeypatch):

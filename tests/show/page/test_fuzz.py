@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from show.page.asking import asking, joined, recorded, sorter
 
-PATHS = ["/", "/static/main.js", "/api/start", "/api/example", "/api/type", "/api/generate", "/api/translation"]
+PATHS = [
+    "/",
+    "/static/main.js",
+    "/api/start",
+    "/api/recordings",
+    "/api/example",
+    "/api/type",
+    "/api/generate",
+    "/api/translation",
+]
 PATHS += [
     f"/api/r/r1/{name}"
     for name in (
@@ -31,6 +40,8 @@ PATHS += [
         "top",
         "steps",
         "examination",
+        "influence",
+        "story",
         "settings",
         "target",
         "attribution",

@@ -21,7 +21,7 @@ def test_the_start_says_what_there_is(client, recording):
     assert [one["name"] for one in start["examples"]][:2] == ["simple", "trainable"]
     assert len(start["sentences"]) == 3
     summary = start["recordings"][0]
-    assert summary["id"] == "r1"
+    assert [summary["id"]] == client.ids
     assert summary["text"] == TEXT
     assert summary["words"]["words"] == {"count": 11, "first": list(TEXT)}
     assert summary["values"] is True

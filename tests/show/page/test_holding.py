@@ -1,5 +1,6 @@
 """What the page keeps in memory beside the recording it was given, with every cache driven to its bound."""
 
+import json
 import types
 from collections.abc import Iterator
 
@@ -42,7 +43,7 @@ def beside(found: Session, given) -> int:
 def used(client, rounds: int = 2) -> int:
     """Asks everything of every head of every recording, types and writes: the most that was held at any time."""
     found, most = client.server.page.session, 0
-    given = found.get_entry("r1").recording
+    given = found.get_entry(found.listed[0]).recording
     for n in range(rounds):
         for text in TEXTS if found.adapter else ():
             client.post("/api/type", {"text": text})
@@ -92,9 +93,10 @@ def one_call():
 def test_many_short_texts_leave_few_recordings(monkeypatch):
     monkeypatch.setattr(session, "MAX_TYPED", 3)
     with asking(rows_and_keys(*one_call()), adapter=writer()) as client:
-        for _ in range(9):
-            client.post("/api/type", {"text": "A"})
-        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1", "r8", "r9", "r10"]
+        typed = [json.loads(client.post("/api/type", {"text": "A" * n})[1])["id"] for n in range(1, 10)]
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
+        found = client.json("/api/recordings", ids=",".join([*client.ids, *typed]))["recordings"]
+        assert [one["id"] for one in found] == [*client.ids, *typed[-3:]]
 
 
 def test_the_bounds_together_are_below_300_mb():

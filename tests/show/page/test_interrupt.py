@@ -13,7 +13,7 @@ import pytest
 
 @pytest.mark.slow
 def test_an_interrupt_in_the_middle_of_a_stream_ends_the_command_without_a_traceback():
-    command = [sys.executable, "-m", "regard", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "regard", "serve", "--model", "pocket", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = next(line.split()[-1] for line in server.stdout if "http://" in line)

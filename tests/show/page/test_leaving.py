@@ -1,5 +1,6 @@
 """A client that goes away stops what is computed for it: each kind of work is held at its beginning until it has gone."""
 
+import json
 import threading
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
         left(client, held, f"/api/{path}", {"text": "CCAB", **more})
         until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (1, [])
-        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
         assert client.post("/api/type", {"text": "CCAB"})[0] == 200
         assert after == [1]
 
@@ -83,15 +84,15 @@ def test_a_model_that_is_asked_who_sees_whom():
     own, held = model_held("blocks.0")
     held.go_on.set()
     with asking(own) as client:
-        assert client.post("/api/type", {"text": "CCAB"})[0] == 200
+        path = f"/api/r/{json.loads(client.post('/api/type', {'text': 'CCAB'})[1])['id']}/examination"
         for one in (held.begun, held.go_on):
             one.clear()
         after = []
         own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
-        left(client, held, "/api/r/r1/examination", {"sees": "earlier"})
+        left(client, held, path, {"sees": "earlier"})
         until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (2, [])
-        assert client.post("/api/r/r1/examination", {"sees": "earlier"})[0] == 200
+        assert client.post(path, {"sees": "earlier"})[0] == 200
         assert after
 
 
@@ -104,7 +105,7 @@ def test_a_model_that_writes(monkeypatch):
         left(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
         until(lambda: not client.server.page.session._model_lock.locked())
         assert held.times == 1
-        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_a_text_that_does_not_fit_or_is_cut_into_bytes_has_a_note_on_it():
         ("one " * 9, ["The first 7 of 10 tokens were read, as many as fit."]),
         ("\U0001faa8", ["Letters that the model has no tokens for are read byte by byte"]),
     ):
-        found = record_text(own, text, 2048)[2]
+        found = record_text(own, text, 2048).notes
         assert [note.startswith(start) for note, start in zip(found, notes, strict=True)] == [True] * len(notes)
 
 

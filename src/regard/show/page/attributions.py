@@ -14,11 +14,13 @@ from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
 from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
-from regard.observe import record
+from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
+from regard.observe.kv_history import StoredCall
 from regard.observe.map_view import MapView
 from regard.probe.contributions import contributions
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
+from regard.show.page.memory_size import count_storage_bytes
 from regard.show.page.model_adapter import ModelAdapter
 from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
 
@@ -44,7 +46,7 @@ class Target:
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients."""
-        return sum(gradient.nbytes for gradient in self.attribution.gradients.values())
+        return count_storage_bytes(self.attribution.gradients.values())
 
 
 class AttributionCache:
@@ -108,14 +110,15 @@ class AttributionCache:
             self._norms.pop(name, None)
 
 
-def check_attributable(entry: RecordingEntry, place: Place) -> None:
-    """Raise ConfigError unless the page's model read the text of a recording in one call, and predicts its next word."""
-    if entry.text is None or entry.next_words is None or place.kind != "self":
+def require_ids(entry: RecordingEntry, place: Place) -> Tensor:
+    """Return the tokens (1, t) of a recording. Raises ConfigError unless the page's model, a language model, read them."""
+    if entry.ids is None or place.kind != "self":
         raise ConfigError(
             "only the weights of a text that a language model read on this page can be shown in this way: start regard serve "
             "with --model, and type the text."
         )
     entry.get_shape(place)
+    return entry.ids
 
 
 def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at: int, token: int | None) -> Target:
@@ -127,11 +130,21 @@ def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at
     values, tokens = logits.detach().float().softmax(-1).topk(min(MAX_LIKELIEST, len(logits)))
     chosen = int(tokens[0]) if token is None else token
     check_index("token", chosen, len(logits))
-    found = recording.attribute(logits[chosen]).gradients
-    pairs = zip(recording.calls, entry.recording.calls, strict=True)
-    own = {shown.stored: found[new.stored] for new, shown in pairs if new.stored in found}
+    found = split_gradients(recording.attribute(logits[chosen]), entry.recording)
     likeliest = list(zip(tokens.tolist(), values.tolist(), strict=True))
-    return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording, own))
+    return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording, found))
+
+
+def split_gradients(found: Attribution, shown: Recording) -> dict[StoredCall, Tensor]:
+    """Split the gradients of a forward in one call among the calls of a recording of the same tokens in several."""
+    own = {}
+    for layer in range(len(shown.layers())):
+        gradient, start = found.join_layer(found.gradients, layer, "self", None), 0
+        for history in shown.last.find_histories(layer, "self", None):
+            for stored in history.stored_calls:
+                own[stored] = gradient[:, :, start : start + stored.q.shape[2]]
+                start += stored.q.shape[2]
+    return own
 
 
 def compute_norms(adapter: ModelAdapter, ids: Tensor) -> list[Tensor]:
@@ -191,14 +204,19 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
     return picture.masked_fill(~seen, torch.nan)
 
 
-def draw_thumbnails(m: AttributionMap) -> Tensor:
-    """Draw small pictures of all heads, (h, r, c), the entry that is largest in size of each pixel; NaN where all is hidden."""
+def draw_thumbnails(m: AttributionMap) -> tuple[Tensor, Tensor]:
+    """Draw small pictures of all heads, and compute the sum of all entries of each, (h,), in one traversal.
+
+    The pictures, (h, r, c), have the entry that is largest in size of each pixel; NaN where all is hidden.
+    """
     rows, columns = (bin_edges(0, tokens, min(tokens, THUMBNAIL_PIXELS)) for tokens in m.shape[2:])
-    pictures = m.pooled(len(rows) - 1, len(columns) - 1, "max")[0]
+    found = m.gather_entries(rows, columns)
+    pictures = torch.stack([one.picture.pool("max") for one in found])
+    totals = torch.stack([one.row_sums.double().sum() for one in found])
     seen = find_visible_pixels(
         MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(pictures[0], dtype=torch.bool)
     )
-    return pictures.masked_fill(~seen, torch.nan)
+    return pictures.masked_fill(~seen, torch.nan), totals
 
 
 def find_tile_edges(name: str, place: int, level: int, tokens: int) -> Tensor:

@@ -13,7 +13,7 @@ from regard.show.page import attributions, exact_weights, params
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.params import MissingError
-from regard.show.page.recording_entry import Place, RecordingEntry, truncate_word
+from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
 from regard.show.page.session import MAX_STEP_WORDS, Session
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
 
@@ -33,6 +33,17 @@ class Handler(NamedTuple):
 def handle_start(session: Session, request: Request, found: HeadData) -> Response:
     """Return the initial state of the page."""
     return make_json_response(session.get_start_state())
+
+
+def handle_recordings(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the summaries of those of some recordings that are here: a visitor's own ones, or that of a link."""
+    names = params.parse_names(request.query_params, "ids")
+    return make_json_response({"recordings": session.summarize_recordings(names)})
+
+
+def handle_story(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the text that the model wrote, token by token."""
+    return make_json_response(session.get_story(request.path_params["id"]))
 
 
 def handle_example(session: Session, request: Request, found: HeadData) -> Response:
@@ -174,11 +185,21 @@ def handle_attribution(session: Session, request: Request, alive: Alive) -> Resp
 
 
 def handle_attribution_thumbnails(session: Session, request: Request, alive: Alive) -> Response:
-    """Return small pictures of what the weights of all heads of a layer do, as numbers of 32 bits."""
+    """Return small pictures of what the weights of all heads of a layer do, as numbers of 32 bits, and the sum of each head."""
     entry, place = get_entry(session, request), params.parse_place(request.query_params)
     setting = params.parse_choice(request.query_params, "show", attributions.SETTINGS)
     m = session.get_attribution_map(entry, place, setting, *parse_target(request), alive)
-    return make_number_response(attributions.draw_thumbnails(m))
+    pictures, totals = attributions.draw_thumbnails(m)
+    return make_number_response(pictures, {"x-totals": ",".join(map(repr, totals.tolist()))})
+
+
+def handle_influence(session: Session, request: Request, alive: Alive) -> Response:
+    """Return what every word of a text did to the word `token` after position `at`, over all heads."""
+    query, entry = request.query_params, get_entry(session, request)
+    setting = params.parse_choice(query, "show", ("weight", *attributions.SETTINGS))
+    at, token = params.parse_integer(query, "at"), params.parse_integer(query, "token")
+    check_index("at", at, entry.get_shape(Place())[2])
+    return make_json_response(session.get_influence(entry, setting, at, token, alive))
 
 
 def parse_target(request: Request) -> tuple[int | None, int | None]:
@@ -189,7 +210,11 @@ def parse_target(request: Request) -> tuple[int | None, int | None]:
 
 
 SELECT_MAP = attrgetter("pyramid.map")  # small, with the denominators of its rows
-GENERAL_HANDLERS = {"start": Handler(handle_start), "example": Handler(handle_example)}
+GENERAL_HANDLERS = {
+    "start": Handler(handle_start),
+    "recordings": Handler(handle_recordings),
+    "example": Handler(handle_example),
+}
 RECORDING_HANDLERS = {
     "words": Handler(handle_words),
     "thumbs": Handler(handle_thumbnails),
@@ -199,6 +224,7 @@ RECORDING_HANDLERS = {
     "column": Handler(handle_column, need_heads, SELECT_MAP),
     "top": Handler(handle_top, need_axis_heads, SELECT_MAP),
     "steps": Handler(handle_steps),
+    "story": Handler(handle_story),
 }
 
 
@@ -207,6 +233,7 @@ MODEL_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # 
     "target": handle_target,
     "attribution": handle_attribution,
     "attribution_thumbs": handle_attribution_thumbnails,
+    "influence": handle_influence,
 }
 
 
@@ -220,11 +247,11 @@ def make_json_response(found: Any) -> Response:
     return Response(encode_json(found), media_type="application/json")
 
 
-def make_number_response(numbers: Tensor) -> Response:
+def make_number_response(numbers: Tensor, headers: dict[str, str] | None = None) -> Response:
     """Make a response of little-endian float32 numbers, with their shape in a header."""
     data = numbers.cpu().contiguous().numpy().astype("<f4").tobytes()
     shape = ",".join(map(str, numbers.shape))
-    return Response(data, media_type="application/octet-stream", headers={"x-shape": shape})
+    return Response(data, media_type="application/octet-stream", headers={"x-shape": shape, **(headers or {})})
 
 
 def make_binary_response(codes: Tensor, headers: dict[str, str] | None = None) -> Response:

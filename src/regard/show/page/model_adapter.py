@@ -1,6 +1,7 @@
 """The model that the page runs on typed text, and what it generates."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -84,19 +85,29 @@ def can_generate(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
     return isinstance(adapter, GPT2Adapter)
 
 
-def record_text(
-    adapter: ModelAdapter | TranslatorAdapter, text: str, most: int
-) -> tuple[Recording, list[dict[str, Any]] | None, list[str]]:
-    """Record a model on the first tokens of a text; return the recording, the likeliest next words, and notes."""
+@dataclass(frozen=True, eq=False)
+class RecordedText:
+    """A recording of a model on a text, and notes; of a model that predicts them, the next words, and the tokens (1, t)."""
+
+    recording: Recording
+    notes: list[str]
+    next_words: list[dict[str, Any]] | None = None
+    ids: Tensor | None = None
+
+
+def record_text(adapter: ModelAdapter | TranslatorAdapter, text: str, most: int) -> RecordedText:
+    """Record a model on the first tokens of a text."""
     if isinstance(adapter, TranslatorAdapter):
         note = describe_bytes(adapter.pieces(adapter.encode_sentence(text)))
-        return translator_adapter.record_translation(adapter, text, most), None, [note] if note else []
+        return RecordedText(translator_adapter.record_translation(adapter, text, most), [note] if note else [])
     ids, words, whole = read_tokens(adapter, text, most)
     with torch.inference_mode(), record(adapter.model, keep="values") as recording:
         said = adapter.run(ids)
     recording.model, recording.tokens = adapter.name, words
     cut = f"The first {len(words):,} of {whole:,} tokens were read, as many as fit." if len(words) < whole else None
-    return recording, predict_next_words(adapter, said), [note for note in (cut, describe_bytes(words)) if note]
+    notes = [note for note in (cut, describe_bytes(words)) if note]
+    next_words = predict_next_words(adapter, said)
+    return RecordedText(recording, notes, next_words, None if next_words is None else ids)
 
 
 def read_tokens(adapter: ModelAdapter, text: str, most: int) -> tuple[Tensor, list[str], int]:
@@ -116,7 +127,7 @@ def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, 
 
 def generate_tokens(
     adapter: ModelAdapter | TranslatorAdapter, text: str, tokens: int, temperature: float, seed: int | None
-) -> Iterator[dict[str, Any] | Recording]:
+) -> Iterator[dict[str, Any] | RecordedText]:
     """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last."""
     if not isinstance(adapter, GPT2Adapter):
         raise ConfigError(
@@ -133,9 +144,11 @@ def generate_tokens(
         for one in describe_tokens(
             steps, words, vocabulary, MAX_LIKELIEST, recording, len(select_last_layers(model.config.layers))
         ):
+            ids.append(one.token)
             yield {
                 "word": one.word,
                 "place": len(words),  # the position of the new token
+                "token": one.token,
                 "probability": one.probability,
                 "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
                 "looked": [
@@ -144,7 +157,7 @@ def generate_tokens(
             }
     if recording.runs:
         recording.model, recording.tokens = adapter.name, words[: recording.map(0).shape[3]]
-        yield recording
+        yield RecordedText(recording, [], None, torch.tensor([ids[: len(recording.tokens)]]))
 
 
 def check_context(adapter: GPT2Adapter, begun: int, tokens: int) -> None:

@@ -13,6 +13,7 @@ INTEGER = re.compile(r"[0-9]{1,9}")
 INTEGER_LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
 NAME = re.compile(r"[\w .:/-]{1,200}")
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100
+MAX_NAMES = 32
 MAX_QUOTED = 40  # letters of a value quoted in an error
 
 
@@ -54,6 +55,14 @@ def parse_name(query: Mapping[str, str], name: str, default: str | None = None) 
     if came is None or not NAME.fullmatch(came):
         raise ConfigError(f"{name} must be a name, got {quote_value(came)}.")
     return came
+
+
+def parse_names(query: Mapping[str, str], name: str) -> list[str]:
+    """Parse names separated by commas. Raises ConfigError where one is none, or where there are too many."""
+    found = [parse_name({name: one}, name) for one in (query.get(name) or "").split(",")]
+    if len(found) > MAX_NAMES:
+        raise ConfigError(f"{name} must be at most {MAX_NAMES} names, got {len(found)}.")
+    return found
 
 
 def parse_choice(query: Mapping[str, str], name: str, choices: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from regard.show.page.select_head import select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
 TEXT_LETTERS = 80  # letters of the text in the summary
+LINKED_LETTERS = 400  # maximum letters of a text that a link holds
 WORD_LETTERS = 256  # maximum letters of a word
 FIRST_LETTERS = 2**15  # maximum letters of all words of a list in the summary
 MAX_MISSED = 20  # maximum sentences on what was not recorded
@@ -64,8 +65,9 @@ class AttentionLayers:
 class RecordingEntry:
     """A recording with its id, the likeliest next words, notes, and its text.
 
-    `text` is set where the page's own model read it, so that the model can be examined on it. `scores` are the user's own
-    scores of heads, as regard.heads takes them.
+    `text` is set where the page's own model read it, so that the model can be examined on it, `ids`, (1, t), where that model
+    predicts the next word, so that its gradients can be taken, and `story` where it wrote the words. `scores` are the user's
+    own scores of heads, as regard.heads takes them.
     """
 
     id: str
@@ -74,6 +76,8 @@ class RecordingEntry:
     notes: list[str] = field(default_factory=list)
     text: str | None = None
     scores: Sequence[UserScore] = ()
+    ids: Tensor | None = None
+    story: dict[str, Any] | None = None
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -258,6 +262,15 @@ def summarize_layer(attention: AttentionLayers, n: int) -> dict[str, Any]:
     return found if numbers == tuple(range(h)) else found | {"numbers": list(numbers)}
 
 
+def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
+    """Return what a link must hold to make a recording again: the text, and how it was continued; None where it cannot."""
+    if entry.story is not None:
+        found = {name: entry.story[name] for name in ("text", "tokens", "temperature", "seed")}
+    else:
+        found = {"text": entry.text}
+    return found if entry.text and len(entry.text) <= LINKED_LETTERS and found.get("seed", 0) is not None else None
+
+
 def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
     """Summarize a recording: what the page needs before its other requests."""
     words = entry.get_word_lists()
@@ -286,4 +299,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         ],
         "notes": entry.notes,
         "examines": entry.text is not None,
+        "attributable": entry.ids is not None,
+        "request": make_request(entry),
+        "generated": entry.story is not None,
     }

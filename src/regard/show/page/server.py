@@ -140,7 +140,7 @@ class PageRoutes:
         text = params.parse_body(await read_body(request), {"text": str})["text"]
 
         def respond(alive: Alive, found: list[Any]) -> Response:
-            return compress_response(request, make_json_response(self.session.run_text(text, alive)))
+            return compress_response(request, make_json_response(self.session.run_text(text, alive, is_listed=False)))
 
         return await self.executor.run_request(request, respond, long=True)
 

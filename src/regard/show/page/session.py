@@ -7,25 +7,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
 from regard.observe.head_scores import UserScore
-from regard.show.page import attributions, memory_size, translator_adapter
+from regard.show.page import attributions, memory_size, translator_adapter, word_influence
 from regard.show.page.head_pictures import Alive, OpenedHead
+from regard.show.page.json_encoding import encode_json
 from regard.show.page.model_adapter import (
     ModelAdapter,
+    RecordedText,
     can_generate,
     generate_tokens,
     list_sentences,
-    read_tokens,
     record_text,
 )
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import hold_model_lock
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
+from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
 from regard.show.page.translator_adapter import TranslatorAdapter
 
 MAX_TYPED = 32  # maximum recordings of typed texts
@@ -54,15 +58,14 @@ class Session:
         self._attributions = attributions.AttributionCache()
         self._projection_reason: list[str | None] = []  # one item once it is known
         self._lock, self._model_lock = threading.RLock(), threading.Lock()
-        self._count = 0
+        self._model_id = functools.cache(lambda: b"" if adapter is None else identify_model(adapter))
+        self._listed: list[str] = []  # for all visitors
         self._pinned = {TRANSLATION_ID}  # these are never removed
         if recording is not None:
             self._pinned.add(self.add_recording(recording).id)
 
     def get_start_state(self) -> dict[str, Any]:
         """Return the initial state of the page."""
-        with self._lock:
-            recordings = [summarize_entry(entry) for name, entry in self._entries.items() if name != TRANSLATION_ID]
         return {
             "version": self.version,
             "model": None if self.adapter is None else self.adapter.name,
@@ -71,26 +74,35 @@ class Session:
             "translation": {"id": TRANSLATION_ID, "sentence": translator_adapter.SENTENCE}
             if translator_adapter.has_example()
             else None,
-            "recordings": recordings,
+            "recordings": self.summarize_recordings(self.listed),
             "sentences": list_sentences(self.adapter),
             "examples": list_examples(),
             "limits": get_limits(),
         }
 
-    def add_recording(
-        self,
-        recording: Recording,
-        coming: list[dict[str, Any]] | None = None,
-        notes: list[str] | None = None,
-        name: str | None = None,
-        text: str | None = None,
-    ) -> RecordingEntry:
-        """Store a recording; the oldest of the typed ones are removed where there are too many."""
+    @property
+    def listed(self) -> list[str]:
+        """The ids of the recordings that all visitors see; those of the requests are seen by who asks for their ids."""
         with self._lock:
-            self._count += name is None
-            entry = RecordingEntry(name or f"r{self._count}", recording, coming, notes or [], text, self.scores)
+            return [name for name in self._listed if name in self._entries]
+
+    def summarize_recordings(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Summarize those of some recordings that are here."""
+        with self._lock:
+            return [summarize_entry(self._entries[name]) for name in names if name in self._entries]
+
+    def add_recording(self, recording: Recording) -> RecordingEntry:
+        """Store a recording that all visitors see."""
+        return self.add_entry(RecordingEntry(identify_recording(recording), recording, scores=self.scores), is_listed=True)
+
+    def add_entry(self, entry: RecordingEntry, is_listed: bool = False) -> RecordingEntry:
+        """Store a recording, or return the one with its id; where there are too many, the oldest typed ones are removed."""
+        with self._lock:
             summarize_entry(entry)  # raises where the recording is not usable
-            self._entries[entry.id] = entry
+            entry = self._entries.setdefault(entry.id, entry)
+            self._entries.move_to_end(entry.id)
+            if is_listed and entry.id not in self._listed:
+                self._listed.append(entry.id)
             mine = [one for one in self._entries.values() if one.id not in self._pinned]
             while len(mine) > 1 and (
                 len(mine) > MAX_TYPED or sum(memory_size.measure_recording(one.recording) for one in mine) > MAX_TYPED_BYTES
@@ -133,12 +145,17 @@ class Session:
         with self._lock:
             return list(self._opened.values())
 
-    def run_text(self, text: str, alive: Alive) -> dict[str, Any]:
-        """Run the model on a text, and return the summary of the new recording."""
+    def run_text(self, text: str, alive: Alive, is_listed: bool = True) -> dict[str, Any]:
+        """Run the model on a text, and return the summary of the recording; a text that was read is not read again."""
         adapter = self.require_model(text)
         own = None if isinstance(adapter, TranslatorAdapter) else text
+        name = make_id(adapter.name, text, [self._model_id(), encode_text(text)])
         with hold_model_lock(self._model_lock, alive):
-            return summarize_entry(self.add_recording(*record_text(adapter, text, MAX_READ_TOKENS), text=own))
+            entry = self._entries.get(name)
+            if entry is None:
+                read = record_text(adapter, text, MAX_READ_TOKENS)
+                entry = RecordingEntry(name, read.recording, read.next_words, read.notes, own, self.scores, read.ids)
+            return summarize_entry(self.add_entry(entry, is_listed))
 
     def examine_recording(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
         """Examine the model on the first words of the text of a recording. Raises MissingError where that is not possible."""
@@ -152,10 +169,9 @@ class Session:
 
     def explain_settings(self, entry: RecordingEntry, alive: Alive) -> dict[str, str | None]:
         """Return for each setting why the page cannot show it for a recording, None where it can."""
-        adapter = self.require_attributable(entry, Place())
+        adapter, ids = self.require_attributable(entry, Place())
         if not self._projection_reason:
             with hold_model_lock(self._model_lock, alive):
-                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
                 self._projection_reason.append(attributions.explain_missing_projection(adapter, ids))
         return dict.fromkeys(attributions.SETTINGS) | {"carried": self._projection_reason[0]}
 
@@ -164,7 +180,7 @@ class Session:
 
         The first request runs the model on the text and the gradient backward, once.
         """
-        adapter = self.require_attributable(entry, Place())
+        adapter, ids = self.require_attributable(entry, Place())
         at = entry.get_shape(Place())[2] - 1 if at is None else at
         known = self._attributions.find_target(entry, at, token)
         if known is not None:
@@ -172,7 +188,6 @@ class Session:
         with hold_model_lock(self._model_lock, alive):
             found = self._attributions.find_target(entry, at, token)
             if found is None:
-                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
                 found = attributions.compute_target(adapter, ids, entry, at, token)
                 self.get_entry(entry.id)  # raises if it was removed meanwhile
                 self._attributions.add_target(entry, found)
@@ -181,32 +196,44 @@ class Session:
     def describe_target(self, entry: RecordingEntry, at: int | None, token: int | None, alive: Alive) -> dict[str, Any]:
         """Describe a target, see `get_target`."""
         found = self.get_target(entry, at, token, alive)
-        return attributions.describe_target(self.require_attributable(entry, Place()), found)
+        return attributions.describe_target(self.require_attributable(entry, Place())[0], found)
 
     def get_attribution_map(
         self, entry: RecordingEntry, place: Place, setting: str, at: int | None, token: int | None, alive: Alive
     ) -> AttributionMap:
         """Return the map (1, h, q, k) of a setting other than the weight, of all heads of a place's layer."""
-        adapter = self.require_attributable(entry, place)
+        self.require_attributable(entry, place)
         if setting != "carried":
             return self._attributions.get_map(entry, setting, place.layer, self.get_target(entry, at, token, alive))
+        return self._attributions.get_map(entry, setting, place.layer, self.get_norms(entry, alive))
+
+    def get_influence(self, entry: RecordingEntry, setting: str, at: int, token: int, alive: Alive) -> dict[str, Any]:
+        """Return what every word did to the token after a position, by a setting; weights and norms are of that query alone."""
+        self.require_attributable(entry, Place())
+        if setting in ("weight", "carried"):
+            norms = self.get_norms(entry, alive) if setting == "carried" else None
+            return word_influence.encode_row(word_influence.average_last_rows(entry, at, norms))
+        return word_influence.sum_influence(self.get_target(entry, at, token, alive).attribution, setting)
+
+    def get_norms(self, entry: RecordingEntry, alive: Alive) -> list[Tensor]:
+        """Return how long the values of each layer are after the output projection, (1, h, k, 1), computed once."""
+        adapter, ids = self.require_attributable(entry, Place())
         norms = self._attributions.find_norms(entry)
         if norms is None:
             with hold_model_lock(self._model_lock, alive):
                 norms = self._attributions.find_norms(entry)
                 if norms is None:
-                    ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
                     norms = attributions.compute_norms(adapter, ids)
                     self.get_entry(entry.id)  # raises if it was removed meanwhile
                     self._attributions.add_norms(entry, norms)
-        return self._attributions.get_map(entry, setting, place.layer, norms)
+        return norms
 
-    def require_attributable(self, entry: RecordingEntry, place: Place) -> ModelAdapter:
-        """Return the model that read a recording's text. Raises ConfigError where no gradient can be taken."""
-        attributions.check_attributable(entry, place)
+    def require_attributable(self, entry: RecordingEntry, place: Place) -> tuple[ModelAdapter, Tensor]:
+        """Return the model that read a recording and the tokens (1, t). Raises ConfigError where no gradient can be taken."""
+        ids = attributions.require_ids(entry, place)
         if self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
             raise ConfigError("this page has no language model to run: start it with regard serve --model NAME.")
-        return self.adapter
+        return self.adapter, ids
 
     def get_translation(self, alive: Alive) -> dict[str, Any]:
         """Return the summary of the example's recording, made on the first request."""
@@ -214,7 +241,8 @@ class Session:
             raise MissingError("this package does not include a translator, so there is no translation to show.")
         with hold_model_lock(self._model_lock, alive):
             known = self._entries.get(TRANSLATION_ID)
-            return summarize_entry(known or self.add_recording(translator_adapter.record_example(), name=TRANSLATION_ID))
+            entry = known or RecordingEntry(TRANSLATION_ID, translator_adapter.record_example(), scores=self.scores)
+            return summarize_entry(self.add_entry(entry))
 
     def generate_text(
         self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive
@@ -223,13 +251,27 @@ class Session:
         adapter = self.require_model(text)
         if not 1 <= tokens <= MAX_NEW_TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
+        lines: list[dict[str, Any]] = []
         with hold_model_lock(self._model_lock, alive):
             for one in generate_tokens(adapter, text, tokens, temperature, seed):
-                yield (
-                    {"recording": summarize_entry(self.add_recording(one, text=text or None))}
-                    if isinstance(one, Recording)
-                    else one
-                )
+                if isinstance(one, RecordedText):
+                    story = {"text": text, "tokens": tokens, "temperature": temperature, "seed": seed, "lines": lines}
+                    yield {"recording": summarize_entry(self.add_entry(self.make_story_entry(one, story)))}
+                else:
+                    lines.append(one)
+                    yield one
+
+    def make_story_entry(self, read: RecordedText, story: dict[str, Any]) -> RecordingEntry:
+        """Make the entry of a text that the model wrote; its id states what was written, and how."""
+        name = make_id(read.recording.model, story["text"], [self._model_id(), encode_json(story)])
+        return RecordingEntry(name, read.recording, None, read.notes, story["text"] or None, self.scores, read.ids, story)
+
+    def get_story(self, name: str) -> dict[str, Any]:
+        """Return the prompt of a text that the model wrote here, how it was sampled, and its lines."""
+        story = self.get_entry(name).story
+        if story is None:
+            raise MissingError("this text was not written here: generate one and try again.")
+        return story
 
     def require_model(self, text: str) -> ModelAdapter | TranslatorAdapter:
         """Return the model. Raises ConfigError where there is none or the text is too long."""

@@ -24,6 +24,7 @@ from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
+from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
 
@@ -55,7 +56,7 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
     if not any(run.calls for run in recording.runs):
         raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
     HeadOptions(scores=scores).check()
-    entry = RecordingEntry("r1", recording, scores=scores)
+    entry = RecordingEntry(identify_recording(recording), recording, scores=scores)
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(

@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from show.page.asking import named
 from show.page.browser.patience import watched
 
+SESSIONS = {}  # of the addresses that are served
 LOCAL = ("data", "blob", "file", "about")
 
 
@@ -22,7 +24,10 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.fixture
 def opened(browser) -> Iterator[Callable]:
-    """opened(address, dark=, width=, height=, answered=) is a page; at the end it must be quiet and have called nobody else."""
+    """opened(address, dark=, width=, height=, answered=) is a page; at the end it must be quiet and have called nobody else.
+
+    r1, r2, ... in a link are the recordings that all visitors see.
+    """
     with ExitStack() as stack:
 
         def new(
@@ -44,7 +49,8 @@ def opened(browser) -> Iterator[Callable]:
             page.on("request", lambda request: called.append(request.url))
             if answered is not None:
                 page.on("response", answered)
-            page.goto(address)
+            session = SESSIONS.get(address.partition("#")[0])
+            page.goto(named(session, address) if session else address)
             host = urlsplit(address).netloc
 
             def check() -> None:
@@ -65,4 +71,10 @@ def serving() -> Iterator[Callable]:
     from regard.show.page.server import Server
 
     with ExitStack() as stack:
-        yield lambda session: stack.enter_context(Server(session)).address
+
+        def serve(session) -> str:
+            address = stack.enter_context(Server(session)).address
+            SESSIONS[address] = session
+            return address
+
+        yield serve

@@ -160,7 +160,7 @@ def test_another_text_is_run_for_the_second_side(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1"))
     page.get_by_role("textbox", name="Another text").fill("CBA")
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('r2=r6')")
+    until(page, "location.hash.includes('r2=gpt-2-cba-') && location.hash.includes('text2=CBA')")
     drawn(page, panes=2)
     assert page.locator(".compare-page > .note").inner_text().startswith(f"The first text has {T} words, the second 3.")
 

@@ -58,9 +58,9 @@ def came(page) -> str:
 
 
 def bars(page, which: int) -> list[tuple[str, float]]:
-    """The words and numbers of a list: 0 what it looked at, 1 what it might have been."""
+    """The words and numbers of a list: 0 what it looked at, 1 what it might have been, 2 what moved it."""
     found = []
-    for line in page.locator(".generate-list").nth(which).locator(".generate-bar").all():
+    for line in page.locator([".generate-looked > li", ".generate-bar", ".generate-moves > li"][which]).all():
         word, number = line.locator("> :first-child").inner_text(), line.locator(".numbers").inner_text()
         share = float(number.removesuffix(" %").removeprefix("< ").replace("−", "-"))
         found.append((word, share / 100 if "%" in number else share))
@@ -89,17 +89,51 @@ def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, 
     assert [word for word, _ in looked] == [whole[place] for place in row.topk(len(looked)).indices.tolist()]
 
 
-def test_the_words_that_a_picked_one_looked_at_are_shaded(opened, address, model):
+def numbers(page) -> list[float | None]:
+    """The number that the title of each word of the whole text states, None where it has none."""
+    titles = page.evaluate("[...document.querySelectorAll('.generate-words .word')].map((word) => word.title)")
+    return [float(one.split(" ")[1].rstrip(",").replace("−", "-")) if one else None for one in titles]
+
+
+def test_every_word_before_a_picked_one_is_shaded_by_its_weight(opened, address, model):
     page = written(opened(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(12).click()
     ids = model.text.encode(TEXT + came(page)[:12])
     with regard.record(model) as recording, torch.no_grad():
         model(torch.tensor([ids]))
     row = torch.cat([recording.map(layer)[0, :, -1] for layer in select_last_layers(model.config.layers)]).mean(0)
-    places = set(row.topk(len(bars(page, 0))).indices.tolist())
-    shaded = [bool(word.evaluate("word => word.style.backgroundColor")) for word in page.locator(".generate-came .word").all()]
-    assert {len(TEXT) + n for n, one in enumerate(shaded) if one} == {place for place in places if place >= len(TEXT)}
-    assert any(shaded)
+    until(page, "[...document.querySelectorAll('.generate-prompt .word')].every((one) => one.title.startsWith('weight'))")
+    shown = numbers(page)
+    assert shown[: len(ids)] == [expect_digits(weight) for weight in row]
+    assert shown[len(ids) :] == [None] * (len(TEXT) + COUNT - len(ids))
+    assert page.locator(".legend").inner_text().startswith("weight")
+
+
+def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(opened, address, model):
+    page = written(opened(f"{address}#view=generate"))
+    page.locator(".generate-came .word").nth(12).click()
+    whole = TEXT + came(page)
+    ids = torch.tensor([model.text.encode(whole[:-1])])
+    at = len(TEXT) + 11
+    with regard.record(model, keep="values") as recording:
+        logits = model(ids)
+    token = model.text.encode(whole[at + 1])[0]
+    attribution = recording.attribute(logits[0, at, token])
+    for setting, title in (("pull", "was moved by"), ("cut", "would change without")):
+        page.get_by_role("button", name=setting, exact=True).click()
+        exact = sum(attribution.map(layer, kind=setting).column_sums()[0].sum(0) for layer in range(3))
+        order = exact.abs().argsort(descending=True)[:4].tolist()
+        until(page, f"document.querySelector('.generate-prompt .word')?.title.startsWith('{setting}')")
+        assert page.locator(".generate-causes h3").all_inner_texts() == ["looked at", title]
+        assert bars(page, 2) == [(whole[place], pytest.approx(float(exact[place]), rel=6e-3)) for place in order]
+        for line, place in zip(page.locator(".generate-moves > li").all(), order, strict=True):
+            assert ("raises" if exact[place] > 0 else "lowers") in line.get_attribute("title")
+        assert numbers(page)[: at + 1] == pytest.approx(exact[: at + 1].tolist(), rel=6e-3, abs=1e-12)
+        assert f"the logit of ‘{whole[at + 1]}’" in page.locator(".legend").inner_text()
+        assert "why" in page.locator("#bar h1").inner_text()
+    page.get_by_role("button", name="weight", exact=True).click()
+    until(page, "document.querySelector('.generate-prompt .word')?.title.startsWith('weight')")
+    assert "why" not in page.locator("#bar h1").inner_text()
 
 
 def test_the_keys_go_from_word_to_word_and_let_go(opened, address):
@@ -223,4 +257,4 @@ def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(opened, 
     saving.value.save_as(tmp_path / "generate.svg")
     told = [one.text or "" for one in ElementTree.parse(tmp_path / "generate.svg").iter("{http://www.w3.org/2000/svg}text")]
     assert "".join(told).startswith(TEXT + came(page))
-    assert "Attention" in " ".join(told)
+    assert "looked at" in " ".join(told)

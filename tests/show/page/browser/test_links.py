@@ -1,15 +1,18 @@
 """Each view by a link that holds its whole state: what stands there stands there again after reload, back and forward."""
 
+import json
+
 import pytest
 
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
+from show.page.asking import named
 from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 STATES = {
-    "type": "view=type&r=r1&layer=1&head=2&q=3&of=head",
+    "type": "view=type&r=r1&layer=1&head=2&q=3",
     "text": "view=text&r=r1&layer=1&q=6&k=2&heads=0,2&way=to&scale=log",
     "heads": "view=heads&r=r1&layer=1&head=1&by=itself&only=local&scale=log",
     "map": "view=map&r=r2&head=1&q=100&k=90&how=max&scale=linear&x=110&y=130&zoom=5",
@@ -24,11 +27,26 @@ STANDS = """() => JSON.stringify([document.querySelector("#caption").textContent
     [...document.querySelectorAll("#stage :is(.selected, .linked, .panel-cell, .chosen)")].map((one) => one.textContent)])"""
 
 
+TEXT = "Lily had a red ball."
+
+
 @pytest.fixture(scope="module")
-def address(serving):
+def session():
     session = Session(recorded(*some(2, 3, 13), spaced(PLAIN, 13)), adapt_model(GPT2.load("pocket")))
     session.add_recording(recorded(*some(1, 2, 300, seed=3), spaced(PLAIN, 300)))
+    session.add_recording(recorded(*some(1, 2, 11, seed=4), [*spaced(PLAIN[::-1], 10), "."]))  # a period is no word
+    return session
+
+
+@pytest.fixture(scope="module")
+def address(serving, session):
     return serving(session)
+
+
+@pytest.fixture(scope="module")
+def states(session):
+    """The links of the views, with the ids of the recordings."""
+    return {view: named(session, state) for view, state in STATES.items()}
 
 
 def stands(page) -> str:
@@ -43,13 +61,13 @@ def stands(page) -> str:
 
 
 @pytest.mark.parametrize("view", STATES)
-def test_a_link_is_kept_as_it_was_given_and_shows_the_same_when_it_is_loaded_again(opened, address, view):
-    page = opened(f"{address}#{STATES[view]}")
+def test_a_link_is_kept_as_it_was_given_and_shows_the_same_when_it_is_loaded_again(opened, address, states, view):
+    page = opened(f"{address}#{states[view]}")
     first = stands(page)
-    assert page.evaluate("location.hash").removeprefix("#") == STATES[view]
+    assert page.evaluate("location.hash").removeprefix("#") == states[view]
     page.reload()
     assert stands(page) == first
-    assert page.evaluate("location.hash").removeprefix("#") == STATES[view]
+    assert page.evaluate("location.hash").removeprefix("#") == states[view]
 
 
 @pytest.mark.parametrize("view", STATES)
@@ -74,3 +92,133 @@ def test_what_is_picked_in_one_view_is_picked_in_the_next(opened, address):
     assert link(page)["q"] == "7"
     page.get_by_role("link", name="Steps", exact=True).click()
     until(page, "document.querySelector('.steps-bars select')?.value === '7'")
+
+
+WORD = {  # the word that each view shows, without its spaces
+    "type": "document.querySelector('.type-words [aria-pressed]')?.textContent.trim()",
+    "text": "document.querySelector('.word.selected')?.textContent.trim()",
+    "steps": "document.querySelector('.steps-bars select')?.selectedOptions[0].textContent.split(' ')[0].replace(/[‘’]/g, '')",
+}
+
+
+@pytest.mark.parametrize("r", ["r1", "r2", "r3"])
+def test_the_word_that_is_shown_first_is_the_same_in_every_view(opened, address, session, r):
+    words = set()
+    for view, word in WORD.items():
+        page = opened(named(session, f"{address}#view={view}&r={r}"))
+        if view == "steps" and r == "r2":  # a row of a long text
+            words.add(until(page, "document.querySelector('.steps-bars h2')?.textContent.match(/‘(.*)’/)?.[1]"))
+        else:
+            words.add(until(page, word))
+    assert len(words) == 1
+
+
+def test_a_head_that_is_chosen_in_one_view_is_shown_in_the_others(opened, address, session):
+    page = settled(opened(named(session, f"{address}#view=type&r=r1&layer=1&heads=all")))
+    page.locator(".type-head").nth(3).click()  # the mean is the first
+    for view in ("Text", "Map", "Steps"):
+        page.locator("#views").get_by_role("link", name=view, exact=True).click()
+        until(page, "document.querySelector('#caption').textContent.startsWith('Layer 1, head 2')")
+    page.locator("#views").get_by_role("link", name="Map", exact=True).click()
+    until(page, "location.hash.includes('view=map')")
+    page.keyboard.press("[")
+    for view in ("Text", "Type"):
+        page.locator("#views").get_by_role("link", name=view, exact=True).click()
+        until(page, "document.querySelector('#caption').textContent.includes('ayer 1, head 1')")
+    page.locator(".type-head").first.click()
+    page.locator("#views").get_by_role("link", name="Text", exact=True).click()
+    until(page, "document.querySelector('#caption').textContent.startsWith('Layer 1, mean of its 3 heads')")
+
+
+def typed(page, text: str):
+    """The page once it has read a text in Type."""
+    page.get_by_role("textbox", name="Your words").fill(text)
+    page.keyboard.press("Enter")
+    until(page, f"document.querySelector('.type-words')?.innerText.replaceAll('\\n', '') === {text!r}")
+    return quiet(page)
+
+
+def words_of(page) -> str:
+    return page.locator(".type-words").first.inner_text().replace("\n", "")
+
+
+def test_the_start_is_the_welcome_whatever_was_typed_before(opened, serving):
+    page = typed(opened(serving(Session(None, adapt_model(GPT2.load("pocket"))))), TEXT)
+    address = page.url.partition("#")[0]
+    page.goto("about:blank")
+    page.goto(address)
+    until(page, "document.querySelector('.type-welcome')?.checkVisibility()")
+    assert page.locator(".type-words .word").count() == 0
+    assert page.locator("select[aria-label=Recording] option").all_inner_texts()[1:] == [f"GPT-2: {TEXT}"]
+
+
+def test_visitors_see_their_own_recordings_alone_until_they_clear_them(opened, serving):
+    address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
+    first, second = typed(opened(address), TEXT), typed(opened(address), "Tom had a blue ball.")
+    for page, text in ((first, TEXT), (second, "Tom had a blue ball.")):
+        page.reload()
+        until(page, "document.querySelectorAll('.type-words .word').length > 0")
+        names = page.locator("select[aria-label=Recording] option").all_inner_texts()
+        assert names == [f"GPT-2: {text}"]
+    first.get_by_role("button", name="Clear", exact=True).click()
+    until(first, "document.querySelector('.type-welcome')?.checkVisibility()")
+    first.reload()
+    until(first, "document.querySelector('.type-welcome')?.checkVisibility()")
+    assert first.locator("select[aria-label=Recording]").is_hidden()
+    assert first.get_by_role("button", name="Clear", exact=True).is_hidden()
+
+
+def test_a_link_to_another_server_of_the_same_model_reads_the_text_again(opened, serving):
+    addresses = [serving(Session(None, adapt_model(GPT2.load("pocket")))) for _ in range(2)]
+    state = typed(opened(addresses[0]), TEXT).evaluate("location.hash")
+    for view in ("text", "map", "steps", "type"):
+        page = opened(addresses[1] + state.replace("view=type", f"view={view}"))
+        settled(page)
+        assert page.locator("select[aria-label=Recording]").input_value() == link(page)["r"] in state
+    assert words_of(page) == TEXT
+
+
+def test_a_link_to_what_is_not_here_says_so_and_shows_nothing_else(opened, address):
+    page = opened(f"{address}#view=heads&r=nothing-of-this-name")
+    until(page, "document.querySelector('.empty')")
+    assert "not on this server" in page.locator(".empty").inner_text()
+    assert page.locator(".head").count() == 0
+    page.get_by_role("link", name="Go to the start page").click()
+    assert settled(page).locator(".word").count() == 13
+
+
+def test_a_link_to_a_text_of_another_model_says_so_and_offers_to_read_it_here(opened, serving):
+    address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
+    page = opened(f"{address}#view=text&r=other-lily-0123456789ab&text=Lily+had+a+red+ball.")
+    until(page, "document.querySelector('.empty')")
+    assert "another model" in page.locator(".empty").inner_text()
+    page.get_by_role("link", name="See what this model does with it").click()
+    until(page, "document.querySelectorAll('.type-words .word').length > 0")
+    assert words_of(page) == TEXT
+
+
+def test_a_story_survives_a_reload_another_server_and_back(opened, serving):
+    addresses = [serving(Session(None, adapt_model(GPT2.load("pocket")))) for _ in range(2)]
+    page = opened(f"{addresses[0]}#view=generate")
+    came = "document.querySelector('.generate-came')?.innerText"
+    stories = []
+    for seed in ("3", "4"):
+        page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
+        page.locator("input[name=seed]").fill(seed)
+        page.locator("select[name=tokens]").select_option("20")
+        page.get_by_role("button", name="Generate").click()
+        until(page, "document.querySelector('.generate-after a') && location.hash.includes('words=20')")
+        stories.append(page.evaluate(came))
+    page.locator(".generate-came .word").nth(5).click()
+    state = quiet(page).evaluate("location.hash")
+    assert link(page)["word"] == "5"
+    page.go_back()
+    until(page, f"{came} === {json.dumps(stories[0])}")
+    page.go_forward()
+    until(page, f"{came} === {json.dumps(stories[1])}")
+    page.reload()
+    for shown in (page, opened(addresses[1] + state)):
+        until(shown, f"{came} === {json.dumps(stories[1])} && document.querySelector('.generate-came [aria-current=true]')")
+        assert shown.locator(".generate-came [aria-current=true]").get_attribute("data-n") == "5"
+        assert shown.get_by_role("textbox", name="Prompt").input_value() == "Once upon a time"
+        assert shown.locator("input[name=seed]").input_value() == "4"

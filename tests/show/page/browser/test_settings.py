@@ -85,6 +85,66 @@ def test_the_switch_draws_each_setting_from_its_numbers(opened, address, rows, d
                 assert ground == paper
 
 
+def tell_type(page) -> list[float]:
+    """The number that the title of each word of Type states; its sign must be said in words, too."""
+    found = []
+    for title in page.evaluate("[...document.querySelectorAll('.type-words .word')].map((word) => word.title)"):
+        number, _, said = title.split(" ", 1)[1].replace("−", "-").partition(", ")
+        found.append(float(number))
+        assert said == (
+            "" if title.startswith(("weight", "carried")) or not found[-1] else "raises" if found[-1] > 0 else "lowers"
+        )
+    return found
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_type_draws_each_setting_from_its_numbers_and_says_the_signs(opened, address, rows, dark):
+    numbers, word = rows
+    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
+    paper = page.evaluate(PAPER)
+    for setting in (*SETTINGS[1:], "weight"):
+        press(page, setting)
+        exact = numbers[setting].tolist()
+        until(page, f"document.querySelector('.type-words .word').title.startsWith('{setting} ')")
+        assert tell_type(page) == pytest.approx(exact, rel=6e-3, abs=1e-12)
+        is_signed = setting in ("pull", "cut")
+        assert ("why" in page.locator("#bar h1").inner_text()) == is_signed
+        assert page.locator(".legend .sign").count() == 2 * is_signed
+        if not is_signed:
+            continue
+        assert f"the logit of ‘{word}’" in page.locator(".type-told").inner_text()
+        for ground, value in zip(page.evaluate(GROUNDS), exact, strict=True):
+            apart = ground[2] - paper[2] - (ground[0] - paper[0])  # to blue, or to orange, from the paper
+            if abs(value) > 0.05 * max(map(abs, exact)):
+                assert (apart > 0) == (value > 0)
+
+
+def test_type_shows_the_mean_of_the_selected_heads_in_every_setting(opened, address):
+    model = GPT2.load("pocket", torch.float64)
+    with regard.record(model, keep="values") as recording:
+        logits = model(torch.tensor([model.text.encode(TEXT)]))
+    rows = recording.attribute(logits[0, -1].max()).map(LAYER).dense()[0, :, LAST]
+    for heads, chosen in (("all", [0, 1, 2, 3, 4, 5]), ("1,4", [1, 4])):
+        page = settled(opened(f"{address}#view=type&layer={LAYER}&q={LAST}&heads={heads}&show=pull"))
+        until(page, "document.querySelector('.type-words .word').title.startsWith('pull')")
+        assert tell_type(page) == pytest.approx(rows[chosen].mean(0).tolist(), rel=6e-3, abs=1e-12)
+        pressed = page.locator(".type-head[aria-pressed=true]").all_inner_texts()
+        assert [one.strip() for one in pressed] == (["mean"] if heads == "all" else ["1", "4"])
+
+
+@pytest.mark.parametrize("view", ["type", "text", "heads", "map"])
+def test_a_setting_lives_through_reload_back_and_forward(opened, address, view):
+    pressed = "document.querySelector('[data-control^=show][aria-pressed=true]')?.textContent"
+    page = settled(opened(f"{address}#view={view}&layer={LAYER}&head={HEAD}&q={LAST}", quiet=False))  # canvases are read slowly
+    press(page, "cut")
+    page.reload()
+    until(page, f"{pressed} === 'cut'")
+    page.go_back()
+    until(page, f"{pressed} === 'weight'")
+    page.go_forward()
+    until(page, f"{pressed} === 'cut'")
+
+
 def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(opened, address, rows):
     numbers, word = rows
     page = settled(opened(f"{address}#view=map&layer={LAYER}&head={HEAD}&q={LAST}&k=9&show=pull"))
@@ -150,6 +210,45 @@ def test_heads_draws_every_head_in_one_signed_scale(opened, address):
     assert page.locator(".legend .sign").count() == 0
 
 
+def test_heads_are_sorted_by_the_sum_of_the_effect_whichever_its_sign(opened, address):
+    page = settled(opened(f"{address}#view=heads&show=pull&by=effect", quiet=False))
+    model = GPT2.load("pocket", torch.float64)
+    with regard.record(model, keep="values") as recording:
+        logits = model(torch.tensor([model.text.encode(TEXT)]))
+    attribution = recording.attribute(logits[0, -1].max())
+    sums = {
+        f"{layer}.{head}": float(total)
+        for layer in range(6)
+        for head, total in enumerate(attribution.map(layer).row_sums()[0].sum(-1))
+    }
+    wanted = sorted(sums, key=lambda name: -abs(sums[name]))
+    until(page, f"document.querySelector('.head-name').textContent === '{wanted[0]}'")
+    assert page.locator(".head-name").all_inner_texts() == wanted
+    shown = [float(one.replace("−", "-")) for one in page.locator(".head-score").all_inner_texts()]
+    assert shown == pytest.approx([sums[name] for name in wanted], rel=6e-3)
+    press(page, "weight")
+    until(page, "document.querySelectorAll('.heads-layer h2').length === 6")  # by layer again
+    assert page.locator("[data-control=by] option").all_inner_texts()[1] != "sum of pull"
+
+
+@pytest.mark.parametrize("view", ["heads", "map"])
+def test_while_the_model_runs_it_is_marked_and_nothing_moves(opened, serving, view):
+    session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
+    session.run_text(TEXT, lambda: None)
+    page = settled(opened(f"{serving(session)}#view={view}&layer={LAYER}", quiet=False))
+    pictures = ".head" if view == "heads" else ".map-sheet"
+    boxes = f"JSON.stringify([...document.querySelectorAll('{pictures}')].map((one) => one.getBoundingClientRect()))"
+    with session._model_lock:
+        page.get_by_role("button", name="pull", exact=True).click()
+        until(page, "document.querySelectorAll('[data-busy]').length > 0")
+        until(page, "document.querySelector('#wait').textContent.startsWith('Running pocket')")
+        until(page, "document.querySelector('[data-control=token]')")
+        before = page.evaluate(boxes)
+    until(page, "document.querySelectorAll('[data-busy]').length === 0 && document.querySelector('#wait').hidden")
+    until(page, "document.querySelectorAll('[data-control=token] option').length === 10")
+    assert page.evaluate(boxes) == before
+
+
 def test_another_word_and_another_place_are_in_the_link(opened, address):
     page = settled(opened(f"{address}#view=text&layer=3&q=12&show=pull"))
     until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
@@ -170,7 +269,7 @@ def test_another_word_and_another_place_are_in_the_link(opened, address):
 
 
 def test_a_recording_shows_weights_alone_and_says_why(opened, address):
-    for view in ("text", "heads", "map"):
+    for view in ("type", "text", "heads", "map"):
         page = settled(opened(f"{address}#view={view}&r=r2&show=pull"))
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
         assert "why" not in page.locator("#bar h1").inner_text()
@@ -199,7 +298,7 @@ def test_why_is_asked_only_of_what_answers_it(opened, address):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("view", ["text", "heads", "map"])
+@pytest.mark.parametrize("view", ["type", "text", "heads", "map"])
 def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dark):
     wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
         one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")

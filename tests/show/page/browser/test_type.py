@@ -153,15 +153,15 @@ def test_the_links_lead_to_the_same_words_and_the_same_word(opened, address):
     for name in ("text", "heads", "map", "steps"):
         href = page.locator(".type-links a").nth(["text", "heads", "map", "steps"].index(name)).get_attribute("href")
         assert f"view={name}" in href
-        assert "r=r1" in href
+        assert "r=gpt-2-cbabbc-" in href
         assert "q=2" in href
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     assert page.get_by_role("combobox", name="Query").input_value() == "2"
 
 
-def test_a_link_whose_recording_is_gone_runs_its_text_again(opened, address, right):
-    page = drawn(opened(f"{address}#view=type&r=r77&text={TEXT}"), len(TEXT))
+def test_a_link_without_a_recording_runs_its_text(opened, address, right):
+    page = drawn(opened(f"{address}#view=type&text={TEXT}"), len(TEXT))
     shows(page, mean(right[0], layer_of(page), 5))
 
 

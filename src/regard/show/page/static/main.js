@@ -1,5 +1,6 @@
 // Start the page: read the link, load the list of recordings, mount the view in the link and redraw it when the link changes.
 
+import { createOwnRecordings } from "./data/own_recordings.js";
 import { createWordPages } from "./data/word_pages.js";
 import { connectSource } from "./data/source.js";
 import * as colour from "./drawing/color.js";
@@ -9,7 +10,8 @@ import { hasLetters } from "./drawing/words.js";
 import { renderControls, makeInitialState, isCrossText, findAttention } from "./frame/controls.js";
 import { createExporter } from "./frame/export.js";
 import { createKeyboard } from "./frame/keyboard.js";
-import { parseLink, updateLink, formatLink } from "./frame/page_link.js";
+import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js";
+import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
 import { createNotices } from "./frame/notices.js";
 import { createSettings } from "./frame/setting_switch.js";
 import { view as compare } from "./views/compare/compare.js";
@@ -23,7 +25,7 @@ import { view as type } from "./views/type/type.js";
 const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
 const NEAR = 12; // maximum number of words to go back to find one with letters
-const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
+const EMPTY = { text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
@@ -31,22 +33,31 @@ async function bootPage() {
   const source = connectSource();
   notice.wait("Loading the list of recordings");
   const start = await source.start();
+  const page = { source, start, own: createOwnRecordings(), shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
+  await loadOwnRecordings(page);
   notice.ready();
-  const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
   const app = renderTools(page);
   page.keyboard = createKeyboard(app, () => page.handle?.keys ?? [], () => page.handle?.hands ?? []);
-  find("tools").append(renderRecordings(page, app), createExporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
+  find("tools").append(...renderRecordings(page, app), createExporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
   const follow = () => showState(page, app);
   addEventListener("popstate", follow);
   addEventListener("hashchange", follow);
   colour.onThemeChange(follow);
   if (!location.hash) updateLink({ ...parseLink(""), ...makeFirstState(page) }, { replace: true });
-  if (start.translation && parseLink(location.hash).r === start.translation.id) await loadTranslation(page); // a link can name it before it is loaded
   follow();
 }
 
-// Return the state of a page that is opened without a link.
-function makeFirstState({ shelf: [summary], start }) {
+// Add the recordings that this visitor made, as far as the server still has them.
+async function loadOwnRecordings({ source, own, shelf }) {
+  const asked = own.list().filter((id) => !shelf.some((one) => one.id === id));
+  const found = asked.length ? await source.recordings(asked) : [];
+  if (!source.file) own.set(found.map(({ id }) => id));
+  shelf.push(...found);
+}
+
+// Return the state of a page that is opened without a link: the recording that the server was given, or the welcome.
+function makeFirstState({ start }) {
+  const [summary] = start.recordings;
   return summary ? { view: "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
 }
 
@@ -84,6 +95,7 @@ function renderTools(page) {
     summary: () => findSummary(page, app.state()),
     shelf: () => page.shelf,
     add(summary) {
+      if (!page.start.recordings.some((one) => one.id === summary.id)) page.own.add(summary.id);
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => findAttention(app.summary(), app.state()),
@@ -125,7 +137,7 @@ function renderTools(page) {
 // List the views that this page can show: Type and Generate need a model.
 const listViews = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
 const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
-const findSummary = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
+const findSummary = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
 
 // Return a state whose view, recording, kind, part, layer, head and places exist.
 function clampState(page, state) {
@@ -148,9 +160,11 @@ function clampState(page, state) {
 
 // Draw the state of the link; mount its view if another view is mounted.
 function showState(page, app) {
+  const missing = openNamedRecordings(page, parseLink(location.hash), { loadTranslation: () => loadTranslation(page), opened: () => showState(page, app) });
+  if (missing !== null) return showMissing(page, app, missing);
   const state = app.state();
   const view = findView(page, state);
-  const empty = !page.shelf.length && !ALONE.includes(view.name);
+  const empty = !app.summary() && !ALONE.includes(view.name);
   renderTabs(page, app, view);
   runGuarded(app, () => renderControls(find("bar"), view, empty ? null : app, state));
   const mounted = `${view.name} ${empty}`;
@@ -163,6 +177,18 @@ function showState(page, app) {
     page.handle = runGuarded(app, () => (empty ? showEmptyPage(page, app) : view.mount(find("stage"), app)));
   }
   runGuarded(app, () => page.handle?.draw?.(state));
+}
+
+// Show that the recording of the link is on its way, or why it is not here; no other one is shown in its place.
+function showMissing(page, app, why) {
+  leaveView(page);
+  page.mounted = null;
+  app.caption();
+  app.legend(null);
+  renderTabs(page, app, findView(page, parseLink(location.hash)));
+  find("bar").replaceChildren();
+  if (why) find("stage").append(renderMissing(why, formatLink({ ...parseLink(""), ...makeFirstState(page) })));
+  else page.notice.wait("Opening the recording of this link");
 }
 
 function leaveView(page) {
@@ -193,7 +219,8 @@ function runGuarded(app, work) {
 
 function showEmptyPage(page, app) {
   const way = page.start.model ? el("a", { href: app.link({ view: "type" }) }, "Type a sentence") : "Start regard serve with a recording";
-  find("stage").append(el("p", { class: "empty" }, "There is no recording yet. ", way, " to see its attention here."));
+  const own = page.shelf.length > 0 && " Those that you made are listed above.";
+  find("stage").append(el("p", { class: "empty" }, "There is no recording here. ", way, " to see its attention.", own));
   return {};
 }
 
@@ -209,23 +236,37 @@ function renderTabs(page, app, view) {
 // Return the changes of the link for another recording: none, or the initial place if either recording has two texts.
 function choosePlace({ shelf }, id) {
   const summary = shelf.find((one) => one.id === id);
-  const two = [summary, findSummary({ shelf }, parseLink(location.hash))].some((one) => "source" in one.words);
+  const now = shelf.find((one) => one.id === parseLink(location.hash).r);
+  const two = !now || [summary, now].some((one) => "source" in one.words);
   return two ? makeInitialState(summary) : {};
 }
 
-// Render the list of recordings, hidden if there is only one.
+// Render the list of recordings, hidden if there is no choice, and the button that clears the visitor's own.
 function renderRecordings(page, app) {
-  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ ...EMPTY, r: select.value, ...choosePlace(page, select.value) }) });
+  const named = (id) => page.shelf.find((one) => one.id === id);
+  const choose = (id) => app.go({ ...EMPTY, r: id, ...linkRequest(named(id)), ...choosePlace(page, id) });
+  const select = el("select", { "aria-label": "Recording", onchange: () => choose(select.value) });
+  const clear = el("button", { class: "quiet", title: "Clear the list of the recordings that you made", onclick: () => clearRecordings(page, app) }, "Clear");
   const fill = () => {
     const now = findSummary(page, parseLink(location.hash));
-    select.hidden = page.shelf.length < 2;
-    const stands = [...select.options].map((option) => option.value).join() === page.shelf.map((one) => one.id).join();
-    if (!stands) select.replaceChildren(...page.shelf.map((one) => el("option", { value: one.id }, `${one.model}: ${one.text.slice(0, 32)}`)));
+    select.hidden = page.shelf.length < (now ? 2 : 1);
+    clear.hidden = !page.own.list().length || page.source.file;
+    const choices = [...(now ? [] : [["", "choose a recording"]]), ...page.shelf.map((one) => [one.id, `${one.model}: ${one.text.slice(0, 32)}`])];
+    const stands = [...select.options].map((option) => option.value).join() === choices.map(([id]) => id).join();
+    if (!stands) select.replaceChildren(...choices.map(([id, text]) => el("option", { value: id, disabled: !id, selected: !id }, text)));
     if (now) select.value = now.id;
   };
   fill();
   new MutationObserver(fill).observe(find("bar"), { childList: true, subtree: true }); // the bar is redrawn whenever the link changes
-  return select;
+  return [select, clear];
+}
+
+// Forget the recordings that this visitor made, and show the start.
+function clearRecordings(page, app) {
+  page.own.clear();
+  page.shelf = [...page.start.recordings];
+  updateLink({ ...parseLink(""), ...makeFirstState(page) });
+  showState(page, app);
 }
 
 bootPage().catch((fault) => {

@@ -90,6 +90,7 @@ export function createFileSource() {
   return {
     file: true,
     start: async () => start,
+    recordings: async () => [], // the file has none but those of its start
     async words(r, { list: name, from, to }) {
       const { words } = await list(r, name);
       return { words: words.slice(from, to) };

@@ -14,6 +14,8 @@ function createServerSource() {
   return {
     file: false,
     start: (signal) => fetchJson("api/start", { signal }),
+    recordings: async (ids, signal) => (await fetchJson(`api/recordings?${formatQuery({ ids: ids.join() })}`, { signal })).recordings,
+    story: (r, signal) => fetchJson(at(r, "story", {}), { signal }),
     words: (r, query, signal) => fetchJson(at(r, "words", query), { signal }),
     heads: (r, query, signal) => fetchLines(at(r, "heads", query), { signal }),
     thumbs: (r, query, signal) => fetchBinary(at(r, "thumbs", query), signal),
@@ -27,6 +29,7 @@ function createServerSource() {
     target: (r, query, signal) => fetchJson(at(r, "target", query), { signal }),
     attribution: (r, query, signal) => fetchBinary(at(r, "attribution", query), signal, readNumbers),
     attributionThumbs: (r, query, signal) => fetchBinary(at(r, "attribution_thumbs", query), signal, readNumbers),
+    influence: (r, query, signal) => fetchJson(at(r, "influence", query), { signal }),
     steps: (r, query, signal) => fetchJson(at(r, "steps", query), { signal }),
     example: (query, signal) => fetchJson(`api/example?${formatQuery(query)}`, { signal }),
     type: (body, signal) => fetchJson("api/type", makePostRequest(body, signal)),
@@ -73,7 +76,8 @@ async function fetchJson(address, options) {
 async function fetchBinary(address, signal, read = readCodes) {
   const response = await fetchResponse(address, { signal });
   const shape = (response.headers.get("X-Shape") ?? "").split(",").map(Number);
-  return { codes: read(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1" };
+  const totals = response.headers.get("X-Totals")?.split(",").map(Number); // of each head, where they are asked for
+  return { codes: read(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1", totals };
 }
 
 // Yield the objects of a response that streams one per line.

@@ -37,3 +37,12 @@ export function averageCodes(codes, [h, rows, columns]) {
     return seen ? encodeWeight(sum / h) : 0;
   });
 }
+
+// Return the mean over the first axis of numbers (h, rows, columns), NaN where all are NaN.
+export function averageNumbers(numbers, [h, rows, columns]) {
+  const size = rows * columns;
+  return Float32Array.from({ length: size }, (_, n) => {
+    const seen = Array.from({ length: h }, (_, head) => numbers[head * size + n]).filter((value) => !Number.isNaN(value));
+    return seen.length ? seen.reduce((sum, value) => sum + value, 0) / h : NaN;
+  });
+}

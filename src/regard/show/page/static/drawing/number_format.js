@@ -80,6 +80,11 @@ function formatText(value, write) {
   return (Number(written) === 0 ? written.replace("-", "") : written).replaceAll("-", "−");
 }
 
+// Return a text, which writes numbers as Python does, with a minus sign in place of each hyphen that means one, and −∞.
+export function writeMinusSigns(text) {
+  return text.replaceAll("-inf", "−∞").replace(/(?<![\p{L}\p{N}])-(?=[\d.])|(?<=\de)-(?=\d)/gu, "−").replaceAll(" - ", " − ");
+}
+
 // Format a share as a percentage.
 export function formatPercent(value) {
   const hundred = 100 * value;

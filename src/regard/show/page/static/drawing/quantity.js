@@ -3,6 +3,7 @@
 import { decodeWeight } from "../data/weight_codes.js";
 import { buildColorTable, createStateScale, roundUp, shadeSigned, shadeWeight } from "./color.js";
 import { makeSignedScale, makeWeightScale } from "./legend.js";
+import { averageCodes, averageNumbers } from "./matrix_image.js";
 import { formatSigned, formatThreeDigits } from "./number_format.js";
 import { quoteWord } from "./words.js";
 
@@ -22,12 +23,14 @@ const WEIGHT = {
   decode: decodeWeight,
   measure: (codes) => decodeWeight(codes.reduce((most, code) => Math.max(most, code), 2)),
   least: FAINTEST,
+  average: averageCodes,
   pool: (codes, from, to) => {
     let most = 0;
     for (let n = from; n < to && n < codes.length; n++) if (codes[n] > most) most = codes[n];
     return most;
   },
   makeScale: createStateScale,
+  makePictureScale: createStateScale,
   writeCell: (value) => (value < 0.005 && value > 0 ? formatThreeDigits(value).replace(/\.\d+e/, "e").replace(/^0\.00(\d)\d*$/, "0.00$1") : value.toFixed(2)),
   shade: (scale, value) => shadeWeight(scale.share(value)),
   paint: (scale) => {
@@ -52,7 +55,9 @@ const NUMBERS = {
     for (let n = from; n < to && n < values.length; n++) if (Number.isNaN(most) || Math.abs(values[n]) > Math.abs(most)) most = values[n];
     return most;
   },
-  makeScale: (state, keys, top) => createSignedScale(state.view === "text" ? "linear" : "root", top),
+  makeScale: (state, keys, top) => createSignedScale("linear", top),
+  makePictureScale: (state, keys, top) => createSignedScale("root", top),
+  average: averageNumbers,
   writeCell: (value) => `${value < 0 ? "−" : ""}${writeSize(Math.abs(value))}`,
   paint(scale) {
     const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade({ share: (share) => share }, (n - SHADES) / SHADES)));

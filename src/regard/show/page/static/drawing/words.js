@@ -35,6 +35,9 @@ export function quoteWord(word) {
   return `‘${bare}’`;
 }
 
+// Render a word as a label of a small picture; a single letter is not rotated.
+export const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));
+
 // Return whether a word has a letter or a digit.
 export const hasLetters = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
 

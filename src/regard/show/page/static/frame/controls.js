@@ -20,7 +20,7 @@ export function makeInitialState(summary) {
   const { kind, part, layers } = summary.attentions.find((one) => isCrossText(summary, one)) ?? summary.attentions[0];
   const layer = Math.floor(layers.length / 2);
   const { heads } = layers[layer];
-  return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? Array.from({ length: heads }, (_, n) => n).join() : null };
+  return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? "all" : null };
 }
 
 // Return the number of a head in the model; a recording can contain only some of the heads.
@@ -30,7 +30,7 @@ export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().
 // Render the controls of a view; the focused control keeps the focus.
 export function renderControls(line, view, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
-  const asked = typeof view.bar === "function" ? view.bar(state) : view.bar; // some views choose their controls by the state
+  const asked = typeof view.bar === "function" ? view.bar(state, app) : view.bar; // some views choose their controls by the state
   const isOther = app && asked?.includes("show") && app.settings.get(state) !== "weight";
   const wanted = app ? (asked ?? []).filter((name) => !(isOther && name === "scale")) : []; // the scales of the other settings are linear
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
@@ -86,7 +86,7 @@ function renderControl(name, ...children) {
 
 // Render a list of numbers with a button on either side.
 function renderStepper(app, name, key, value, options) {
-  const go = (next) => app.go({ [key]: next });
+  const go = (next) => app.go({ [key]: next, ...(key === "head" && { heads: null }) });
   const select = el("select", { "data-control": key, "aria-label": name, class: "numbers", onchange: () => go(Number(select.value)) },
     options.map((text, n) => el("option", { value: n, selected: n === value }, text)));
   const step = (by, sign, said) => el("button", { "data-control": `${key}${by}`, "aria-label": `${said} ${name}`, disabled: !(value + by in options), onclick: () => go(value + by) }, sign);

@@ -62,5 +62,5 @@ function stepState(app, key, by) {
   const { layers } = app.attention();
   const count = key === "layer" ? layers.length : layers[state.layer].heads;
   const next = state[key] + by;
-  if (next >= 0 && next < count) app.go({ [key]: next });
+  if (next >= 0 && next < count) app.go({ [key]: next, ...(key === "head" && { heads: null }) });
 }

@@ -44,7 +44,7 @@ export function createSettings(app) {
       const summary = app.summary();
       if (name === "weight" || !summary) return null;
       if (app.source.file) return NO_MODEL;
-      if (!summary.examines || !summary.next || state.kind !== "self") return NOT_TYPED;
+      if (!summary.attributable || state.kind !== "self") return NOT_TYPED;
       load(reasons, summary.id, () => app.source.settings(summary.id));
       return reasons.get(summary.id)?.[name] ?? null;
     },

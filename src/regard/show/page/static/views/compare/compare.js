@@ -5,6 +5,7 @@ import { makeDifferenceScale } from "../../drawing/legend.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { getHeadNumber, findAttention } from "../../frame/controls.js";
 import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords } from "./difference.js";
+import { linkRequest } from "../../frame/page_link.js";
 import { DIFFERENCE, buildLayout } from "./compare_layout.js";
 
 const LISTED = 6; // number of largest differences listed
@@ -108,14 +109,19 @@ function fetchExactWeights({ app, drawn }, { q, k }) {
 function changeSide(it, side, changes) {
   const { kind, layer, head } = listSides(it, it.app.state())[1].place;
   const named = Object.entries(changes).map(([name, value]) => [side ? `${name}2` : name, value]);
+  const chosen = changes.r && it.app.shelf().find((one) => one.id === changes.r);
+  if (chosen) named.push(...(side ? [["text2", getText(chosen)]] : Object.entries(linkRequest(chosen))));
   it.app.go({ kind2: kind, layer2: layer, head2: head, ...Object.fromEntries(named), q: null, k: null }, { replace: true });
 }
 
 function swapSides(it) {
   const [a, b] = listSides(it, it.app.state());
   const other = Object.fromEntries(Object.entries(a.place).map(([name, value]) => [`${name}2`, value]));
-  it.app.go({ ...b.place, r: b.summary.id, ...other, r2: a.summary.id, q: null, k: null, at: null, token: null });
+  it.app.go({ ...b.place, r: b.summary.id, ...linkRequest(b.summary), ...other, r2: a.summary.id, text2: getText(a.summary), q: null, k: null, at: null, token: null });
 }
+
+// Return the text from which the recording of the second side can be made again, or null.
+const getText = ({ request }) => (request?.tokens === undefined ? request?.text ?? null : null);
 
 // Run the model on a text, and show it on the second side.
 async function runSecondText({ app }, text, form) {
@@ -125,7 +131,7 @@ async function runSecondText({ app }, text, form) {
     const summary = await app.source.type({ text });
     app.add(summary);
     const { layer, head } = app.state();
-    return app.go({ r2: summary.id, kind2: null, part2: null, b2: null, layer2: layer, head2: head, q: null, k: null });
+    return app.go({ r2: summary.id, text2: getText(summary), kind2: null, part2: null, b2: null, layer2: layer, head2: head, q: null, k: null });
   } catch (fault) {
     return app.fail(fault.message, form);
   } finally {

@@ -2,7 +2,7 @@
 
 import { el } from "../../drawing/elements.js";
 import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
-import { formatPlainWord } from "../../drawing/words.js";
+import { formatPlainWord, renderBareWord } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/controls.js";
 
 const WORDS = 24; // maximum number of rows and columns of a picture with words
@@ -50,6 +50,3 @@ export function createPane(name) {
 
   return { root, shelf, picks, frame, set, draw, point };
 }
-
-// Render a word as a label; a single letter is not rotated.
-const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));

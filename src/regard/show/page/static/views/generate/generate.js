@@ -1,30 +1,69 @@
-// The Generate view: words appear one by one, each with the words it attends to and the likely alternatives.
+// The Generate view: words appear one by one, each with the words it looked at, those that moved it, and the likely alternatives.
 
 import { el } from "../../drawing/elements.js";
+import { createQuantity } from "../../drawing/quantity.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatPercent } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
+import { linkRequest } from "../../frame/page_link.js";
 import { buildLayout } from "./generate_layout.js";
+import { createInfluences } from "./influences.js";
 
 const LINKED = 400; // maximum number of letters of a text in the link
+const LONGEST = 2000; // maximum number of words of a prompt that are shaded
 
-export const view = { name: "generate", title: "Generate", question: "Which word comes next, and where did the model look?", bar: [], mount };
+export const view = {
+  name: "generate",
+  title: "Generate",
+  question: "Which word comes next, and where did the model look?",
+  bar: (state, app) => (app?.summary()?.generated ? ["show"] : []),
+  mount,
+};
 
 // `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
 // number of words; the index of the selected word, null for the last; the recording; and the current run.
 function mount(stage, app) {
-  const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null };
+  const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null, influences: createInfluences(app) };
   it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => it.running?.abort(), pick: (n) => pickToken(it, n) });
   stage.append(it.page.root);
-  resumeState(it, app.state());
-  return { draw() {}, leave: () => it.running?.abort(), keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
+  fillForm(it, app.state());
+  if (!app.state().text) it.page.form.elements.text.focus();
+  const leave = () => (it.running?.abort(), it.influences.leave());
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
 }
 
-// Restore the prompt and the temperature of the link.
-function resumeState({ page }, state) {
-  page.form.elements.text.value = state.text ?? "";
-  if (state.heat) page.warm(state.heat); // not `temperature`, which is a switch of Steps
-  if (!state.text) page.form.elements.text.focus();
+// Fill the form with what the link says of the prompt and of how it is continued.
+const fillForm = ({ page }, { text, heat, seed, words }) => page.set({ text, temperature: heat ?? 1, seed: seed ?? 0, tokens: words });
+
+// Draw the state of the link; while the model writes, only the words that arrive are drawn.
+async function drawView(it, state) {
+  const summary = it.app.summary();
+  if (it.running) return;
+  if (!summary?.generated) return it.made && clearStory(it, state);
+  if (it.made?.id !== summary.id) await loadStory(it, state, summary);
+  if (it.made?.id !== summary.id) return; // another one is shown by now
+  it.picked = it.written[state.word] ? state.word : null;
+  showToken(it, it.picked ?? getLastIndex(it));
+}
+
+// Load what the model wrote before.
+async function loadStory(it, state, summary) {
+  Object.assign(it, { made: summary, written: [], picked: null });
+  fillForm(it, state);
+  it.page.begin(state.text ?? "");
+  const { text, lines } = await it.app.source.story(summary.id);
+  if (it.made !== summary) return;
+  Object.assign(it, { written: [], begun: text, wanted: lines.length });
+  for (const line of lines) it.page.add(line, it.written.push(line) - 1);
+  await endStory(it);
+}
+
+function clearStory(it, state) {
+  Object.assign(it, { written: [], made: null, picked: null });
+  fillForm(it, state);
+  it.page.hide();
+  it.app.caption();
+  it.app.legend(null);
 }
 
 async function runGeneration(it, { text, tokens, temperature, seed }) {
@@ -35,21 +74,28 @@ async function runGeneration(it, { text, tokens, temperature, seed }) {
   Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
   page.begin(text);
   app.fail("", page.form);
-  app.go({ text: text.length <= LINKED ? text : null, heat: temperature === 1 ? null : String(temperature) }, { replace: true });
+  app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, heat: temperature === 1 ? null : String(temperature) });
   page.busy(true);
   try {
     for await (const line of app.source.generate({ text, tokens, temperature, seed }, mine.signal)) {
-      if (line.recording) finishGeneration(it, line.recording);
+      if (line.recording) await finishGeneration(it, line.recording);
       else addTokens(it, line, tokens);
     }
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
-    if (it.running === mine) page.busy(false);
-    if (it.running === mine && !it.made) page.end(makeStopError(it, mine.signal.aborted), null);
+    if (it.running === mine) endRun(it, mine.signal.aborted);
     app.ready();
   }
   return undefined;
+}
+
+const NO_SELECTION = { q: null, k: null, x: null, y: null, zoom: null, at: null, token: null };
+
+function endRun(it, isAborted) {
+  it.running = null;
+  it.page.busy(false);
+  if (!it.made) it.page.end(makeStopError(it, isAborted), null);
 }
 
 function addTokens(it, line, tokens) {
@@ -59,52 +105,95 @@ function addTokens(it, line, tokens) {
   if (it.picked === null) showToken(it, it.written.length - 1);
 }
 
+// Show a word: at once what it looked at; of a complete text then also what every word did to it.
 function showToken(it, n) {
-  it.page.look(it.written[n], n, it.picked === n);
-  it.page.shade(it.written, n, it.made);
+  const line = it.written[n];
+  if (!line) return; // its text is loading
+  const setting = it.made ? it.app.settings.get(it.app.state()) : "weight";
+  it.page.look(line, n, { isPinned: it.picked === n, isWritten: Boolean(it.made) });
+  shadeLooked(it, line);
   describePicture(it, n);
+  if (!it.made) return;
+  it.influences.load(it.made, line, setting, (found) => showInfluence(it, line, setting, found));
+}
+
+// Shade the words that a word looked at, in the colors of their weights.
+function shadeLooked({ app, page, made }, { looked }) {
+  if (made && app.settings.get(app.state()) !== "weight") return; // the numbers before stay until the others arrive
+  const numbers = [];
+  for (const { place, weight } of looked) numbers[place] = weight;
+  shadeNumbers({ app, page }, numbers, createQuantity("weight"));
+}
+
+function shadeNumbers({ app, page }, numbers, quantity) {
+  const most = numbers.reduce((top, value) => Math.max(top, Math.abs(value ?? 0)), 0);
+  const scale = quantity.makeScale({ scale: "linear" }, numbers.length, most || 1);
+  page.shade(numbers, scale, quantity);
+  app.legend(quantity.makeLegend(scale));
+}
+
+function showInfluence(it, line, setting, { shown, moved }) {
+  shadeNumbers(it, shown.numbers, createQuantity(setting, line));
+  it.page.moved(line, moved, createQuantity(moved.setting, line), (place) => getWord(it, place));
+}
+
+// Return the word at a place of the text.
+function getWord({ app, written, made }, place) {
+  const first = written[0].place;
+  return place < first ? app.word(made.attentions[0].rows, place) ?? "…" : written[place - first].word;
 }
 
 const getLastIndex = (it) => it.written.length - 1;
 
-function pickToken(it, n) {
-  it.picked = it.picked === n ? null : Math.min(Math.max(n, 0), getLastIndex(it));
-  showToken(it, it.picked ?? getLastIndex(it));
+// Select a word; the selection of a complete text is in the link.
+function pickWord(it, n) {
+  it.picked = n;
+  if (it.made) return it.app.go({ word: n }, { replace: true });
+  return showToken(it, n ?? getLastIndex(it));
 }
 
+const pickToken = (it, n) => pickWord(it, it.picked === n ? null : Math.min(Math.max(n, 0), getLastIndex(it)));
+
 function stepToken(it, by) {
-  if (!it.written.length) return;
-  it.picked = Math.min(Math.max((it.picked ?? getLastIndex(it)) + by, 0), getLastIndex(it));
-  showToken(it, it.picked);
+  if (it.written.length) pickWord(it, Math.min(Math.max((it.picked ?? getLastIndex(it)) + by, 0), getLastIndex(it)));
 }
 
 function unpickToken(it) {
   if (it.page.isBusy()) return it.running.abort();
-  if (!it.written.length) return undefined;
-  it.picked = null;
-  return showToken(it, getLastIndex(it));
+  return it.written.length ? pickWord(it, null) : undefined;
 }
 
-function finishGeneration(it, summary) {
+async function finishGeneration(it, summary) {
   it.made = summary;
-  if (it.written.length < it.wanted) it.page.ended(it.written.length);
   it.app.add(summary);
-  showToken(it, it.picked ?? getLastIndex(it));
+  it.running = null;
+  it.page.busy(false);
+  it.app.go({ r: summary.id, ...linkRequest(summary), word: it.picked }, { replace: true });
+  await endStory(it);
+}
+
+// Split the prompt into its words, and lead to the other views.
+async function endStory(it) {
+  const { app, made, written, page } = it;
+  if (written.length < it.wanted) page.ended(written.length);
+  const first = written[0].place;
+  const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
+  if (it.made !== made) return;
+  page.read(words, first);
   const links = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
-  const changes = { r: summary.id, q: null, k: null, at: null, token: null, text: null, heat: null };
-  it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
+  page.end("", links.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: made.id, ...NO_SELECTION }) }, said)));
 }
 
 // Return the message of a stopped run, which has no recording, with a link that opens its text in Type.
 function makeStopError({ app, written, begun }, asked) {
   if (!written.length) return asked ? "Stopped before the first word." : "";
   const text = begun + written.map((one) => one.word).join("");
-  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Open this text in Type"), ".");
+  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
 }
 
 function describePicture({ app, written, picked }, n) {
   const { word, probability } = written[n];
-  const more = picked === null ? "; select a word to see its attention." : "; click it again to deselect it.";
+  const more = picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 

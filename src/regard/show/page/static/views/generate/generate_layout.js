@@ -1,9 +1,9 @@
 // The layout of Generate: the prompt, the generated text and the selected word.
 
-import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
+import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
-import { formatPercent, formatThreeDigits } from "../../drawing/number_format.js";
-import { quoteWord, renderWord } from "../../drawing/words.js";
+import { renderWord } from "../../drawing/words.js";
+import { createTokenPanel } from "./token_panel.js";
 import { createPromptForm } from "./prompt_form.js";
 
 const NEAR = 60; // maximum pixels from the end of the text at which it scrolls along with new words
@@ -22,7 +22,7 @@ export function buildLayout(app, { run, stop, pick }) {
     root,
     body,
     form: ask.form,
-    warm: ask.warm,
+    set: ask.set,
     busy: ask.busy,
     isBusy: ask.isBusy,
     begin(beginning) {
@@ -31,13 +31,16 @@ export function buildLayout(app, { run, stop, pick }) {
       after.replaceChildren();
       progress.textContent = "";
     },
+    hide: () => (body.hidden = true),
     add: text.add,
+    read: text.read,
     shade: text.shade,
+    moved: word.moved,
     count: (n, all) => (progress.textContent = `${n} of ${all} words`),
     ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
-    look(line, n, pinned) {
-      word.show(line);
-      text.mark(n, pinned);
+    look(line, n, { isPinned, isWritten }) {
+      word.show(line, isWritten);
+      text.mark(n, isPinned);
     },
     end: (said, links) => after.replaceChildren(...[said, ...(links ?? [])].filter(Boolean)),
   };
@@ -70,16 +73,13 @@ function createGeneratedText(pick) {
     if (focused) at(n).focus();
   }
 
-  // Shade the generated words that word n attends to; the prompt is not split into words here.
-  function shadeWords(words, n, made) {
-    for (const span of came.querySelectorAll("[data-n]")) Object.assign(span.style, { backgroundColor: "", color: "" });
-    const read = made?.attentions[0]?.layers[0].keys; // all tokens except the last, which was generated and not read
-    const first = words[0].place ?? (read && read - (words.length - 1)); // the position of the first generated word
-    if (first === undefined) return;
-    const top = Math.max(...words[n].looked.map((one) => one.weight), 1e-6);
-    for (const { place, weight } of words[n].looked) {
-      const colour = shadeWeight(0.15 + (0.85 * weight) / top);
-      Object.assign(at(place - first)?.style ?? {}, { backgroundColor: formatColor(colour), color: chooseInk(colour) });
+  // Shade the words by the numbers at their places, in the colors of a quantity; the words without one are left as they are.
+  function shadeWords(numbers, scale, quantity) {
+    for (const span of element.querySelectorAll("[data-place]")) {
+      const value = numbers[Number(span.dataset.place)] ?? null;
+      const colour = value === null ? null : quantity.shade(scale, value);
+      Object.assign(span.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
+      span.title = colour ? `${quantity.name} ${quantity.isSigned ? quantity.format(value) : value.toPrecision(3)}` : "";
     }
   }
 
@@ -92,39 +92,15 @@ function createGeneratedText(pick) {
       came.replaceChildren();
       element.scrollTop = element.scrollHeight;
     },
-    add({ word }, n) {
+    // Split the prompt into words; the first `count` of them are loaded.
+    read(words, count) {
+      const rest = words.length < count ? prompt.textContent.slice(words.join("").length) : "";
+      prompt.replaceChildren(...words.map((word, place) => el("span", { class: "word", "data-place": place }, word)), rest);
+    },
+    add({ word, place }, n) {
       const follows = element.scrollTop + element.clientHeight > element.scrollHeight - NEAR;
-      came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n }, renderWord(word)), word.includes("\n") ? el("br") : "");
+      came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n, "data-place": place }, renderWord(word)), word.includes("\n") ? el("br") : "");
       if (follows) element.scrollTop = element.scrollHeight;
     },
   };
-}
-
-// Create the panel of the selected word: the words it attends to, and the alternatives.
-function createTokenPanel() {
-  const [looked, likely] = [el("ol", { class: "generate-list" }), el("ol", { class: "generate-list" })];
-  const which = el("h2");
-  const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
-    el("section", {}, el("h3", {}, "Attention"), looked, el("p", { class: "note" }, "Weights of the word: the mean over the heads of the last layers.")),
-    el("section", {}, el("h3", {}, "Alternatives"), likely));
-
-  function show({ word, probability, likeliest, looked: places }) {
-    element.hidden = false;
-    which.replaceChildren("Word ", quoteWord(word));
-    const paper = (share) => formatColor(shadeWeight(0.25 + 0.75 * share));
-    looked.replaceChildren(...places.map((one) => renderProbabilityBar(one.word, one.weight / places[0].weight, formatThreeDigits(one.weight), paper)));
-    const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
-    likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), null, one.word === word)));
-  }
-
-  return { element, show };
-}
-
-// Render a word with a bar and a number.
-function renderProbabilityBar(word, share, text, paper, chosen) {
-  const fill = { width: `${100 * share}%`, ...(paper && { backgroundColor: paper(share) }) };
-  return el("li", { class: chosen ? "generate-bar generate-chosen" : "generate-bar" },
-    el("span", { class: "generate-word" }, renderWord(word)),
-    el("span", { class: "generate-track" }, el("span", { style: fill })),
-    el("span", { class: "numbers" }, text));
 }

@@ -5,8 +5,8 @@ import { el } from "../../drawing/elements.js";
 const COUNTS = [5, 20, 40, 80, 160, 300];
 const LETTERS = 72; // maximum number of letters of an example sentence
 
-// Create the form; it calls run({text, tokens, temperature, seed}) and stop(). `warm` sets the temperature, `busy` whether the
-// model is running.
+// Create the form; it calls run({text, tokens, temperature, seed}) and stop(). `set` sets how words are sampled, `busy` whether
+// the model is running.
 export function createPromptForm(app, { run, stop }) {
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });
   const go = el("button", { class: "primary" }, "Generate");
@@ -25,7 +25,11 @@ export function createPromptForm(app, { run, stop }) {
   return {
     element: el("div", { class: "generate-ask" }, form, settings.element, offers),
     form,
-    warm: settings.warm,
+    set(given) {
+      text.value = given.text ?? "";
+      settings.set(given);
+      offer();
+    },
     isBusy: () => !halt.hidden,
     busy(now) {
       const focused = document.activeElement === (now ? go : halt);
@@ -59,5 +63,10 @@ function renderSamplingControls(app) {
     named("temperature", warmth, told, "0 always selects the likeliest word, 1 samples from the model’s probabilities, 2 samples from flatter ones"),
     named("seed", seed, null, "Seed of the random numbers: the same seed gives the same words"));
   const values = () => ({ tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
-  return { element, warm, values };
+  const set = (given) => {
+    warm(given.temperature);
+    seed.value = given.seed;
+    if (given.tokens !== undefined) tokens.value = String(given.tokens);
+  };
+  return { element, set, values };
 }

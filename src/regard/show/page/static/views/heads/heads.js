@@ -4,7 +4,7 @@ import { el } from "../../drawing/elements.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { paintCodes } from "../../drawing/matrix_image.js";
 import { getHeadNumber } from "../../frame/controls.js";
-import { SENTENCES, renderHeadControls } from "./kind_filter.js";
+import { EFFECT, SENTENCES, renderHeadControls } from "./kind_filter.js";
 import { exportSheet } from "./svg_sheet.js";
 import { createVisibilityPanel } from "./visibility_panel.js";
 
@@ -51,10 +51,19 @@ function getAllTiles(it) {
 // List the heads that are shown, in their order.
 function listShownHeads(it, state) {
   const kept = getAllTiles(it).filter((one) => !state.only || getHeadRow(it, one)?.kind === state.only);
-  if (!it.whole || !it.detectors.includes(state.by)) return kept;
-  const score = (one) => getHeadRow(it, one)?.scores[state.by] ?? -Infinity;
+  if (!isSorted(it, state)) return kept;
+  const score = (one) => (state.by === EFFECT ? Math.abs(getTotal(it, one)) : getHeadRow(it, one)?.scores[state.by] ?? -Infinity);
   return kept.sort((a, b) => score(b) - score(a));
 }
+
+// Return whether the heads are sorted: all numbers of the order are known.
+function isSorted(it, { by }) {
+  if (by === EFFECT) return Boolean(it.shown) && getLayers(it).every((_, layer) => it.thumbs.get(layer)?.totals);
+  return it.whole && it.detectors.includes(by);
+}
+
+// Return the sum of what is shown over a head, or undefined until it is known.
+const getTotal = (it, { layer, head }) => it.thumbs.get(layer)?.totals?.[head];
 
 function drawView(it, state) {
   const { app } = it;
@@ -64,6 +73,7 @@ function drawView(it, state) {
   it.shown = shown;
   if (of !== it.of) resetView(it, of);
   else if (isOther) resetThumbnails(it);
+  if (shown && state.by === EFFECT) getLayers(it).forEach((_, layer) => fetchThumbnails(it, layer)); // the order needs all of them
   shadeAll(it, state);
   selectTile(it, state);
   return it.seen.draw(state);
@@ -83,7 +93,7 @@ function resetView(it, of) {
   });
 }
 
-// Fetch the thumbnails of another setting; until they arrive, the pictures are empty.
+// Fetch the thumbnails of another setting; until they arrive, the pictures are empty and marked.
 function resetThumbnails(it) {
   it.pictures.abort();
   it.near.disconnect();
@@ -113,6 +123,7 @@ async function fetchKinds(it) {
     }
   }
   app.ready();
+  markBusy(it);
 }
 
 // Fetch the thumbnails of a layer.
@@ -121,6 +132,7 @@ async function fetchThumbnails(it, layer) {
   const { thumbs, shown } = it;
   if (thumbs.has(layer)) return;
   thumbs.set(layer, null);
+  markBusy(it);
   const { kind, part, b } = app.place();
   try {
     const fetch = shown ? app.source.attributionThumbs : app.source.thumbs;
@@ -128,12 +140,24 @@ async function fetchThumbnails(it, layer) {
     if (thumbs !== it.thumbs) return; // another setting is shown by now
     if (shown) shadeAll(it, app.state());
     else shadeLayer(it, layer);
-    describePicture(it, app.state());
+    if (shown) selectTile(it, app.state()); // with its sums
+    else describePicture(it, app.state());
   } catch (fault) {
     if (fault.name === "AbortError") return;
     thumbs.delete(layer);
     app.fail(fault.message, it.controls);
+  } finally {
+    if (thumbs === it.thumbs) markBusy(it);
   }
+}
+
+// Mark the pictures that the model is run for, and say so; the wait for the kinds of the heads comes first.
+function markBusy(it) {
+  const asked = [...it.thumbs].filter(([, found]) => !found).map(([layer]) => layer);
+  for (const element of it.tiles.values()) element.toggleAttribute("data-busy", Boolean(it.shown) && asked.includes(Number(element.dataset.layer)));
+  if (!it.shown || !it.whole) return;
+  if (asked.length) it.app.wait(`Running ${it.app.start.model}`, 1 - asked.length / it.thumbs.size);
+  else it.app.ready();
 }
 
 // Draw all thumbnails in one scale, and its legend.
@@ -142,7 +166,7 @@ function shadeAll(it, state) {
   const { keys } = getLayers(it)[state.layer];
   const quantity = app.settings.quantity(state);
   const found = [...it.thumbs.values()].filter(Boolean);
-  const scale = quantity.makeScale(state, keys, it.shown ? Math.max(...found.map(({ codes }) => quantity.measure(codes)), 0) : 1);
+  const scale = quantity.makePictureScale(state, keys, it.shown ? Math.max(...found.map(({ codes }) => quantity.measure(codes)), 0) : 1);
   it.paint = quantity.paint(scale);
   app.legend(quantity.makeLegend(scale, null, keys > THUMB ? "largest " : ""));
   for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
@@ -174,9 +198,12 @@ function labelTiles(it, state) {
 
 function labelTile(it, state, { layer, head }, element, found) {
   const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${formatThreeDigits(value)}`);
-  element.href = it.app.link({ view: "map", layer, head, x: null, y: null, zoom: null });
+  const total = getTotal(it, { layer, head });
+  const { name, write, format, isSigned } = it.app.settings.quantity(state);
+  if (total !== undefined) scores.push(`sum of ${name} ${isSigned ? format(total) : write(total)}`);
+  element.href = it.app.link({ view: "map", layer, head, heads: null, x: null, y: null, zoom: null });
   element.title = found ? [`${found.kind}: ${found.sentence}`, ...scores].join("\n") : "";
-  element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
+  element.querySelector(".head-score").textContent = state.by === EFFECT ? (total === undefined ? "" : write(total)) : it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
   element.querySelector(".head-kind").textContent = found?.kind ?? "";
   element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open in Map`);
   element.classList.toggle("chosen", layer === state.layer && head === state.head);
@@ -185,7 +212,7 @@ function labelTile(it, state, { layer, head }, element, found) {
 // Arrange the tiles: by layer if they are neither sorted nor filtered.
 function layOutTiles(it, state) {
   const shown = listShownHeads(it, state);
-  const grouped = shown.length && !it.detectors.includes(state.by) && !state.only;
+  const grouped = shown.length && !isSorted(it, state) && !state.only;
   const order = JSON.stringify([grouped, shown.map((one) => one.name)]);
   if (order === it.laid) return;
   it.laid = order;
@@ -226,7 +253,7 @@ function stepHead(it, step) {
   const now = shown.findIndex((one) => one.layer === state.layer && one.head === state.head);
   const next = shown[Math.min(Math.max(step(now), 0), shown.length - 1)];
   if (!next) return;
-  it.app.go({ layer: next.layer, head: next.head }, { replace: true });
+  it.app.go({ layer: next.layer, head: next.head, heads: null }, { replace: true });
   it.tiles.get(next.name).focus({ preventScroll: false });
 }
 
@@ -242,7 +269,7 @@ const listKeys = (it) => [
   ["ArrowRight", "next head", () => stepHead(it, (now) => now + 1)],
   ["ArrowUp", "head above", () => stepHead(it, (now) => now - countColumns(it))],
   ["ArrowDown", "head below", () => stepHead(it, (now) => now + countColumns(it))],
-  ["Enter", "open the head in Map", () => it.app.go({ view: "map" })],
+  ["Enter", "open the head in Map", () => it.app.go({ view: "map", heads: null })],
 ];
 
 const formatPlural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

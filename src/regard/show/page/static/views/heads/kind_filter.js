@@ -14,11 +14,15 @@ export const SENTENCES = {
   unclear: "no score is clearly above its threshold and the others",
 };
 
+export const EFFECT = "effect"; // the order by the sum of what is shown, if that is not the weight
+
 // Render the controls: `rows` are the scores of the heads by name; `detectors` are known once all heads are scored.
 export function renderHeadControls(element, app, state, { rows, detectors, whole }) {
+  const { name } = app.settings.quantity(state);
+  const effect = name !== "weight" && el("option", { value: EFFECT, selected: state.by === EFFECT }, `sum of ${name}`);
   const focused = document.activeElement?.getAttribute("data-control");
-  const select = el("select", { "data-control": "by", disabled: !whole, onchange: () => app.go({ by: select.value || null }) },
-    el("option", { value: "" }, "layer and head"), detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
+  const select = el("select", { "data-control": "by", disabled: !whole && !effect, onchange: () => app.go({ by: select.value || null }) },
+    el("option", { value: "" }, "layer and head"), effect || null, detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
   const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
   const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
   const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");

@@ -73,13 +73,15 @@ function updateHead(it, state) {
   it.colours = "";
   it.opening?.abort();
   if (!shown) return openHead(it, of, place, state);
-  app.ready();
+  it.busy = true; // until the first tile arrives
+  app.wait(`Running ${app.start.model}`);
   return describePicture(it, state);
 }
 
 // Load the profiles of the head and its kind, and show the progress on a long text.
 async function openHead(it, of, place, state) {
   const { app, at } = it;
+  it.busy = false;
   it.opening?.abort();
   const control = (it.opening = new AbortController());
   const said = `Computing all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
@@ -107,10 +109,15 @@ function scheduleFrame(it) {
 }
 
 function drawFrame(it) {
-  const { at, canvas } = it;
+  const { app, at, canvas } = it;
   it.planned = false;
   if (!at.camera) return;
   chooseLevel(it);
+  if (it.busy && !at.tiles.waiting()) {
+    it.busy = false;
+    app.ready();
+  }
+  canvas.parentElement.toggleAttribute("data-busy", Boolean(it.busy));
   const context = canvas.getContext("2d");
   context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
   context.clearRect(0, 0, at.size.width, at.size.height);
@@ -125,7 +132,7 @@ function chooseLevel(it) {
   at.tiles.want([[at.levels - 1, 0, 0], ...sight]);
   const state = app.state();
   const top = Math.max(...sight.map((place) => at.tiles.at(...place)?.top ?? 0), at.quantity.least);
-  if (!at.scale || (at.quantity.name !== "weight" && top > 0) || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = at.quantity.makeScale(state, at.keys, top);
+  if (!at.scale || (at.quantity.name !== "weight" && top > 0) || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = at.quantity.makePictureScale(state, at.keys, top);
   requestTiles(it, z);
   requestWords(it);
 }

@@ -1,6 +1,7 @@
 // The Steps view: the computation of one head, one step at a time, with its numbers and switches.
 
 import { getStateHeadNumber } from "../../frame/controls.js";
+import { chooseQuery } from "../../frame/selected_word.js";
 import { writeArithmetic } from "./arithmetic.js";
 import { makeNamer } from "./narration.js";
 import { exportPanels, formatTabbed } from "./number_table.js";
@@ -48,9 +49,12 @@ function makeCacheKey(it, state) {
   const { app } = it;
   const example = getExample(it, state);
   if (example) return `${example} ${state.head}`;
+  return JSON.stringify([state.r, app.place(), isLong(app, state) ? chooseQuery(app, state) : null]);
+}
+
+function isLong(app, state) {
   const { queries, keys } = app.attention().layers[state.layer];
-  const long = Math.max(queries, keys) > app.start.limits.steps;
-  return JSON.stringify([state.r, app.place(), long ? (state.q ?? null) : null]);
+  return Math.max(queries, keys) > app.start.limits.steps;
 }
 
 async function loadData(it, state, key) {
@@ -59,7 +63,7 @@ async function loadData(it, state, key) {
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
   app.wait("Loading the steps");
-  const asked = example ? app.source.example({ name: example, head: state.head }, signal) : app.source.steps(state.r, { ...app.place(), q: state.q }, signal);
+  const asked = example ? app.source.example({ name: example, head: state.head }, signal) : app.source.steps(state.r, { ...app.place(), q: isLong(app, state) ? chooseQuery(app, state) : null }, signal);
   it.loaded = { key, data: await asked };
   app.ready();
 }
@@ -81,20 +85,17 @@ function placeInScene(it, state) {
   const { at } = it;
   const { data } = it.loaded;
   const [row, column] = getAxisNames(it, state).map((name) => state[name]);
-  at.row = data.partial || row === undefined ? chooseFirstScene(it, state) : clampIndex(Number(row), data.rows.length);
+  at.row = data.partial || row === undefined ? chooseRow(it, state) : clampIndex(Number(row), data.rows.length);
   it.told = buildScenes(data, readSettings(state), at.row);
   const weights = it.told.own?.weights[at.row] ?? [];
   const most = weights.indexOf(Math.max(...weights));
   at.column = column === undefined ? most : clampIndex(Number(data.partial ? data.places.indexOf(Number(column)) : column), data.columns.length);
   const names = it.told.scenes.map((one) => one.name);
-  at.scene = Math.max(names.indexOf(names.includes(state.step) ? state.step : data.before ? names[0] : "scores"), 0);
+  at.scene = Math.max(names.indexOf(state.step), 0); // by default the first: q, k and v
 }
 
-// Return the default query: the last word, or the last word before the end token of a translation.
-function chooseFirstScene({ app, loaded: { data }, ...it }, state) {
-  if (data.partial || getExample({ app, ...it }, state) || !app.ofTwoTexts()) return data.focus;
-  return app.telling(app.attention().rows, Math.max(data.rows.length - 2, 0));
-}
+// Return the default query, the same as in the other views; an example has its own.
+const chooseRow = (it, state) => (it.loaded.data.partial || getExample(it, state) ? it.loaded.data.focus : chooseQuery(it.app, state));
 
 const getScene = (it) => it.told.scenes[it.at.scene];
 const isContextScene = (it) => getScene(it).name === "context";
@@ -146,7 +147,7 @@ function turnHead(it, by) {
   if (!it.told?.own) return;
   if (!it.loaded.data.partial) return selectCell(it, clampIndex(at.row + by, it.loaded.data.rows.length));
   const count = app.attention().layers[app.state().layer].queries;
-  app.go({ q: clampIndex((app.state().q ?? count - 1) + by, count) }, { replace: true });
+  app.go({ q: clampIndex(chooseQuery(app, app.state()) + by, count) }, { replace: true });
 }
 
 function stepColumn(it, by) {

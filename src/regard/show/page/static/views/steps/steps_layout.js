@@ -1,6 +1,7 @@
 // The layout of Steps: the examples, the list of steps, the scene and the bars.
 
 import { el } from "../../drawing/elements.js";
+import { writeMinusSigns } from "../../drawing/number_format.js";
 import { renderBars } from "./query_bars.js";
 import { createPanel } from "./number_table.js";
 import { UNTOUCHED } from "./switches.js";
@@ -92,8 +93,8 @@ function createScene() {
   const tables = el("div", { class: "steps-tables" });
 
   function set(now, at, { pick }) {
-    formula.replaceChildren(el("b", {}, now.name), formatHeading(now).slice(now.name.length));
-    sentence.textContent = now.sentence;
+    formula.replaceChildren(el("b", {}, now.name), writeMinusSigns(formatHeading(now).slice(now.name.length)));
+    sentence.textContent = writeMinusSigns(now.sentence);
     const focused = tables.querySelector(":focus")?.closest("tr")?.rowIndex;
     const focus = getFocus(now, at);
     tables.replaceChildren(...now.panels.map((one) => createPanel({ ...one, focus, pick })), ...renderLines(now));
@@ -103,7 +104,7 @@ function createScene() {
   return {
     parts: [formula, sentence, sum, tables],
     set,
-    sum: (of, calculation, value) => sum.replaceChildren(...(of ? [el("b", {}, of), el("span", { title: String(value) }, calculation)] : [])),
+    sum: (of, calculation, value) => sum.replaceChildren(...(of ? [el("b", {}, of), el("span", { title: String(value) }, writeMinusSigns(calculation))] : [])),
   };
 }
 
@@ -116,7 +117,7 @@ function getFocus(now, at) {
 
 function renderLines({ lines }) {
   if (!lines?.length) return [];
-  return [el("dl", { class: "steps-lines numbers" }, lines.map((one) => [el("dt", {}, one.label), el("dd", {}, one.calculation)]))];
+  return [el("dl", { class: "steps-lines numbers" }, lines.map((one) => [el("dt", {}, one.label), el("dd", {}, writeMinusSigns(one.calculation))]))];
 }
 
 // Format the heading of a scene, its name and formula, as regard walk does.

@@ -5,13 +5,11 @@ import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatCount } from "../../drawing/number_format.js";
 import { findLargest, listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord } from "../../drawing/words.js";
-import { getHeadNumber } from "../../frame/controls.js";
-import { getSelectedHeads, renderTextControls } from "./text_controls.js";
+import { chooseQuery, getSelectedHeads, isShortText, nameSelectedHeads } from "../../frame/selected_word.js";
+import { renderTextControls } from "./text_controls.js";
 import { createTextPanes } from "./text_panes.js";
 
 const LINKS = 8; // number of strongest links listed
-const SHORT = 60; // maximum number of words in a large font
-const EARLY = 40; // the word of a longer text that is shown before one is selected; it is visible without scrolling
 const REST = 120; // milliseconds that the pointer stays on a word before its links are listed
 const BINS = 64; // number of colors of words
 
@@ -58,7 +56,7 @@ function buildTexts(it, state) {
   const { queries, keys } = getLayer(it, state);
   it.texts.forEach(({ text }) => text.leave());
   it.texts = createTextPanes(it.panes, it.app, { queries, keys }, { hover: (side, n) => hoverWord(it, side, n), pick: (side, n) => pickWord(it, side, n) });
-  it.stage.classList.toggle("short", Math.max(queries, keys) <= SHORT);
+  it.stage.classList.toggle("short", isShortText({ queries, keys }));
   it.stage.classList.toggle("double", hasTwoTexts(it));
 }
 
@@ -66,11 +64,7 @@ function buildTexts(it, state) {
 function getSubject(it, state) {
   if (it.hovered) return it.hovered;
   if (hasTwoTexts(it) && isBackwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
-  const { queries } = getLayer(it, state);
-  const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // the last token of a translation is its end token
-  const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? last : EARLY);
-  const isAboutLogit = ["pull", "cut"].includes(it.app.settings.get(state)); // its last layer is 0 for every other query
-  return { side: hasTwoTexts(it) ? "rows" : "both", place: state.q ?? (isAboutLogit ? state.at ?? queries - 1 : first()) };
+  return { side: hasTwoTexts(it) ? "rows" : "both", place: chooseQuery(it.app, state) };
 }
 
 function hoverWord(it, side, place) {
@@ -161,9 +155,7 @@ const getWordList = ({ app, shown }) => (shown.side === "columns" ? app.attentio
 async function describePicture(it, state) {
   const { app, name } = it;
   const { place, incoming } = it.shown;
-  const names = getSelectedHeads(app, state).map((head) => getHeadNumber(getLayer(it, state), head));
-  const all = names.length === getLayer(it, state).heads;
-  const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
+  const which = nameSelectedHeads(app, state);
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
   const quantity = app.settings.quantity(state);

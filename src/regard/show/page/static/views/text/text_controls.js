@@ -2,13 +2,7 @@
 
 import { el } from "../../drawing/elements.js";
 import { renderChoice, getHeadNumber } from "../../frame/controls.js";
-
-// Return the heads that a state selects.
-export function getSelectedHeads(app, state) {
-  const named = state.heads ? state.heads.split(",").map(Number) : [state.head];
-  const found = named.filter((head) => head < app.attention().layers[state.layer].heads);
-  return found.length ? found : [state.head];
-}
+import { getSelectedHeads, selectHeads } from "../../frame/selected_word.js";
 
 export function renderTextControls(element, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
@@ -27,18 +21,17 @@ function renderHeadChips(app, state) {
   const all = heads.length === layer.heads;
   const chip = (name, pressed, press) => el("button", { class: "chip numbers", "data-control": `head ${name}`, "aria-pressed": String(pressed), onclick: press });
   const each = Array.from({ length: layer.heads }, (_, head) => {
-    const one = chip(head, heads.includes(head), () => app.go(toggleHead(heads, head)));
+    const one = chip(head, heads.includes(head), () => app.go(toggleHead(app, state, heads, head)));
     one.append(String(getHeadNumber(layer, head)));
     return one;
   });
-  const every = chip("all", all, () => app.go({ heads: all ? null : each.map((_, n) => n).join(",") }));
+  const every = chip("all", all, () => app.go({ heads: all ? null : "all" }));
   every.append("all");
   return layer.heads > 1 ? [...each, every] : each;
 }
 
 // Return the changes of the link that add or remove a head; the last head is not removed.
-function toggleHead(heads, head) {
+function toggleHead(app, state, heads, head) {
   const next = heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head].sort((a, b) => a - b);
-  if (!next.length) return {};
-  return { head: next[0], heads: next.length === 1 ? null : next.join(",") };
+  return next.length ? selectHeads(app, state, next) : {};
 }

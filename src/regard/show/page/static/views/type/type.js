@@ -1,23 +1,22 @@
 // The Type view: a text of the user, the attention of one of its words, and the predicted next words.
 
-import { decodeWeight } from "../../data/weight_codes.js";
-import { roundUp, createScale, createStateScale, buildColorTable } from "../../drawing/color.js";
-import { makeWeightScale } from "../../drawing/legend.js";
+import { roundUp, createScale, createStateScale } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
-import { formatCount, formatRounded } from "../../drawing/number_format.js";
+import { formatCount } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
-import { makeInitialState, getStateHeadNumber, isCrossText } from "../../frame/controls.js";
-import { parseLink } from "../../frame/page_link.js";
+import { makeInitialState, isCrossText } from "../../frame/controls.js";
+import { linkRequest, parseLink } from "../../frame/page_link.js";
+import { chooseQuery, getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
+import { describeNumbers } from "./row_sentence.js";
 import { buildLayout } from "./type_layout.js";
 
 const MOST = 2000; // maximum number of words shown; Text shows all
-const LINKED = 400; // maximum number of letters of a text in the link
 
 export const view = {
   name: "type",
   title: "Type",
   question: "What does the model do with my words?",
-  bar: (state) => (state.r ? ["attention", "layer"] : []),
+  bar: (state) => (state.r ? ["attention", "layer", "show", "target"] : []),
   mount,
 };
 
@@ -32,12 +31,11 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => app.summary() && { svg: snapshotAsSvg(it.page.result) } };
 }
 
-// Restore the text of the link; if the server no longer has its recording, run the model again.
+// Run the model on the text of a link that names no recording.
 function resumeView(it) {
-  const asked = parseLink(location.hash);
+  const { text, r } = parseLink(location.hash);
   const box = it.page.form.elements.text;
-  if (asked.text) box.value = asked.text;
-  if (asked.text && !it.app.shelf().some((one) => one.id === asked.r)) runText(it, asked.text);
+  if (text && !r) runText(it, (box.value = text));
   if (!it.app.summary()) box.focus();
 }
 
@@ -54,7 +52,7 @@ async function runText(it, text) {
     const summary = await app.source.type({ text }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, at: null, token: null, ...chooseStart(app, summary, before) });
+    app.go({ r: summary.id, view: "type", ...linkRequest(summary), q: null, k: null, at: null, token: null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
@@ -68,7 +66,7 @@ async function runText(it, text) {
 function chooseStart(app, summary, before) {
   const two = summary.attentions.some((one) => isCrossText(summary, one));
   if (two && before.kind !== "cross") return makeInitialState(summary);
-  return before.layer === 0 && !before.text ? { layer: makeInitialState(summary).layer } : { layer: before.layer };
+  return parseLink(location.hash).r || before.layer > 0 ? { layer: before.layer } : makeInitialState(summary);
 }
 
 async function drawView(it, state) {
@@ -80,7 +78,7 @@ async function drawView(it, state) {
   if (!summary) return;
   it.asking.abort();
   const { signal } = (it.asking = new AbortController());
-  const q = chooseQuery(it);
+  const q = chooseQuery(app, state);
   const told = await fetchWords(it, q);
   if (it.drawn !== summary.id) beginText(it, summary);
   renderWords(it, state, q, told);
@@ -89,14 +87,6 @@ async function drawView(it, state) {
   shadeWords(it, state, { ...told, row, q });
   drawPictures(it, state, q, thumbs);
   describePicture(it, state, told.asker);
-}
-
-// Return the query: that of the link, or the last word that has letters.
-function chooseQuery({ app }) {
-  const { q, layer } = app.state();
-  const { rows, layers } = app.attention();
-  const { queries } = layers[layer];
-  return q ?? app.telling(rows, queries - 1 - Number(app.ofTwoTexts() && queries > 1)); // the last token of a translation is its end token
 }
 
 // Fetch the words of the keys, those of the queries if they differ, and the word of the query.
@@ -109,8 +99,11 @@ async function fetchWords({ app }, q) {
   return { words, asking, asker };
 }
 
-// Reset the view for another recording.
+// Reset the view for another recording; the text field has its text, as far as a link can hold it.
 function beginText(it, summary) {
+  const { text, words } = parseLink(location.hash);
+  if (it.drawn || (text && words === undefined)) it.page.form.elements.text.value = words === undefined ? text ?? "" : "";
+  it.page.offer();
   it.kept.clear();
   it.page.next(summary.next ?? [], (word) => appendWord(it, word));
   it.drawn = summary.id;
@@ -125,21 +118,36 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
   page.picked(q, rows === columns);
+  page.label(words.slice(0, keys), asking.slice(0, queries));
   page.links(app, state);
 }
 
-// Fetch the weights of the query, of one head or the mean of all heads, and thumbnails of the heads.
+// Fetch the numbers of the query, of one head or the mean of all heads, and thumbnails of the heads.
 async function fetchRow(it, state, q, signal) {
   const { app } = it;
   const { id } = app.summary();
   const place = app.place();
-  const one = state.of === "head";
-  const all = Array.from({ length: app.attention().layers[state.layer].heads }, (_, n) => n).join();
+  const { kind, part, b, layer } = place;
+  const selected = getSelectedHeads(app, state);
+  const heads = selected.length > 1 ? selected.join() : null;
+  const shown = app.settings.get(state) === "weight" ? null : app.settings.query(state);
+  const askRow = () => (shown ? fetchEffects(it, "attribution", { ...place, q, heads, ...shown }, signal) : app.source.row(id, { ...place, q, heads }, signal));
+  const askThumbs = () => (shown ? fetchEffects(it, "attributionThumbs", { kind, part, b, layer, ...shown }, signal) : app.source.thumbs(id, { kind, part, b, layer }, signal));
   const [row, thumbs] = await Promise.all([
-    fetchOnce(it, `row ${JSON.stringify([place, q, one])}`, () => app.source.row(id, { ...place, q, ...(one ? {} : { heads: all }) }, signal)),
-    fetchOnce(it, `thumbs ${JSON.stringify([place.kind, place.part, place.b, place.layer])}`, () => app.source.thumbs(id, { ...place, head: null }, signal)),
+    fetchOnce(it, `row ${JSON.stringify([place, q, heads, shown])}`, askRow),
+    fetchOnce(it, `thumbs ${JSON.stringify([kind, part, b, layer, shown])}`, askThumbs),
   ]);
-  return { row, thumbs };
+  return { row: row.codes ?? row, thumbs };
+}
+
+// Fetch numbers for which the server may have to run the model.
+async function fetchEffects({ app }, what, query, signal) {
+  app.wait(`Running ${app.start.model}`);
+  try {
+    return await app.source[what](app.summary().id, query, signal);
+  } finally {
+    if (!signal.aborted) app.ready();
+  }
 }
 
 async function fetchOnce({ kept }, key, ask) {
@@ -147,33 +155,37 @@ async function fetchOnce({ kept }, key, ask) {
   return kept.get(key);
 }
 
-// Shade the words by their weights; the first word, which often has most of the attention, does not set the scale.
 function shadeWords({ app, page }, state, { row, words, asker, q }) {
-  const weights = Array.from(row, decodeWeight);
-  const two = app.ofTwoTexts();
-  const others = weights.slice(two ? 0 : 1).filter((one) => one !== null);
-  const top = Math.max(...others, others.length ? 0.01 : weights[0] ?? 1);
-  const linear = (state.scale ?? "linear") === "linear";
-  const chosen = linear ? createScale("linear", 0, roundUp(top)) : createStateScale(state, row.length, top);
-  page.shade(weights, chosen);
-  const legend = makeWeightScale(chosen, "weight");
-  if (weights[0] > chosen.high) legend.ticks.at(-1)[1] += " or more";
+  const quantity = app.settings.quantity(state);
+  const numbers = Array.from(row, quantity.decode);
+  const scale = quantity.name === "weight" ? chooseWeightScale(state, numbers, app.ofTwoTexts()) : quantity.makeScale(state, row.length, quantity.measure(row));
+  page.shade(numbers, scale, quantity);
+  const legend = quantity.makeLegend(scale);
+  if (quantity.name === "weight" && numbers[0] > scale.high) legend.ticks.at(-1)[1] += " or more";
   app.legend(legend);
-  page.told(two ? describeColumn(weights, words, asker) : describeRow(weights, words, asker, q));
+  page.told(describeNumbers(quantity, { numbers, words, asker, q, isTranslation: app.ofTwoTexts() }));
+}
+
+// Return the scale of weights; the first word, which often has most of the attention, does not set it.
+function chooseWeightScale(state, weights, ofTwoTexts) {
+  const others = weights.slice(ofTwoTexts ? 0 : 1).filter((one) => one !== null);
+  const top = Math.max(...others, others.length ? 0.01 : weights[0] ?? 1);
+  return (state.scale ?? "linear") === "linear" ? createScale("linear", 0, roundUp(top)) : createStateScale(state, weights.length, top);
 }
 
 function drawPictures({ app, page }, state, q, thumbs) {
   const { queries, keys } = app.attention().layers[state.layer];
-  const head = state.of === "head" ? state.head : null;
-  const choose = (n) => app.go(n === null ? { of: null } : { of: "head", head: n });
-  page.heads(thumbs, head, buildColorTable(createStateScale(state, keys)), q / queries, state.layer, choose);
+  const quantity = app.settings.quantity(state);
+  const choose = (n) => app.go(n === null ? { heads: "all" } : { head: n, heads: null });
+  const scale = quantity.makePictureScale(state, keys, quantity.name === "weight" ? undefined : quantity.measure(thumbs.codes));
+  page.heads(thumbs, { selected: getSelectedHeads(app, state), share: q / queries, layer: state.layer, choose, quantity, paint: quantity.paint(scale) });
 }
 
+const ABOUT = { weight: "Attention of ", carried: "Carried to ", pull: "Pull through the attention of ", cut: "Change by a cut from " };
+
 function describePicture({ app }, state, asker) {
-  const { heads } = app.attention().layers[state.layer];
-  const all = heads === 1 ? "its one head" : `mean of its ${heads} heads`;
-  const who = `layer ${state.layer}, ${state.of === "head" ? `head ${getStateHeadNumber(app, state)}` : all}`;
-  app.caption("Attention of ", app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its attention.`);
+  const who = `layer ${state.layer}, ${app.attention().layers[state.layer].heads === 1 ? "its one head" : nameSelectedHeads(app, state)}`;
+  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
 }
 
 // Append a predicted word to the text, and run the model.
@@ -187,15 +199,15 @@ async function appendWord(it, word) {
 function stepWord(it, by) {
   const { app } = it;
   const count = app.summary() ? app.attention().layers[app.state().layer].queries : 0;
-  const q = count && chooseQuery(it) + by;
+  const q = count && chooseQuery(it.app, it.app.state()) + by;
   if (count && q >= 0 && q < count) app.go({ q }, { replace: true });
 }
 
 function turnHead({ app }, by) {
-  const { of, head, layer } = app.state();
-  const { heads } = app.attention().layers[layer];
-  const next = (of === "head" ? head : -1) + by;
-  if (next >= -1 && next < heads) app.go(next < 0 ? { of: null } : { of: "head", head: next });
+  const state = app.state();
+  const { heads } = app.attention().layers[state.layer];
+  const next = (getSelectedHeads(app, state).length > 1 ? -1 : state.head) + by;
+  if (next >= -1 && next < heads) app.go(next < 0 ? { heads: "all" } : { head: next, heads: null });
 }
 
 const listKeys = (it) => [
@@ -205,25 +217,3 @@ const listKeys = (it) => [
   ["[", "previous head; before the first, the mean", () => turnHead(it, -1)],
   ["i", "edit the text", () => it.page.form.elements.text.focus()],
 ];
-
-// Describe the largest weights of a word in a sentence.
-function describeRow(weights, words, asks, q) {
-  const order = sortByWeight(weights, words);
-  if (!order.length) return `${quoteWord(asks)} may see nothing.`;
-  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that match no other word often put their attention on the first word." : "";
-  return `${quoteWord(asks)} attends most to ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
-}
-
-// Describe the words of the source with the largest weights for a word of the translation.
-function describeColumn(weights, words, wrote) {
-  const found = sortByWeight(weights, words).map((n) => `${quoteWord(words[n])} (${formatRounded(weights[n])})`);
-  return found.length ? `To write ${quoteWord(wrote)}, the model attended most to ${joinList(found)}.` : `To write ${quoteWord(wrote)}, the model attended to nothing.`;
-}
-
-// Return the indices of the three largest weights.
-function sortByWeight(weights, words) {
-  const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
-  return order.sort((a, b) => weights[b] - weights[a]).slice(0, 3);
-}
-
-const joinList = (few) => (few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`);

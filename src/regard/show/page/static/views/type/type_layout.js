@@ -1,6 +1,6 @@
 // The layout of Type: the text field, the words, the predicted next words and the heads.
 
-import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
+import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatCount, formatPercent } from "../../drawing/number_format.js";
 import { renderWord } from "../../drawing/words.js";
@@ -54,6 +54,7 @@ export function buildLayout(app, run) {
     },
     shade: words.shade,
     heads: heads.set,
+    label: heads.label,
     read: (sentence) => (source.textContent = sentence),
     told: (sentence) => (told.textContent = sentence),
     next(likeliest, go) {
@@ -62,8 +63,8 @@ export function buildLayout(app, run) {
     },
     links(app, state) {
       const q = state.q ?? null;
-      links.replaceChildren(...ELSEWHERE.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: state.r, q, text: null }) }, said)));
-      heads.lead(app.link({ view: "map", r: state.r, text: null }));
+      links.replaceChildren(...ELSEWHERE.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: state.r, q }) }, said)));
+      heads.lead(app.link({ view: "map", r: state.r }));
     },
   };
 }
@@ -119,13 +120,14 @@ function createParagraph(label) {
     else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom + 8 - element.clientHeight;
   }
 
-  function shadeWords(weights, scale) {
+  // Shade the words by their numbers, null where one is hidden, in the colors of a quantity.
+  function shadeWords(numbers, scale, { name, shade, format }) {
     for (const word of element.querySelectorAll("[data-n]")) {
-      const value = weights[Number(word.dataset.n)] ?? null;
-      const colour = value === null ? null : shadeWeight(scale.share(value));
+      const value = numbers[Number(word.dataset.n)] ?? null;
+      const colour = value === null ? null : shade(scale, value);
       Object.assign(word.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
       word.classList.toggle("type-unseen", !colour);
-      word.title = colour ? `weight ${value.toPrecision(3)}` : "hidden from the selected word";
+      word.title = colour ? `${name} ${name === "weight" ? value.toPrecision(3) : format(value)}` : "hidden from the selected word";
     }
   }
 

@@ -1,0 +1,77 @@
+// The panel of the selected word: what it looked at and what moved it, side by side, and the alternatives.
+
+import { formatColor, shadeWeight } from "../../drawing/color.js";
+import { el } from "../../drawing/elements.js";
+import { formatCount, formatPercent, formatThreeDigits } from "../../drawing/number_format.js";
+import { quoteWord, renderWord } from "../../drawing/words.js";
+
+const MOST = 4; // number of words listed of those that moved it, as many as those that it looked at
+const TITLES = { pull: "was moved by", cut: "would change without", carried: "took from" };
+const NOTES = {
+  pull: "Weight times gradient, summed over all words and heads: + raised its logit, − lowered it.",
+  cut: "The change of its logit, to first order, if no word could see this one: + is a rise, − a fall.",
+  carried: "The weight times the length of what the word writes, the mean over the same heads.",
+};
+
+export function createTokenPanel() {
+  const [looked, moves, likely] = ["generate-list generate-looked", "generate-list generate-moves", "generate-list"].map((name) => el("ol", { class: name }));
+  const which = el("h2");
+  const [title, note] = [el("h3", {}, TITLES.pull), el("p", { class: "note" })];
+  const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
+    el("div", { class: "generate-causes" },
+      el("section", {}, el("h3", {}, "looked at"), looked, el("p", { class: "note" }, "Weights: the mean over the heads of the last layers.")),
+      el("section", {}, title, moves, note)),
+    el("section", {}, el("h3", {}, "Alternatives"), likely));
+  let standing = null; // the word whose movers are listed
+
+  // Show a generated word; what moved it is known once the text is complete and `moved` is called.
+  function show(line, isWritten) {
+    const { word, probability, likeliest, looked: places } = line;
+    element.hidden = false;
+    which.replaceChildren("Word ", quoteWord(word));
+    looked.replaceChildren(...places.map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
+    const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
+    likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), one.word === word)));
+    moves.setAttribute("aria-busy", String(isWritten && standing !== line));
+    if (standing === line && isWritten) return;
+    standing = null;
+    title.textContent = TITLES.pull;
+    moves.replaceChildren();
+    note.textContent = isWritten ? "" : "Known once the text is complete.";
+  }
+
+  // List the words that moved a line most; `found` has the numbers of all words, and the head with the largest part of each.
+  function moved(line, { numbers, heads, setting }, quantity, getWord) {
+    standing = line;
+    const order = numbers.map((_, place) => place).filter((place) => numbers[place]);
+    const largest = order.sort((a, b) => Math.abs(numbers[b]) - Math.abs(numbers[a])).slice(0, MOST);
+    const most = Math.abs(numbers[largest[0]] ?? 1);
+    title.textContent = TITLES[setting];
+    note.textContent = NOTES[setting];
+    moves.setAttribute("aria-busy", "false");
+    moves.replaceChildren(...largest.map((place) => {
+      const said = `${quantity.format(numbers[place])}${heads ? `; most by head ${heads[place]}` : ""}`;
+      return renderCause({ place, word: getWord(place) }, Math.abs(numbers[place]) / most, quantity.write(numbers[place]), quantity.isSigned ? numbers[place] : 0, said);
+    }));
+  }
+
+  return { element, show, moved };
+}
+
+// Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
+function renderCause({ word, place }, share, text, sign = 0, title = null) {
+  const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
+  const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
+  return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
+    el("span", { class: "generate-word" }, renderWord(word)),
+    el("span", { class: "numbers" }, text),
+    el("span", { class: "generate-track" }, el("span", { class: side, style })));
+}
+
+// Render a likely word with a bar and its probability.
+function renderProbabilityBar(word, share, text, isChosen) {
+  return el("li", { class: isChosen ? "generate-bar generate-chosen" : "generate-bar" },
+    el("span", { class: "generate-word" }, renderWord(word)),
+    el("span", { class: "generate-track" }, el("span", { style: { width: `${100 * share}%` } })),
+    el("span", { class: "numbers" }, text));
+}
