@@ -15,7 +15,8 @@ def test_pulls_add_up_to_gradients_times_contexts_and_name_the_head_with_most():
     rows = compute_pulls(attribution, words)
     assert sorted(row.position for row in rows) == list(range(len(words)))
     assert [abs(row.pull) for row in rows] == sorted((abs(row.pull) for row in rows), reverse=True)
-    exact = sum((gradient * stored.context).sum() for stored, gradient in attribution.gradients.items())
+    pairs = (attribution.gradients_and_contexts(layer) for layer in range(6))
+    exact = sum((gradient * context).sum() for gradient, context in pairs)
     torch.testing.assert_close(torch.tensor(sum(row.pull for row in rows)).double(), exact.detach(), rtol=1e-6, atol=1e-6)
     dense = torch.stack([attribution.map(layer).dense()[0] for layer in range(6)])  # (layers, h, q, k)
     for row in rows:

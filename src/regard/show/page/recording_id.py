@@ -22,7 +22,7 @@ def identify_recording(recording: Recording) -> str:
     tokens = recording.tokens
     words = [tokens.columns, tokens.rows] if isinstance(tokens, TextPair) else tokens or []
     stored_calls = [call.stored for call in recording.calls]
-    numbers = [part for stored in stored_calls for part in (stored.q, stored.values) if part is not None]
+    numbers = [part for stored in stored_calls for part in (stored.q, stored.v) if part is not None]
     keys = [keys for run in recording.runs for history in run.histories.values() for keys in history.keys]
     text = "".join(find_first_words(words))
     return make_id(recording.model, text, [encode_text(repr(words)), *sample_tensors([*numbers, *keys])])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.attribution import Attribution
-from regard.show.generated_tokens import average_heads, select_last_layers
+from regard.show.generated_tokens import select_last_layers
 from regard.show.page.recording_entry import Place, RecordingEntry
 from regard.show.word_pulls import find_largest_part, sum_over_queries
 
@@ -22,7 +22,7 @@ def average_last_rows(entry: RecordingEntry, at: int, norms: list[Tensor] | None
     rows = [one[0, :, at] for one in maps]
     if norms is not None:
         rows = [row * norms[layer][0, :, :, 0] for layer, row in zip(layers, rows, strict=True)]
-    mean = average_heads(rows)
+    mean = torch.cat(rows).mean(0)
     return mean.masked_fill(torch.arange(len(mean)) > at, torch.nan)
 
 
