@@ -43,14 +43,14 @@ def main() -> None:
     atlas = read_atlas(sys.argv[1], unfinished=True)
     documents, table = Documents.open(atlas.folder), atlas.heads
     kinds = Counter(row.kind for row in table)
-    finished = atlas.documents == atlas.plan.documents
+    computed = list_shards(atlas)
     PAGE.write_text(
         PAGE_TEXT.format(
             count=len(table),
             note=table.notes[0].replace(". ", ".\n"),
             all_tokens=f"{int(documents.ends[-1]):,}",
-            tokens=f"{count_tokens(atlas, documents):,}",
-            computed="" if finished else " They are spread over all of the texts; the others are not computed.",
+            tokens=f"{count_tokens(atlas, documents, computed):,}",
+            computed=describe_rest(atlas, computed),
             kinds="\n".join(["| kind | heads |", "| --- | --- |", *(f"| {kind} | {n} |" for kind, n in kinds.most_common())]),
             most=MOST,
             tables="\n\n".join(format_kind(table, kind) for kind, _ in kinds.most_common() if kind != UNCLEAR),
@@ -59,11 +59,26 @@ def main() -> None:
     )
 
 
-def count_tokens(atlas: Atlas, documents: Documents) -> int:
-    """Count the tokens of the documents that are in the statistics."""
+def list_shards(atlas: Atlas) -> list[int]:
+    """Return the numbers of the shards that are computed."""
+    return [n for n in range(atlas.plan.shards) if get_shard_path(atlas.folder, n).exists()]
+
+
+def count_tokens(atlas: Atlas, documents: Documents, shards: list[int]) -> int:
+    """Count the tokens of the documents of some shards."""
     lengths = np.diff(documents.ends, prepend=0)
-    folder, plan = atlas.folder, atlas.plan
-    return sum(int(lengths[plan.get_documents(n)].sum()) for n in range(plan.shards) if get_shard_path(folder, n).exists())
+    return sum(int(lengths[atlas.plan.get_documents(n)].sum()) for n in shards)
+
+
+def describe_rest(atlas: Atlas, shards: list[int]) -> str:
+    """Return which documents are not in the statistics; empty if all are."""
+    if atlas.documents == atlas.plan.documents:
+        return ""
+    last = atlas.plan.get_documents(shards[-1])[-1] + 1
+    return (
+        f"\nThe run was stopped here: they are {len(shards)} of {atlas.plan.shards} shards, spread over the first {last:,} "
+        "documents. The same command\ncontinues it."
+    )
 
 
 def format_kind(table: Heads, kind: str) -> str:
