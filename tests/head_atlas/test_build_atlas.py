@@ -18,7 +18,7 @@ from regard.head_atlas.plan import get_shard_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 SCRIPT = Path(__file__).with_name("small.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SCRIPT.parents[1], Path(regard.__file__).parents[1])))}
 
 
 @pytest.fixture(scope="module")
