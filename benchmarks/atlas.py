@@ -22,10 +22,10 @@ from regard.head_atlas.sampled_rows import SCORES, score_rows
 
 TEXT = Path(__file__).parents[2] / "shared" / "data" / "text" / "tinyshakespeare.txt"
 TITLE = "An atlas beside the model alone: SmolLM2-135M-Instruct, 270 heads, documents of 1,024 tokens, 64 queries of each"
-TOKENS, FEW, MANY = 1024, 4, 40  # and documents
+TOKENS, FEW, MANY = 1024, 2, 20  # and documents
 CHECKED = 256  # tokens of the document whose scores are compared: heads computes breadth of at most so many queries
 BOUND = 1e-3  # of a score from float32 weights, in its units; a distance is in tokens, up to 256
-SECONDS = 100.0  # of the runs in turn
+SECONDS = 60.0  # of the runs in turn
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:

@@ -72,6 +72,7 @@ the next one above all others of its sequence; by chance about one in {chance:.0
 
 Tiny Shakespeare, {documents} parts of {tokens} tokens, each read by itself; the intervals are over the parts. Without
 repeated tokens little distinguishes induction heads from duplicate token heads, and more heads rest on the first token.
+[Over many documents](smollm2_atlas.md), an atlas says what they do there.
 
 {text_kinds}
 """

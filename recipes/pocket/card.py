@@ -26,6 +26,7 @@ RUNS = ("run", "second", "third")
 SAMPLES, LONG, TEMPERATURE, TOP_K = 20, 250, 0.7, 40
 GRAMS = 5  # tokens of the n-grams of the model that it is compared with
 DETECTORS = ("previous token", "first token", "induction")
+FORMED = tuple((name, "repeated") for name in ("previous token", "first token", "induction", "copying"))
 HEAD_TOKENS, HEAD_SEED = 128, 0  # tokens of a text on which heads are scored, and the seed of its words
 CARD = """\
 # The pocket model
@@ -107,9 +108,7 @@ def write_card(root: Path) -> None:
     (PACKAGE / "README.md").write_text(CARD.format(**values), encoding="utf-8")
     shutil.copyfile(root / "run" / "curves.png", PACKAGE / "curves.png")
     training_curves.save_picture(
-        training_curves.draw_head_formation(
-            read_rows(root / "second" / "heads.jsonl"), detectors=[(detector, "repeated") for detector in DETECTORS]
-        ),
+        training_curves.draw_head_formation(read_rows(root / "second" / "heads.jsonl"), detectors=FORMED),
         PACKAGE / "heads.png",
     )
 

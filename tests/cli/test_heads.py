@@ -45,7 +45,7 @@ def test_the_probe_is_json_with_the_scores_and_their_intervals(capsys, tmp_path)
     assert code == 0
     rows = json.loads(out)
     assert len(rows) == 36
-    assert list(rows[0]) == ["layer", "name", "head", "kind", "sentence", "scores"]
+    assert list(rows[0]) == ["layer", "head", "kind", "sentence", "scores"]
     assert {"induction", "copying", "ov", "retrieval"} <= set(rows[0]["scores"])
     assert "effect" not in rows[0]["scores"]
     assert rows[0]["scores"]["induction"]["count"] == 3 * 50

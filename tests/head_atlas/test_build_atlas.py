@@ -18,7 +18,7 @@ from regard.head_atlas.plan import get_shard_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 SCRIPT = Path(__file__).with_name("small.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SCRIPT.parents[1], Path(regard.__file__).parents[1])))}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,18 @@ def test_shards_of_another_machine_are_merged_without_the_model(place):
 
 
 @pytest.mark.slow
+def test_an_atlas_that_is_not_finished_is_that_of_the_shards_that_are(place):
+    for number in (2, 1):
+        assert build(place, "unfinished", shard=(number, 4)) is None
+    found = read_atlas(place / "unfinished", unfinished=True)
+    assert found.heads.notes[0].startswith("8 of 18 documents of at most 48 tokens")
+    assert all(row.scores["entropy"].count == 16 * 8 for row in found.heads)
+    with pytest.raises(DataError, match="shard 0 of 9 is missing"):
+        read_atlas(place / "unfinished")
+    assert read_atlas(place / "whole", unfinished=True).heads == read_atlas(place / "whole").heads
+
+
+@pytest.mark.slow
 def test_two_processes_at_once_give_the_same_bytes(place):
     running = [start_process(place, "processes", shard=[number, 2]) for number in range(2)]
     errors = [process.communicate()[1] for process in running]
@@ -118,7 +130,12 @@ def test_ray_gives_the_same_bytes_also_if_its_workers_are_killed(place):
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"tokens": 40}, "tokens"), ({"documents": 3}, "most"), ({"queries": 4}, "queries"), ({"shard_size": 1}, "shard_size")],
+    [
+        ({"tokens": 40}, "tokens"),
+        ({"documents": 3}, "documents"),
+        ({"queries": 4}, "queries"),
+        ({"shard_size": 1}, "shard_size"),
+    ],
 )
 def test_other_settings_than_those_of_the_folder_are_refused(place, settings, name):
     with pytest.raises(ConfigError, match=f"is an atlas with {name} .* not {next(iter(settings.values()))}"):
@@ -139,7 +156,7 @@ def test_other_texts_are_refused(place, tmp_path):
         regard.atlas(regard.GPT2.load(place / "model"), make_texts(), place / "whole", **SETTINGS)
     (place / "texts.jsonl").rename(place / "first.jsonl")
     (place / "texts.jsonl").write_text((place / "first.jsonl").read_text().replace("cat", "act"))
-    with pytest.raises(ConfigError, match="is an atlas with checksum"):
+    with pytest.raises(ConfigError, match="is an atlas with texts whose checksum is"):
         build(place, "whole")
     (place / "first.jsonl").rename(place / "texts.jsonl")
     regard.atlas(make_model(), make_texts(), tmp_path, **SETTINGS)
@@ -201,8 +218,10 @@ def test_a_score_of_the_user_stands_beside_the_others(place):
 
     table = build(place, "own", scores=[largest])
     assert all(0 < row.scores["largest"].low < row.scores["largest"] < row.scores["largest"].high < 1 for row in table)
-    assert read_atlas(place / "own").plan.scores == ["largest"]
-    assert "largest" in (place / "own" / "site" / "index.html").read_text()
+    definition = "Return the largest weight of each query."
+    assert table.definitions == read_atlas(place / "own").plan.definitions == {"largest": definition}
+    assert "<option>largest</option>" in (place / "own" / "site" / "index.html").read_text()
+    assert definition in (place / "own" / "site" / "0.0.html").read_text()
 
 
 @pytest.mark.slow

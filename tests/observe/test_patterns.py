@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -126,6 +127,28 @@ def test_share_and_closeness_are_the_scores_of_transformer_lens(pattern, exclude
         mul, absolute = (theirs(weights[0, head], sought, measure, **options) for measure in ("mul", "abs"))
         assert float(patterns.share(look, pattern, without)[0, head]) == pytest.approx(mul, abs=1e-12)
         assert round(float(patterns.closeness(look, pattern, without)[0, head]), 3) == pytest.approx(absolute, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", [Back(1), Duplicate(), Induction()], ids=repr)
+@pytest.mark.parametrize("exclude_bos", [False, True])
+@pytest.mark.parametrize("exclude_current_token", [False, True])
+def test_what_is_taken_for_the_scores_of_transformer_lens_are_its_scores(pattern, exclude_bos, exclude_current_token):
+    lens = pytest.importorskip(
+        "transformer_lens.head_detector", reason="TransformerLens, which it compares with, is not installed"
+    )
+    torch.manual_seed(6)
+    tokens = torch.randint(0, 7, (1, T))
+    weights = AttentionMap(torch.randn(1, H, T, D), torch.randn(1, H, T, D), Causal()).dense()
+    name = {Back: "previous_token_head", Duplicate: "duplicate_token_head", Induction: "induction_head"}[type(pattern)]
+    sought = getattr(lens, f"get_{name}_detection_pattern")(tokens)
+    assert torch.equal(sought.float(), their_pattern(pattern, tokens[0]).float())
+    options = {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
+    for head, measure in itertools.product(range(H), ("mul", "abs")):
+        score = lens.compute_head_attention_similarity_score(
+            weights[0, head].clone(), sought.float(), error_measure=measure, **options
+        )
+        assert score == pytest.approx(theirs(weights[0, head], sought, measure, **options), abs=1e-6)
 
 
 @pytest.mark.parametrize("few", [1, 2, 5, 100])

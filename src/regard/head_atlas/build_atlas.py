@@ -27,7 +27,7 @@ from regard.head_atlas.statistics import State, add_rows, make_state
 from regard.head_atlas.tables import write_tables
 from regard.mechanism.arguments import check_choice, check_count, check_path, describe_value
 from regard.observe.head_kinds import Heads
-from regard.observe.head_scores import HeadOptions, UserScore, get_score_name
+from regard.observe.head_scores import HeadOptions, UserScore, define_user_scores
 from regard.observe.record import record
 from regard.observe.words import is_punctuation
 from regard.probe.evaluation_mode import evaluate_mode
@@ -105,7 +105,7 @@ def atlas(
             shard_size=shard_size,
             threads=torch.get_num_threads(),
             begin=find_begin_token(adapter.model),
-            scores=[get_score_name(score) for score in scores],
+            scores=[list(pair) for pair in define_user_scores(scores).items()],
         ),
         source,
         adapter,

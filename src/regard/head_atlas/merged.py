@@ -1,4 +1,4 @@
-"""An atlas whose shards are merged."""
+"""An atlas: its shards, merged."""
 
 import math
 from dataclasses import dataclass
@@ -7,29 +7,35 @@ from pathlib import Path
 
 from regard.errors import DataError
 from regard.head_atlas.documents import Documents
-from regard.head_atlas.plan import Plan, read_plan, read_shard
+from regard.head_atlas.plan import Plan, get_shard_path, read_plan, read_shard
 from regard.head_atlas.statistics import State, describe_heads, merge_states
 from regard.observe.head_kinds import Heads
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """An atlas: the folder it is in, its plan, the names of the layers with the numbers of their heads, and its statistics."""
+    """An atlas: the folder it is in, its plan, the names of the layers with the numbers of their heads, and its statistics.
+
+    documents is the number of those in the statistics: all of the plan's, unless some shards are not computed yet.
+    """
 
     folder: Path
     plan: Plan
     layers: list[tuple[str, int]]
     state: State
+    documents: int
 
     @property
     def heads(self) -> Heads:
         """The table of all heads."""
         plan = self.plan
+        found = f"{self.documents:,} of {plan.documents:,}" if self.documents < plan.documents else f"{plan.documents:,}"
         note = (
-            f"{plan.documents:,} documents of at most {plan.tokens:,} tokens, of each {plan.queries:,} queries or fewer. "
+            f"{found} documents of at most {plan.tokens:,} tokens, of each {plan.queries:,} queries or fewer. "
             "Intervals: 95 %, over the documents."
         )
-        return Heads(tuple(describe_heads(self.state, self.layers, plan.scores)), (note,))
+        rows = describe_heads(self.state, self.layers, list(plan.definitions))
+        return Heads(tuple(rows), (note,), plan.definitions)
 
 
 def check_examples(state: State, documents: Documents) -> None:
@@ -43,16 +49,21 @@ def check_examples(state: State, documents: Documents) -> None:
     raise DataError("the shards were altered: an example is of none of the documents. Remove them and run the command again.")
 
 
-def read_atlas(folder: str | Path) -> Atlas:
-    """Return the atlas of a folder whose shards are all computed. Raises DataError."""
+def read_atlas(folder: str | Path, *, unfinished: bool = False) -> Atlas:
+    """Return the atlas of a folder whose shards are all computed; if it may be unfinished, of those that are.
+
+    Raises DataError if a shard is missing or damaged.
+    """
     place = Path(folder)
     plan = read_plan(place)
-    layers, _ = read_shard(place, 0, plan)
+    numbers = [n for n in range(plan.shards) if not unfinished or get_shard_path(place, n).exists()] or [0]
+    layers, _ = read_shard(place, numbers[0], plan)
 
     def read_state(number: int) -> State:
         names, state = read_shard(place, number, plan)
         if names != layers:
-            raise DataError(f"shard {number} is of a model with other layers than shard 0.")
+            raise DataError(f"shard {number} is of a model with other layers than shard {numbers[0]}.")
         return state
 
-    return Atlas(place, plan, layers, reduce(merge_states, map(read_state, range(plan.shards))))
+    documents = sum(len(plan.get_documents(n)) for n in numbers)
+    return Atlas(place, plan, layers, reduce(merge_states, map(read_state, numbers)), documents)

@@ -30,6 +30,12 @@ MOST = 2**31 - 1
 FORMAT = 1
 COUNTS = ("tokens", "queries", "examples", "shard_size", "threads", "documents")
 OF_DOCUMENTS = ("documents", "content")  # fields that are known when the documents are written
+SETTING_NAMES = {  # of the fields of a plan that a user knows by another name
+    "most": "documents",
+    "weights": "weights whose checksum is",
+    "checksum": "texts whose checksum is",
+    "begin": "begin token",
+}
 
 
 @dataclass(frozen=True)
@@ -50,10 +56,15 @@ class Plan:
     shard_size: int
     threads: int
     begin: int | None
-    scores: list[str] = field(default_factory=list)  # names of those that the user gave
+    scores: list[list[str]] = field(default_factory=list)  # name and docstring of each that the user gave
     documents: int = 0
     content: int | None = None
     format: int = FORMAT
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """The docstrings of the scores that the user gave, by name."""
+        return {str(name): str(definition) for name, definition in self.scores}
 
     @property
     def shards(self) -> int:
@@ -108,8 +119,9 @@ def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -
     for name, value in asdict(plan).items():
         came = getattr(found, name)
         if name not in OF_DOCUMENTS and came != value:
+            setting = SETTING_NAMES.get(name, name)
             raise ConfigError(
-                f"{folder} is an atlas with {name} {came!r}, not {value!r}. Use the settings that it was begun with, or "
+                f"{folder} is an atlas with {setting} {came!r}, not {value!r}. Use the settings that it was begun with, or "
                 "another folder."
             )
     (folder / SHARDS).mkdir(exist_ok=True)
@@ -159,9 +171,10 @@ def check_plan(plan: Plan) -> None:
     for name in COUNTS:
         if type(count := getattr(plan, name)) is not int or not 1 <= count <= MOST:
             raise ValueError(f"{name} must be a whole number from 1 to {MOST}, got {count!r}")
-    "".join([plan.model, plan.corpus, *plan.scores]).encode()  # all are texts, and none has half of a surrogate pair
-    if not isinstance(plan.scores, list):
-        raise ValueError("scores must be a list")
+    if not isinstance(plan.scores, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in plan.scores):
+        raise ValueError("scores must be a list of names with docstrings")
+    texts = [plan.model, plan.corpus, *(text for pair in plan.scores for text in pair)]
+    "".join(texts).encode()  # all are texts, and none has half of a surrogate pair
 
 
 def get_shard_path(folder: Path, shard: int) -> Path:

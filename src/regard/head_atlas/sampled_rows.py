@@ -89,9 +89,8 @@ def score_rows(
     _, h, _, t = m.shape
     keys = torch.arange(t)
     rows = m[0, :, queries.to(m.device)].cpu()  # (h, n, t)
-    heads = [0] if look.has_shared_mask else range(h)
     at = queries.to(m.device).unsqueeze(-1), keys.to(m.device)
-    seen = torch.stack([look.can_see(0, head, *at).cpu() for head in heads]).expand(h, -1, -1)
+    seen = torch.stack([look.can_see(0, head, *at).cpu() for head in range(1 if look.has_shared_mask else h)])  # (1 or h, n, t)
     sees = seen.any(-1)
 
     before = queries - 1
@@ -103,14 +102,14 @@ def score_rows(
 
     band = queries.unsqueeze(-1) + torch.arange(-NEAR, NEAR + 1)
     inside = (band >= 0) & (band < t)
-    places = band.clamp(0, t - 1).expand(h, -1, -1)
-    local = (rows.gather(-1, places) * inside).sum(-1)
+    places = band.clamp(0, t - 1)
+    local = (rows.gather(-1, places.expand(h, -1, -1)) * inside).sum(-1)
     visible = seen.sum(-1)
-    equal_local = (seen.gather(-1, places) & inside).sum(-1) / visible.clamp(min=1)
+    equal_local = (seen.gather(-1, places.expand(len(seen), -1, -1)) & inside).sum(-1) / visible.clamp(min=1)
 
     summaries = rows @ torch.stack([torch.ones(t), keys, punctuation], 1).to(rows.dtype)  # (h, n, 3)
     distance = queries * summaries[..., 0].double() - summaries[..., 1].double()
-    entropy = -(rows * rows.clamp(min=torch.finfo(rows.dtype).tiny).log()).sum(-1).double()
+    entropy = torch.stack([compute_entropy(head) for head in rows])
     breadth = entropy.exp() / visible.clamp(min=1)
     duplicate, has_duplicate = sum_occurrences(rows, seen, ids, queries, 0)
     induction, has_induction = sum_occurrences(rows, seen, ids, queries, 1)
@@ -130,18 +129,16 @@ def score_rows(
         "punctuation": (summaries[..., 2], sees),
     }
     sums, counts = sum_by_distance(rows, seen, queries)
-    others = rows.clone()
-    for place in (torch.zeros_like(queries), queries, before.clamp(min=0)):
-        others[:, own_rows, place] = 0
+    elsewhere = torch.stack([find_largest_elsewhere(head, queries) for head in rows])
     return RowScores(
         torch.stack([values[name][0].double() for name in SCORES]),
-        torch.stack([values[name][1] & sees for name in SCORES]),
-        torch.stack([explain_by_distance(rows, seen, sums, counts), *(average_user_score(look, score) for score in scores)]),
-        equal_local[sees].double().mean(),
+        torch.stack([(values[name][1] & sees).expand(h, -1) for name in SCORES]),
+        torch.stack([explain_by_distance(rows, sums, counts), *(average_user_score(look, score) for score in scores)]),
+        equal_local.expand(h, -1)[sees.expand(h, -1)].double().mean(),
         sums,
         counts,
         rows,
-        others.amax(-1),
+        elsewhere,
     )
 
 
@@ -151,17 +148,31 @@ def average_user_score(look: MapView, score: UserScore) -> Tensor:
     return (found if isinstance(found, Tensor) else found.mean())[0].double().cpu()
 
 
+def compute_entropy(rows: Tensor) -> Tensor:
+    """Compute -Σ w log w of rows of weights (n, t), nats, in float64."""
+    return -rows.clamp(min=torch.finfo(rows.dtype).tiny).log_().mul_(rows).sum(-1).double()
+
+
+def find_largest_elsewhere(rows: Tensor, queries: Tensor) -> Tensor:
+    """Return the largest weight of each query (n,) on a key that is neither the first, nor its own, nor the one before it."""
+    others = rows.clone()
+    others[:, 0] = 0
+    for place in (queries, (queries - 1).clamp(min=0)):
+        others.scatter_(1, place.unsqueeze(1), 0)
+    return others.amax(-1)
+
+
 def sum_occurrences(rows: Tensor, seen: Tensor, ids: Tensor, queries: Tensor, after: int) -> tuple[Tensor, Tensor]:
     """Return the weight of each query on the keys `after` places after an earlier occurrence of its token, and if it sees one.
 
-    Both are (h, n).
+    seen are the visible keys, (1 or h, n, t), the same for all heads or of each. The results are (h, n) and (1 or h, n).
     """
     keys = torch.arange(len(ids))
     source = keys - after
     matches = (ids[source.clamp(min=0)] == ids[queries].unsqueeze(-1)) & (source >= 0) & (source < queries.unsqueeze(-1))
     query, key = matches.nonzero(as_tuple=True)
     weight = torch.zeros(rows.shape[:2], dtype=torch.float64).index_add_(1, query, rows[:, query, key].double())
-    found = torch.zeros(rows.shape[:2], dtype=torch.int64).index_add_(1, query, seen[:, query, key].long())
+    found = torch.zeros(seen.shape[:2], dtype=torch.int64).index_add_(1, query, seen[:, query, key].long())
     return weight, found > 0
 
 
@@ -171,22 +182,26 @@ def sum_by_distance(rows: Tensor, seen: Tensor, queries: Tensor) -> tuple[Tensor
     # keys at a distance from low to high - 1 are those from query - high + 1 to query - low
     ends = (queries.unsqueeze(-1) - DISTANCE_EDGES + 1).clamp(0, t)
     found = []
-    for x in (rows, seen[:1] if seen.stride(0) == 0 else seen):
-        sums = torch.zeros(*x.shape[:2], t + 1, dtype=torch.float64)
-        torch.cumsum(x, -1, dtype=torch.float64, out=sums[..., 1:])
-        at = sums.gather(-1, ends.expand(x.shape[0], -1, -1))
+    for x in (rows, seen):
+        at = torch.stack([sum_up_to(head, ends) for head in x])
         found.append((at[..., :-1] - at[..., 1:]).sum(1))
     return found[0], found[1].round().long().expand(h, -1)
 
 
-def explain_by_distance(rows: Tensor, seen: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
+def sum_up_to(x: Tensor, ends: Tensor) -> Tensor:
+    """Return the sums of the first `ends` (n, m) entries of each row of x (n, t), in float64."""
+    sums = x.cumsum(-1, dtype=torch.float64)
+    return sums.gather(-1, (ends - 1).clamp(min=0)).masked_fill_(ends == 0, 0)
+
+
+def explain_by_distance(rows: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
     """Return the share of the variance of the visible weights that the bin of their distance explains, (h,).
 
-    1 - Σ (w - mean of its bin)² / Σ (w - mean)²; NaN where all weights are equal.
+    1 - Σ (w - mean of its bin)² / Σ (w - mean)²; NaN where all weights are equal. Weights of hidden keys are 0.
     """
     number = counts.sum(-1)
     mean = sums.sum(-1) ** 2 / number.clamp(min=1)
-    squares = (rows * seen).square().sum((1, 2), dtype=torch.float64)
+    squares = torch.stack([head.square().sum(dtype=torch.float64) for head in rows])
     explained = (sums**2 / counts.clamp(min=1)).sum(-1) - mean
     total = squares - mean
     return (explained / total).where(total > SMALLEST_VARIANCE * squares, math.nan)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from regard.atomic_write import write_folder_atomically
 from regard.head_atlas.documents import Documents
 from regard.head_atlas.merged import Atlas
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
-from regard.head_atlas.statistics import BINS, ELSEWHERE, EXAMPLES, POSITIONS, get_edges
+from regard.head_atlas.statistics import ELSEWHERE, EXAMPLES, POSITIONS, get_edges
 from regard.observe.head_kinds import Head, Heads, describe_interval
 
 STATIC = Path(__file__).parent / "static"
@@ -108,20 +108,21 @@ def write_index(atlas: Atlas, table: Heads) -> str:
     scores = "".join(f"<option>{escape(name)}</option>" for name in table.detectors)
     options = "".join(f'<option value="{escape(kind)}">{escape(kind)} ({count})</option>' for kind, count in counts.items())
     body = f"""<h1>The heads of {escape(atlas.plan.model)}</h1>
-<p>{len(table)} heads. {escape(table.notes[0])} Each row of the grid is a layer, each column a head.</p>
+<p>{len(table)} heads. {render_note(table)} Each row of the grid is a layer, each column a head.</p>
 <div class="controls">
 <label>Color by <select id="score">{scores}</select></label>
 <label>Kind <select id="kind"><option value="">all</option>{options}</select></label>
 <label>Top examples containing <input id="text" type="search" placeholder="a word"></label>
 </div>
-<div class="scroll"><table class="grid"><tr><td></td>{heads}</tr>
+<div class="columns">
+<div><div class="scroll"><table class="grid"><tr><td></td>{heads}</tr>
 {lines}
 </table></div>
-<p class="faint">0 <span class="legend"></span> <span id="largest"></span></p>
-<h2>Heads</h2>
-<p class="faint" id="count"></p>
+<p class="faint">0 <span class="legend"></span> <span id="largest"></span></p></div>
+<div class="list"><p class="faint" id="count"></p>
 <table class="heads"><thead><tr><th>head</th><th>kind</th><th>score</th><th>what it does, and how sure that is</th></tr></thead>
-<tbody id="rows"></tbody></table>"""
+<tbody id="rows"></tbody></table></div>
+</div>"""
     return write_page(f"Heads of {atlas.plan.model}", body, ("atlas-data.js", "atlas.js"))
 
 
@@ -134,8 +135,8 @@ def write_head(atlas: Atlas, documents: Documents, table: Heads, n: int, row: He
     parts = [
         f"<nav>{''.join(links)}</nav>",
         f"<h1>Head {name} of {escape(atlas.plan.model)}</h1>",
-        f"<p>{escape(row.sentence)}.</p>",
-        f'<p class="faint">Kind: {escape(row.kind)}. Module: {escape(row.name)}. {escape(table.notes[0])}</p>',
+        f"<p>{escape(row.sentence[:1].upper() + row.sentence[1:])}.</p>",
+        f'<p class="faint">Kind: {escape(row.kind)}. Module: {escape(row.name)}. {render_note(table)}</p>',
         "<h2>Mean weight by distance</h2>",
         draw_distances(atlas, n),
         "<h2>Top examples</h2>",
@@ -143,12 +144,13 @@ def write_head(atlas: Atlas, documents: Documents, table: Heads, n: int, row: He
         "At most one example of a document.</p>",
         *render_examples(atlas, documents, n),
         "<h2>Scores</h2>",
-        render_scores(row),
+        render_scores(row, {**DEFINITIONS, **table.definitions}),
         "<h2>Histograms</h2>",
         '<p class="faint">How many queries have each score.</p>',
         f'<div class="pictures">{"".join(draw_histogram(atlas, n, score) for score in SCORES if score != "sink")}</div>',
         "<h2>By position</h2>",
-        '<p class="faint">The mean score of the queries at a position in the document, from 0 to 1.</p>',
+        '<p class="faint">The mean score, from 0 to 1, of the queries in a range of positions; each range is twice as long as '
+        "the one before it.</p>",
         f'<div class="pictures">{"".join(draw_positions(atlas, n, score) for score in SCORES if score not in UNBOUNDED)}</div>',
     ]
     return write_page(f"Head {name} of {atlas.plan.model}", "\n".join(parts))
@@ -157,13 +159,18 @@ def write_head(atlas: Atlas, documents: Documents, table: Heads, n: int, row: He
 UNBOUNDED = ("distance", "keys", "entropy")
 
 
-def render_scores(row: Head) -> str:
-    """Return the table of a head's scores."""
+def render_note(table: Heads) -> str:
+    """Return of what the table is, as HTML in which no line begins with a percent sign."""
+    return escape(table.notes[0]).replace(" %", "&nbsp;%")
+
+
+def render_scores(row: Head, definitions: Mapping[str, str]) -> str:
+    """Return the table of a head's scores, with what each is."""
     lines = []
     for name, score in row.scores.items():
         count = f"{score.count:,}" if score.count else ""
         cells = (f"<td>{escape(name)}</td>", *(f'<td class="number">{text}</td>' for text in (describe_interval(score), count)))
-        lines.append(f"<tr>{''.join(cells)}<td>{escape(DEFINITIONS.get(name, ''))}</td></tr>")
+        lines.append(f"<tr>{''.join(cells)}<td>{escape(definitions.get(name, ''))}</td></tr>")
     names = "<th>score</th>", '<th class="number">mean</th>', '<th class="number">queries</th>', "<th>the score is the</th>"
     titles = f"<tr>{''.join(names)}</tr>"
     return f'<div class="scroll"><table class="scores">{titles}{"".join(lines)}</table></div>'
@@ -215,10 +222,12 @@ def render_token(text: str, weight: float, is_query: bool) -> str:
 
 
 def draw_histogram(atlas: Atlas, head: int, score: str) -> str:
-    """Return the histogram of a score, as SVG with a caption."""
-    counts = atlas.state["histogram"][SCORES.index(score), head].tolist()
-    edges, most = get_edges(score).tolist(), max(max(counts), 1)
-    step = WIDTH / BINS
+    """Return the histogram of a score, as SVG with a caption; if the score has no limit, without the empty bins at the ends."""
+    counts, edges = atlas.state["histogram"][SCORES.index(score), head].tolist(), get_edges(score).tolist()
+    if score in UNBOUNDED and any(counts):
+        filled = [n for n, count in enumerate(counts) if count]
+        counts, edges = counts[filled[0] : filled[-1] + 1], edges[filled[0] : filled[-1] + 2]
+    most, step = max(*counts, 1), WIDTH / len(counts)
     bars = "".join(
         f'<rect class="bar" x="{n * step + 0.5:.1f}" y="{top:.1f}" width="{step - 1:.1f}" height="{HEIGHT - MARGIN - top:.1f}">'
         f"<title>{format_edge(edges[n])} to {format_edge(edges[n + 1])}: {count:,} queries</title></rect>"
@@ -226,8 +235,7 @@ def draw_histogram(atlas: Atlas, head: int, score: str) -> str:
         if count
         for top in [(HEIGHT - MARGIN) * (1 - count / most)]
     )
-    left, right = (edges[inner if math.isinf(edges[end]) else end] for end, inner in ((0, 1), (-1, -2)))
-    return draw_picture(bars, format_edge(left), format_edge(right), score)
+    return draw_picture(bars, format_edge(edges[0]), format_edge(edges[-1]), score)
 
 
 def draw_positions(atlas: Atlas, head: int, score: str) -> str:

@@ -323,7 +323,7 @@ class AttentionMap(HtmlRepr):
         return (plane.b, plane.h) in self._denominators or 2 * rows > plane.shape[0]
 
     def _iterate_weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield weights (n, m) of queries and keys by index, a part of the queries at a time.
+        """Yield weights (n, m) of queries and keys by index, a part of the queries at a time; keys are in increasing order.
 
         For a few rows it is cheapest to compute complete rows; for more than half of them the denominators are worth caching.
         """
@@ -332,11 +332,11 @@ class AttentionMap(HtmlRepr):
         step = max(1, BLOCK_NUMBERS // max(len(keys) if known else plane.shape[1], 1))
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
-            weights = (
-                plane.compute_rows(part)[:, keys]
-                if below is None
-                else below[part].weigh(plane.compute_masked_scores(part, keys))
-            )
+            if below is None:
+                rows = plane.compute_rows(part)
+                weights = rows if len(keys) == plane.shape[1] else rows[:, keys]
+            else:
+                weights = below[part].weigh(plane.compute_masked_scores(part, keys))
             yield slice(start, start + step), weights
 
     def draw_picture(self, rows: Tensor, columns: Tensor) -> Picture:

@@ -36,8 +36,11 @@ class Denominators:
 
     def weigh(self, masked: Tensor) -> Tensor:
         """Turn scores (n, m) into weights, in place."""
-        weights = masked.sub_(self.shift.unsqueeze(-1)).exp_()
-        return weights.div_(self.total.masked_fill(self.total == 0, 1).unsqueeze(-1))
+        return self.divide(masked.sub_(self.shift.unsqueeze(-1)).exp_())
+
+    def divide(self, exponentials: Tensor) -> Tensor:
+        """Turn exp(scores - shift) (n, m) into weights, in place."""
+        return exponentials.div_(self.total.masked_fill(self.total == 0, 1).unsqueeze(-1))
 
     def __getitem__(self, rows: Tensor | slice) -> "Denominators":
         return Denominators(self.shift[rows], self.total[rows])
@@ -110,8 +113,8 @@ class Plane:
         """Yield complete rows of the whole matrix, or of the queries first to last, as many at a time as a block holds."""
         for start, stop, ranges in self.iterate_run_bounds(first, last):
             masked = self.compute_masked_rows(start, stop, ranges)
-            below = compute_denominators(masked, self.sink)
-            yield Run(start, stop, ranges, self.list_columns(ranges), masked, below.weigh(masked.clone()), below)
+            below, exponentials = exponentiate_rows(masked, self.sink)
+            yield Run(start, stop, ranges, self.list_columns(ranges), masked, below.divide(exponentials), below)
 
     def compute_masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
         """Compute the masked scores (n, m) of these queries with the keys of these ranges.
@@ -138,14 +141,16 @@ class Plane:
         masked = self.apply_bias_and_mask(
             self.compute_scores(self.q[queries], self.gather_keys(ranges)), queries.unsqueeze(-1), columns
         )
-        weights = compute_denominators(masked, self.sink).weigh(masked)
+        below, exponentials = exponentiate_rows(masked, self.sink)
+        weights = below.divide(exponentials)
         if len(columns) == self.shape[1]:
             return weights
         return weights.new_zeros(len(queries), self.shape[1]).index_copy_(1, columns, weights)
 
     def list_columns(self, ranges: Spans) -> Tensor:
         """Return the indices of the keys in some ranges."""
-        return torch.cat([torch.arange(i, j, device=self.q.device) for i, j in (*ranges, (0, 0))])
+        columns = [torch.arange(i, j, device=self.q.device) for i, j in ranges or ((0, 0),)]
+        return columns[0] if len(columns) == 1 else torch.cat(columns)
 
     def gather_keys(self, ranges: Spans) -> Tensor:
         """Return the keys of some ranges, (m, d); those of a single range are not copied."""
@@ -216,11 +221,12 @@ def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.matmul(a, b, out=out)
 
 
-def compute_denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
-    """Compute the denominators of complete rows of scores (n, m)."""
+def exponentiate_rows(masked: Tensor, sink: Tensor | None) -> tuple[Denominators, Tensor]:
+    """Compute the denominators of complete rows of scores (n, m), and exp(scores - shift), (n, m)."""
     top = masked.amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
     top = top if sink is None else top.maximum(sink)
     shift = top.masked_fill(top == -torch.inf, 0)  # a row that sees nothing: -inf - -inf would be NaN
-    total = (masked - shift).exp_().sum(-1)
+    exponentials = (masked - shift).exp_()
+    total = exponentials.sum(-1)
     total = total if sink is None else total + (sink - shift).exp().squeeze(-1)
-    return Denominators(shift.squeeze(-1), total)
+    return Denominators(shift.squeeze(-1), total), exponentials

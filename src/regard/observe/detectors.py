@@ -79,7 +79,10 @@ def entropy(m: MapView) -> QueryScores:
 
 @average_over_queries
 def effective_keys(m: MapView) -> QueryScores:
-    """Return the mean of e^entropy: the number of keys a query attends to, if it attended to them equally."""
+    """Return the mean of e^entropy, in keys: the number a query attends to, if it attended to them equally.
+
+    Source: the effective number of order 1, Hill 1973; also known as the perplexity of the weights.
+    """
     return m.score_queries(m.overview.entropy.exp())
 
 
@@ -87,7 +90,7 @@ def effective_keys(m: MapView) -> QueryScores:
 def breadth(m: MapView) -> QueryScores:
     """Return the mean of e^entropy / n for a query that may see n keys: 1 where it attends to all of them equally.
 
-    The mean is over at most 256 of the queries that count, evenly spaced.
+    The mean is over at most 256 of the queries that count, evenly spaced. This share is defined here, after Hill 1973.
     """
     return score_sample(m, lambda row, head, queries, seen: m.overview.entropy[row, head, queries].exp() / seen.sum(-1))
 
@@ -103,13 +106,19 @@ def distance(m: MapView) -> QueryScores:
 
 @average_over_queries
 def local_weight(m: MapView, window: int = NEAR) -> QueryScores:
-    """Return the mean of Σ w_j over the keys with `|p(i) - j| <= window`; the rest of a row is its global share."""
+    """Return the mean of Σ w_j over the keys with `|p(i) - j| <= window`, a share; the rest of a row is its global share.
+
+    Source: the local and broad heads of Clark et al. 2019, section 3; the window is defined here.
+    """
     return m.score_queries(sum_nearby_weight(m, check_count("window", window, 0)))
 
 
 @average_over_queries
 def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
-    """Return the local weight of a head that attends equally to all keys it may see, over at most 256 queries."""
+    """Return the local weight, a share, of a head that attends equally to all keys it may see, over at most 256 queries.
+
+    It is what `local_weight` is compared with, and is defined here.
+    """
     window = check_count("window", window, 0)
 
     def compute_local_share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
@@ -218,6 +227,7 @@ def weight_on_needle(m: MapView, needle: slice, questions: Queries) -> QueryScor
 def needle_hit_rate(m: MapView, needle: slice, questions: Queries) -> QueryScores:
     """Return the share of the queries in `questions` whose key attended to most lies in the needle.
 
+    Source: Wu et al. 2024, without their condition that the model writes the token of that key next.
     Raises ConfigError for a needle without keys.
     """
     check_needle(m, needle)

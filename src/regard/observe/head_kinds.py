@@ -99,9 +99,9 @@ class Head:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return layer, name, head, kind, sentence and scores as plain values, for JSON."""
+        """Return layer, head, kind, sentence and scores as plain values, for JSON."""
         scores = {name: score.to_dict() for name, score in self.scores.items()}
-        plain = {name: getattr(self, name) for name in ("layer", "name", "head", "kind", "sentence")}
+        plain = {name: getattr(self, name) for name in ("layer", "head", "kind", "sentence")}
         return {**plain, "scores": scores}
 
 
@@ -175,7 +175,7 @@ class Heads(HtmlRepr):
         return pandas.DataFrame([make_line(row) for row in self.rows])
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return each head as {layer, name, head, kind, sentence, scores: {name: {mean, low, high, count}}}, for JSON."""
+        """Return each head as {layer, head, kind, sentence, scores: {name: {mean, low, high, count}}}, for JSON."""
         return [row.to_dict() for row in self.rows]
 
     def format_lines(self, width: int = text_table.WIDTH) -> tuple[list[str], tuple[str, ...]]:

@@ -17,7 +17,8 @@ function selectHeads() {
 function colorGrid(chosen) {
   const score = controls.score.value;
   const values = ATLAS.heads.map((head) => head.scores[score]);
-  const most = UNBOUNDED.includes(score) ? Math.max(...values.filter(Number.isFinite), 1e-9) : 1;
+  const largest = Math.max(...values.filter(Number.isFinite), 1e-9);
+  const most = UNBOUNDED.includes(score) || largest > 1 ? largest : 1;
   cells.forEach((cell, n) => {
     cell.style.setProperty("--share", Math.min(Math.max((values[n] ?? 0) / most, 0), 1));
     cell.classList.toggle("out", !chosen[n]);
