@@ -1,7 +1,4 @@
-"""The entries of an AttributionMap of one head, block by block, and their sums and pictures in one traversal.
-
-This is the plain form in torch, which is the definition and runs on any device.
-"""
+"""The entries of an AttributionMap of one head, block by block."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.map.entry_statistics import EntryStatistics, gather_blocks
 from regard.map.plane import Plane, Run, multiply_exactly
-from regard.map.pooling import SignedPicture, choose_larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,16 +18,6 @@ class Products:
     right: Tensor  # (k, e)
     factor: str
     means: Tensor | None  # (q,), of the products under the weights, for factor "cut"
-
-
-@dataclass(frozen=True, eq=False)
-class EntryStatistics:
-    """The results of one traversal."""
-
-    row_sums: Tensor  # (q,)
-    column_sums: Tensor  # (k,)
-    largest: Tensor  # (q,), in size, with its sign
-    picture: SignedPicture
 
 
 def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Tensor]]:
@@ -48,18 +35,8 @@ def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Ten
 
 def gather_entries(plane: Plane, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics:
     """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins."""
-    dtype, device = products.left.dtype, products.left.device
-    picture = SignedPicture.allocate(rows.to(device), columns.to(device), dtype)
-    row_sums, column_sums = (torch.zeros(n, dtype=torch.float64, device=device) for n in plane.shape)
-    largest = torch.zeros(plane.shape[0], dtype=dtype, device=device)
-    for run, entries in iterate_entries(plane, products):
-        part = slice(run.start, run.stop)
-        row_sums[part] = entries.sum(-1, dtype=torch.float64)
-        column_sums.index_add_(0, run.columns, entries.sum(0, dtype=torch.float64))
-        if entries.numel():
-            largest[part] = choose_larger(entries.amax(-1), entries.amin(-1))
-            picture.add_run(run, entries)
-    return EntryStatistics(row_sums.to(dtype), column_sums.to(dtype), largest, picture)
+    edges = (x.to(products.left.device) for x in (rows, columns))
+    return gather_blocks(iterate_entries(plane, products), plane.shape, products.left.dtype, *edges)
 
 
 def compute_cuts(weights: Tensor, products: Tensor, means: Tensor) -> Tensor:

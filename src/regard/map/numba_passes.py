@@ -16,7 +16,8 @@ from torch import Tensor
 
 from regard.compiled import processor
 from regard.map import pass_inputs
-from regard.map.attribution_passes import EntryStatistics, Products
+from regard.map.attribution_passes import Products
+from regard.map.entry_statistics import EntryStatistics
 from regard.map.passes import ROWS, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture, SignedPicture, choose_larger

@@ -128,7 +128,9 @@ def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at
     chosen = int(tokens[0]) if token is None else token
     check_index("token", chosen, len(logits))
     found = recording.attribute(logits[chosen]).gradients
-    pairs = zip(recording.calls, entry.recording.calls, strict=True)
+    pairs = zip(
+        *([call for run in one.runs for call in run.softmax_calls] for one in (recording, entry.recording)), strict=True
+    )
     own = {shown.stored: found[new.stored] for new, shown in pairs if new.stored in found}
     likeliest = list(zip(tokens.tolist(), values.tolist(), strict=True))
     return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording, own))
@@ -187,7 +189,7 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
     )
     pixels = SignedPicture.allocate(rows, columns, m.left.dtype)
     for _, _, run, entries in m.iterate_blocks():
-        pixels.add_run(run, entries)
+        pixels.add_block(run, entries)
     picture = pixels.pool("max" if how == "max" else "mean")
     seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(picture, dtype=torch.bool))
     return picture.masked_fill(~seen, torch.nan)
