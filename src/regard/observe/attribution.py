@@ -125,7 +125,7 @@ def attribute(recording: Any, number: Tensor) -> Attribution:
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
-    stored = [call.stored for run in recording.runs for call in run.calls if call.stored.context is not None]
+    stored = [call.stored for run in recording.runs for call in run.softmax_calls if call.stored.context is not None]
     if not number.requires_grad or not stored:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
     contexts = [one.context for one in stored if one.context is not None]

@@ -18,6 +18,7 @@ from regard.observe.interception import (
     function_mode,
     hf_registry,
     module_calls,
+    recurrences,
     started_threads,
     torch_compile,
     torchscript,
@@ -46,6 +47,7 @@ def build_patches() -> list[AttributePatch]:
         + beam_rows.build_patches()
         + torchscript.build_patches()
         + started_threads.build_patches()
+        + recurrences.build_patches()
     )
     return ours + torch_compile.build_patches(ALL_PATCHES.apply)
 

@@ -1,0 +1,186 @@
+"""The recorded recurrence of one module in one run: the factors of every step, which joined are those of one call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import factors
+from regard.map.convolution import Convolution
+from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.recurrence_call import RecurrenceFactors
+from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
+from regard.observe.store import Store
+
+SAMPLED_ROWS = 64  # outputs of a call that are stored, for the certificate of its map
+STATE_TOLERANCE = 1e-2  # relative to a state's norm: a cache in bfloat16 rounds by 4e-3
+
+
+@dataclass(eq=False)
+class StoredRecurrence:
+    """One stored call: its factors, its values (b, h, t, e), some of its outputs (b, h, n, e), and the state that it left."""
+
+    mechanism: Mechanism
+    values: Tensor
+    queries: Tensor  # (n,), of the outputs
+    outputs: Tensor
+    state: Tensor | None  # (b, n), a sample
+    step: int
+
+    @classmethod
+    def copy_factors(cls, found: RecurrenceFactors, store: Store, step: int) -> "StoredRecurrence":
+        """Return a stored call with copies of what a call computed; a tensor with two names is stored once."""
+        length = found.values.shape[2]
+        queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
+        outputs = found.outputs[:, :, queries.to(found.outputs.device)]
+        copies = {id(x): store.copy_tensor(x.detach()) for x in found.mechanism.tensors.values()}
+        tensors = {name: copies[id(x)] for name, x in found.mechanism.tensors.items()}
+        return cls(
+            found.mechanism.replace_tensors(tensors),
+            store.copy_tensor(found.values.detach()),
+            queries,
+            outputs.detach().contiguous(),
+            found.state,
+            step,
+        )
+
+
+@dataclass(eq=False)
+class ImplicitHistory:
+    """The recurrences of one module in one run, in order; each later one continues the state that the one before left."""
+
+    name: str
+    parent_rows: Mapping[int, Tensor]  # of the run: step to each row's parent row in the previous step
+    stored_calls: list[StoredRecurrence] = field(default_factory=list)
+    kind: str = "implicit"
+    selected_heads: None = None  # all heads are stored
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers in the model of the heads that are stored: all, or the channels of a recurrence without heads."""
+        return tuple(range(self.stored_calls[0].mechanism.shape[1]))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every stored tensor."""
+        found = [x for one in self.stored_calls for x in (*one.mechanism.tensors.values(), one.values, one.outputs, one.state)]
+        return [x for x in found if x is not None]
+
+    def match_state(self, initial: Tensor | None) -> RowMatch | None:
+        """Return the row of the state that this history's last call left for each row of an initial state (b, n), if it did."""
+        left = self.stored_calls[-1].state
+        if initial is None or left is None or left.shape[1:] != initial.shape[1:]:
+            return None
+        found = match_rows(left.unsqueeze(1), initial.unsqueeze(1))
+        return None if found is None or found.distance > STATE_TOLERANCE else found
+
+    def fork(self, parent_rows: Mapping[int, Tensor]) -> "ImplicitHistory":
+        """Return a history with the same calls, which another run continues."""
+        return replace(self, parent_rows=parent_rows, stored_calls=[*self.stored_calls])
+
+    def build_call_map(self, stored: StoredRecurrence) -> ImplicitMap:
+        """Return the map of one call: its tokens on all tokens up to its last."""
+        until = next(n for n, one in enumerate(self.stored_calls) if one is stored) + 1
+        return self.build_joined_map(self.stored_calls[:until], stored.step, sum(count_tokens(self.stored_calls[: until - 1])))
+
+    def build_map(self) -> ImplicitMap:
+        """Return the map of all calls, as if they had been one."""
+        return self.build_joined_map(self.stored_calls, self.stored_calls[-1].step, 0)
+
+    def build_joined_map(self, calls: Sequence[StoredRecurrence], step: int, first: int) -> ImplicitMap:
+        """Return the map of some calls joined, in the row order of a step, for the queries from `first` on."""
+        if len(calls) == 1:
+            one = calls[0]
+            return ImplicitMap(one.mechanism, first=first, values=one.values, outputs=SampledOutputs(one.queries, one.outputs))
+        ordered = [self.reorder_call(one, step) for one in calls]
+        lengths = count_tokens(calls)
+        starts = [sum(lengths[:n]) for n in range(len(calls))]
+        queries = torch.cat([one.queries + start for one, start in zip(ordered, starts, strict=True)])
+        outputs = factors.concatenate([one.outputs for one in ordered], 2)
+        values = factors.concatenate([one.values for one in ordered], 2)
+        mechanism = join_mechanism_tokens([one.mechanism for one in ordered])
+        return ImplicitMap(mechanism, first=first, values=values, outputs=SampledOutputs(queries, outputs))
+
+    def reorder_call(self, stored: StoredRecurrence, step: int) -> StoredRecurrence:
+        """Return a stored call whose batch rows are in the order of a later step."""
+        rows = reorder_rows(self.parent_rows, torch.arange(len(stored.values)), stored.step, step)
+        if len(rows) == len(stored.values) and torch.equal(rows, torch.arange(len(rows))):
+            return stored
+        values, outputs = (x[rows.to(x.device)] for x in (stored.values, stored.outputs))
+        return replace(stored, mechanism=stored.mechanism.select_rows(rows), values=values, outputs=outputs)
+
+    def join_values(self) -> Tensor:
+        """Return the values of all tokens, (b, h, t, e)."""
+        step = self.stored_calls[-1].step
+        return factors.concatenate([self.reorder_call(one, step).values for one in self.stored_calls], 2)
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitCall:
+    """One call of a recurrence: the path of the innermost module that made it, and its step in the run."""
+
+    history: ImplicitHistory = field(repr=False)
+    stored: StoredRecurrence = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The path of the module in the model."""
+        return self.history.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention: implicit."""
+        return self.history.kind
+
+    @property
+    def step(self) -> int:
+        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
+        return self.stored.step
+
+    @property
+    def map(self) -> ImplicitMap:
+        """The map (b, h, q, k) of this call's tokens on all tokens up to its last."""
+        return self.history.build_call_map(self.stored)
+
+    def __repr__(self) -> str:
+        return f"ImplicitCall({self.name!r}, step {self.step}, {self.map})"
+
+
+def count_tokens(calls: Sequence[StoredRecurrence]) -> list[int]:
+    """Return the number of tokens of each call."""
+    return [one.values.shape[2] for one in calls]
+
+
+def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism:
+    """Return the mechanism of consecutive calls. Raises ConfigError if they are of different kinds."""
+    recurrences = [one for one in parts if isinstance(one, LinearRecurrence)]
+    convolutions = [one for one in parts if isinstance(one, Convolution)]
+    if recurrences and convolutions:
+        raise ConfigError("the calls of one layer are of different kinds, so they do not form one map.")
+    return LinearRecurrence.join_tokens(recurrences) if recurrences else Convolution.join_tokens(convolutions)
+
+
+def join_head_maps(maps: Sequence[ImplicitMap]) -> ImplicitMap:
+    """Return the map of several calls of one visit of a module as one, whose heads are those of the calls in order.
+
+    Raises ConfigError if the calls do not have the same tokens.
+    """
+    if len(maps) == 1:
+        return maps[0]
+    kinds = {type(one.mechanism) for one in maps}
+    if len(kinds) > 1 or len({one.shape[2:] for one in maps}) > 1 or len({one.mechanism.shape for one in maps}) > 1:
+        raise ConfigError("the calls of one layer have different shapes: recording[name] has each of them.")
+    recurrences = [one.mechanism for one in maps if isinstance(one.mechanism, LinearRecurrence)]
+    convolutions = [one.mechanism for one in maps if isinstance(one.mechanism, Convolution)]
+    mechanism = LinearRecurrence.join_heads(recurrences) if recurrences else Convolution.join_heads(convolutions)
+    values = [one.values for one in maps if one.values is not None]
+    outputs = [one.outputs for one in maps if one.outputs is not None]
+    return ImplicitMap(
+        mechanism,
+        first=maps[0].first,
+        values=torch.cat(values, 1) if len(values) == len(maps) else None,
+        outputs=SampledOutputs(outputs[0].queries, torch.cat([one.outputs for one in outputs], 1)) if outputs else None,
+    )
