@@ -36,10 +36,14 @@ class ImplicitBlock:
 
 @dataclass(frozen=True, eq=False)
 class SampledOutputs:
-    """What a layer's own code computed for some of the queries of a map: queries (n,), outputs (b, h, n, e)."""
+    """What a layer's own code computed for some of the queries of a map: queries (n,), outputs (b, h, n, e).
+
+    gates (b, h, n, e) are what it multiplied the rows of M v by, if it did so in each channel of a head.
+    """
 
     queries: Tensor
     outputs: Tensor
+    gates: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,10 @@ class ImplicitMap(SignedMap):
             for head, (b, h) in enumerate(places):
                 entries = self[row, head, queries - self.first].double()
                 values, outputs = (x[b, h].double() for x in (self.values, self.outputs.outputs))
-                outputs = outputs[len(outputs) - len(queries) :]
-                difference = (entries @ values + self.get_bias(h) - outputs).abs()
+                outputs, found = outputs[len(outputs) - len(queries) :], entries @ values + self.get_bias(h)
+                if self.outputs.gates is not None:
+                    found *= self.outputs.gates[b, h, -len(found) :].double()
+                difference = (found - outputs).abs()
                 if difference.numel() and difference.any():
                     error = max(error, float(difference.max() / outputs.abs().max()))
                 checked += len(queries)

@@ -1,6 +1,6 @@
 """The recorded recurrence of one module in one run: the factors of every step, which joined are those of one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,6 +27,7 @@ class StoredRecurrence:
     values: Tensor
     queries: Tensor  # (n,), of the outputs
     outputs: Tensor
+    gates: Tensor | None  # (b, h, n, e), of the outputs; None if the function did not gate them
     state: Tensor | None  # (b, n), a sample
     step: int
 
@@ -35,14 +36,18 @@ class StoredRecurrence:
         """Return a stored call with copies of what a call computed; a tensor with two names is stored once."""
         length = found.values.shape[2]
         queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
-        outputs = found.outputs[:, :, queries.to(found.outputs.device)]
+        outputs, gates = (
+            None if x is None else x.detach()[:, :, queries.to(x.device)].contiguous() for x in (found.outputs, found.gates)
+        )
+        assert outputs is not None
         copies = {id(x): store.copy_tensor(x.detach()) for x in found.mechanism.tensors.values()}
         tensors = {name: copies[id(x)] for name, x in found.mechanism.tensors.items()}
         return cls(
             found.mechanism.replace_tensors(tensors),
             store.copy_tensor(found.values.detach()),
             queries,
-            outputs.detach().contiguous(),
+            outputs,
+            gates,
             found.state,
             step,
         )
@@ -53,7 +58,7 @@ class ImplicitHistory:
     """The recurrences of one module in one run, in order; each later one continues the state that the one before left."""
 
     name: str
-    parent_rows: Mapping[int, Tensor]  # of the run: step to each row's parent row in the previous step
+    parent_rows: dict[int, Tensor] = field(default_factory=dict)  # step to each row's parent row in the previous step
     stored_calls: list[StoredRecurrence] = field(default_factory=list)
     kind: str = "implicit"
     selected_heads: None = None  # all heads are stored
@@ -66,7 +71,11 @@ class ImplicitHistory:
     @property
     def tensors(self) -> list[Tensor]:
         """Every stored tensor."""
-        found = [x for one in self.stored_calls for x in (*one.mechanism.tensors.values(), one.values, one.outputs, one.state)]
+        found = [
+            x
+            for one in self.stored_calls
+            for x in (*one.mechanism.tensors.values(), one.values, one.outputs, one.gates, one.state)
+        ]
         return [x for x in found if x is not None]
 
     def match_state(self, initial: Tensor | None) -> RowMatch | None:
@@ -77,9 +86,9 @@ class ImplicitHistory:
         found = match_rows(left.unsqueeze(1), initial.unsqueeze(1))
         return None if found is None or found.distance > STATE_TOLERANCE else found
 
-    def fork(self, parent_rows: Mapping[int, Tensor]) -> "ImplicitHistory":
+    def fork(self) -> "ImplicitHistory":
         """Return a history with the same calls, which another run continues."""
-        return replace(self, parent_rows=parent_rows, stored_calls=[*self.stored_calls])
+        return replace(self, parent_rows={**self.parent_rows}, stored_calls=[*self.stored_calls])
 
     def build_call_map(self, stored: StoredRecurrence) -> ImplicitMap:
         """Return the map of one call: its tokens on all tokens up to its last."""
@@ -92,17 +101,18 @@ class ImplicitHistory:
 
     def build_joined_map(self, calls: Sequence[StoredRecurrence], step: int, first: int) -> ImplicitMap:
         """Return the map of some calls joined, in the row order of a step, for the queries from `first` on."""
-        if len(calls) == 1:
-            one = calls[0]
-            return ImplicitMap(one.mechanism, first=first, values=one.values, outputs=SampledOutputs(one.queries, one.outputs))
         ordered = [self.reorder_call(one, step) for one in calls]
         lengths = count_tokens(calls)
         starts = [sum(lengths[:n]) for n in range(len(calls))]
         queries = torch.cat([one.queries + start for one, start in zip(ordered, starts, strict=True)])
         outputs = factors.concatenate([one.outputs for one in ordered], 2)
+        gates = [torch.ones_like(one.outputs) if one.gates is None else one.gates for one in ordered]
+        is_gated = any(one.gates is not None for one in ordered)
+        sampled = SampledOutputs(queries, outputs, factors.concatenate(gates, 2) if is_gated else None)
         values = factors.concatenate([one.values for one in ordered], 2)
-        mechanism = join_mechanism_tokens([one.mechanism for one in ordered])
-        return ImplicitMap(mechanism, first=first, values=values, outputs=SampledOutputs(queries, outputs))
+        return ImplicitMap(
+            join_mechanism_tokens([one.mechanism for one in ordered]), first=first, values=values, outputs=sampled
+        )
 
     def reorder_call(self, stored: StoredRecurrence, step: int) -> StoredRecurrence:
         """Return a stored call whose batch rows are in the order of a later step."""
@@ -110,7 +120,8 @@ class ImplicitHistory:
         if len(rows) == len(stored.values) and torch.equal(rows, torch.arange(len(rows))):
             return stored
         values, outputs = (x[rows.to(x.device)] for x in (stored.values, stored.outputs))
-        return replace(stored, mechanism=stored.mechanism.select_rows(rows), values=values, outputs=outputs)
+        gates = None if stored.gates is None else stored.gates[rows.to(stored.gates.device)]
+        return replace(stored, mechanism=stored.mechanism.select_rows(rows), values=values, outputs=outputs, gates=gates)
 
     def join_values(self) -> Tensor:
         """Return the values of all tokens, (b, h, t, e)."""
@@ -182,5 +193,13 @@ def join_head_maps(maps: Sequence[ImplicitMap]) -> ImplicitMap:
         mechanism,
         first=maps[0].first,
         values=torch.cat(values, 1) if len(values) == len(maps) else None,
-        outputs=SampledOutputs(outputs[0].queries, torch.cat([one.outputs for one in outputs], 1)) if outputs else None,
+        outputs=join_head_outputs(outputs) if outputs else None,
     )
+
+
+def join_head_outputs(parts: Sequence[SampledOutputs]) -> SampledOutputs:
+    """Return the sampled outputs of several calls with the same tokens, joined along the heads."""
+    gates = [torch.ones_like(one.outputs) if one.gates is None else one.gates for one in parts]
+    is_gated = any(one.gates is not None for one in parts)
+    outputs = torch.cat([one.outputs for one in parts], 1)
+    return SampledOutputs(parts[0].queries, outputs, torch.cat(gates, 1) if is_gated else None)

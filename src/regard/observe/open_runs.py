@@ -57,7 +57,7 @@ class OpenRun:
         """Return a new run with the same history."""
         turns = dict(self.run.parent_rows)
         histories = {key: one.fork(turns) for key, one in self.run.histories.items()}
-        implicit = {key: one.fork(turns) for key, one in self.run.implicit_histories.items()}
+        implicit = {key: one.fork() for key, one in self.run.implicit_histories.items()}
         tokens = {root: [*parts] for root, parts in self.tokens.items()}
         return OpenRun(
             Run(histories, parent_rows=turns, implicit_histories=implicit), dict(self.roots), tokens=tokens, last=self.last
@@ -163,6 +163,14 @@ def find_cache(args: Any, kwargs: Any) -> Any:
         if speaks and not isinstance(value, PLAIN) and type(value).__weakrefoffset__:
             return value
     return None
+
+
+def has_cached_keys(cache: Any) -> bool:
+    """Return whether a cache says that it holds keys; False for one that cannot say."""
+    try:
+        return int(cache.get_seq_length()) > 0
+    except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
+        return False
 
 
 def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:

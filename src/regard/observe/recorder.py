@@ -103,9 +103,9 @@ class Recorder:
         tracker = self.tracker
         if not self.selection.has_layer(name, lambda: tracker.layer_numbers.assign_number(name, IMPLICIT)):
             return
-        key, history = tracker.place_recurrence(call.initial_state, name)
+        key, history = tracker.place_recurrence(call.kernel, call.initial_state, name)
         stored = StoredRecurrence.copy_factors(call.read(), self.store.store, tracker.step)
-        history = ImplicitHistory(name, tracker.run.parent_rows) if history is None else history
+        history = ImplicitHistory(name) if history is None else history
         history.stored_calls.append(stored)
         tracker.run.implicit_histories[key] = history
         tracker.run.calls.append(ImplicitCall(history, stored))

@@ -12,13 +12,15 @@ from regard.map.implicit_map import Mechanism
 class RecurrenceFactors:
     """What a call computed: its matrix as factors, values and outputs (b, h, t, e), and the state that it left.
 
-    state is (b, n), all of it or a fixed sample; None if the call left none.
+    state is (b, n), all of it or a fixed sample; None if the call left none. gates (b, h, t, e) are what the function
+    multiplied M v by, if it did so in each channel of a head.
     """
 
     mechanism: Mechanism
     values: Tensor
     outputs: Tensor
     state: Tensor | None
+    gates: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,8 +61,6 @@ def build_state_space(
 
 def read_mamba2_scan(given: Given, result: Any) -> RecurrenceFactors:
     """Read a chunked scan: hidden_states (b, t, h, p), dt (b, t, h), A (h,), B, C (b, t, g, n), D, dt_bias (h,)."""
-    if given.get("z") is not None:
-        raise UnreadableError("its scan multiplies by a gate of its own")
     dt = apply_softplus(given["dt"], given["dt_bias"], given["dt_softplus"]).clamp(*given["dt_limit"]).transpose(1, 2)
     q, k = (given[name].transpose(1, 2) for name in ("C", "B"))
     mechanism = build_scalar_state_space(given["A"], dt, q, k, given["D"])
@@ -72,9 +70,7 @@ def read_mamba2_scan(given: Given, result: Any) -> RecurrenceFactors:
 
 
 def read_mamba2_step(given: Given, result: Any) -> RecurrenceFactors:
-    """Read one step: state (b, h, p, n), hidden_states, dt (b, h, p), A (h, p, n), B, C (b, g, n), D, dt_bias (h, p)."""
-    if given["z"] is not None:
-        raise UnreadableError("its step multiplies by a gate of its own")
+    """Read one step: state (b, h, p, n), hidden_states, dt, z (b, h, p), A (h, p, n), B, C (b, g, n), D, dt_bias (h, p)."""
     dt = apply_softplus(given["dt"], given["dt_bias"], given["dt_softplus"])
     skip = given["D"]
     for x in (dt, given["A"].flatten(1), *([] if skip is None else [skip])):
@@ -83,7 +79,8 @@ def read_mamba2_step(given: Given, result: Any) -> RecurrenceFactors:
     q, k = (given[name].unsqueeze(2) for name in ("C", "B"))
     mechanism = build_scalar_state_space(given["A"][:, 0, 0], dt[..., :1], q, k, None if skip is None else skip[:, 0])
     values, outputs = (x.unsqueeze(2) for x in (given["hidden_states"], result))
-    return RecurrenceFactors(mechanism, values, outputs, sample_state(given["state"]))
+    gates = None if given["z"] is None else F.silu(given["z"]).unsqueeze(2)
+    return RecurrenceFactors(mechanism, values, outputs, sample_state(given["state"]), gates)
 
 
 def build_scalar_state_space(rates: Tensor, dt: Tensor, q: Tensor, k: Tensor, skip: Tensor | None) -> LinearRecurrence:
