@@ -101,8 +101,8 @@ class RunTracker:
         """Return where a recurrence belongs, and the history that it continues; None if it starts from nothing.
 
         The current run, its steps, and the parent rows of the history are updated; those of the run too if nothing but
-        recurrences is in it, since the states of some models are not moved with their keys. Raises UnreadableError if it continues a state that no
-        recorded call has left.
+        recurrences is in it, since some models do not move their states with their keys. Raises UnreadableError if it
+        continues a state that no recorded call has left.
         """
         key = name, IMPLICIT, *self.count_visit(name, IMPLICIT)
         if self.is_undecided:
