@@ -19,14 +19,12 @@ GONE = -800.0  # a log decay below it is 0 in float64: the state is reset
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearRecurrence:
-    """The matrix M with M v = o of S_i = exp(a_i) S_{i-1} + k_i u_iᵀ, o_i = q_iᵀ S_i, with u_i = c_i v_i.
+    """The matrix M with M v = o of ``S_i = exp(a_i) S_{i-1} + k_i u_iᵀ``, ``o_i = q_iᵀ S_i``, with ``u_i = c_i v_i``.
 
-    Without beta, M_ij = e^{r_i} c_j e^{l_j} Σ_n q_in k_jn exp(Σ_{s=j+1..i} a_sn) for j ≤ i, and 0 after i; if is_strict, for
-    j < i. Then skip_i is added to the diagonal, and row i is multiplied by gate_i. With beta, the state is corrected by the
-    delta rule: u_i = beta_i (v_i - (exp(a_i) S_{i-1})ᵀ k_i). Every tensor is (b or 1, g, t or 1, ...), where g divides the
-    number of heads:
-
-    decay a (b, g, t, 1 or d), log decays, at most 0, each times the `rates` (1, h, 1, 1 or d) if there are any; q and k
+    Without beta, ``M_ij = exp(r_i + l_j) c_j Σ_n q_in k_jn exp(Σ_{s=j+1..i} a_sn)`` for j ≤ i, or j < i if is_strict; then
+    skip is added to the diagonal, and row i is multiplied by gate_i. With beta, the state is corrected by the delta rule:
+    ``u_i = beta_i (v_i - (exp(a_i) S_{i-1})ᵀ k_i)``. Every tensor is (b or 1, g, t or 1, ...), where g divides the number of
+    heads: decay a (b, g, t, 1 or d), log decays, at most 0, each times the `rates` (1, h, 1, 1 or d) if there are any; q and k
     (b, g, t, d), or None for 1; key_scale c, key_logs l, row_logs r, beta, skip and gate (b, g, t), or None. A decay of -inf
     resets the state. key_logs, row_logs and is_strict need one decay for all of d, and no beta.
     """
@@ -124,7 +122,7 @@ class RecurrencePlane:
 
     @cached_property
     def log_decay(self) -> Tensor:
-        """Σ_{s≤i} a_s, (t, 1 or d)."""
+        """The running sum of the log decays, (t, 1 or d)."""
         decay, rates = self.get("decay"), self.get("rates")
         assert decay is not None
         return (decay if rates is None else decay * rates).clamp(min=GONE).cumsum(0)
