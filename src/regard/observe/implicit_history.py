@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,17 +34,20 @@ class StoredRecurrence:
 
     @classmethod
     def copy_factors(cls, found: RecurrenceFactors, store: Store, step: int) -> "StoredRecurrence":
-        """Return a stored call with copies of what a call computed; a tensor with two names is stored once."""
+        """Return a stored call with copies of what a call computed; numbers with two names are stored once."""
         length = found.values.shape[2]
         queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
         outputs, gates = (
             None if x is None else x.detach()[:, :, queries.to(x.device)].contiguous() for x in (found.outputs, found.gates)
         )
         assert outputs is not None
-        copies = {id(x): store.copy_tensor(x.detach()) for x in found.mechanism.tensors.values()}
-        tensors = {name: copies[id(x)] for name, x in found.mechanism.tensors.items()}
+        copies: dict[Any, Tensor] = {}
+        for x in found.mechanism.tensors.values():
+            if identify_numbers(x) not in copies:
+                copies[identify_numbers(x)] = store.copy_tensor(x.detach())
+        given = found.mechanism.tensors.items()
         return cls(
-            found.mechanism.replace_tensors(tensors),
+            found.mechanism.replace_tensors({name: copies[identify_numbers(x)].view(x.shape) for name, x in given}),
             store.copy_tensor(found.values.detach()),
             queries,
             outputs,
@@ -51,6 +55,12 @@ class StoredRecurrence:
             found.state,
             step,
         )
+
+
+def identify_numbers(x: Tensor) -> tuple[Any, ...]:
+    """Return what two tensors with the same numbers in the same memory have in common, whatever their axes of 1."""
+    axes = tuple((size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
+    return x.data_ptr(), x.dtype, axes
 
 
 @dataclass(eq=False)
@@ -85,6 +95,12 @@ class ImplicitHistory:
             return None
         found = match_rows(left.unsqueeze(1), initial.unsqueeze(1))
         return None if found is None or found.distance > STATE_TOLERANCE else found
+
+    def append_call(self, stored: StoredRecurrence) -> None:
+        """Append a call; the state that the one before left is dropped, since nothing else can continue it."""
+        if self.stored_calls:
+            self.stored_calls[-1].state = None
+        self.stored_calls.append(stored)
 
     def fork(self) -> "ImplicitHistory":
         """Return a history with the same calls, which another run continues."""

@@ -106,7 +106,7 @@ class Recorder:
         key, history = tracker.place_recurrence(call.kernel, call.initial_state, name)
         stored = StoredRecurrence.copy_factors(call.read(), self.store.store, tracker.step)
         history = ImplicitHistory(name) if history is None else history
-        history.stored_calls.append(stored)
+        history.append_call(stored)
         tracker.run.implicit_histories[key] = history
         tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
@@ -118,7 +118,7 @@ class Recorder:
             return
         self.read_modules.add(path)
         known = [*(call.name for call in self.tracker.run.calls), *(one.module for one in self.recording.missed)]
-        is_known = any(name == path or name.startswith(f"{path}.") for name in known)
+        is_known = any(not path or name == path or name.startswith(f"{path}.") for name in known)
         if not is_known and self.selection.has_layer(path, lambda: -1):
             self.report_missed(MissedCall(type(module).__name__, path, UNREAD))
 

@@ -84,6 +84,30 @@ def test_the_steps_of_a_generation_form_the_map_of_one_forward(family):
     assert last.map.certificate().error < 10 * EQUAL  # of a single row, whose outputs may all be small
 
 
+def test_a_model_in_float64_has_exact_maps_where_its_code_does_not_round_to_float32():
+    model = get("lfm2").build().double()
+    with record(model) as recording:
+        run(model, draw_tokens(29))
+    assert max(found.certificate().error for found in list_maps(recording)) < 1e-14
+    assert recording.map(0, kind="implicit").dtype == torch.float64
+
+
+def test_numbers_that_are_both_decay_and_scale_are_stored_once():
+    model = get("mamba").build()
+    with record(model) as recording:
+        run(model, draw_tokens(31))
+    found = recording.map(0, kind="implicit").mechanism
+    assert found.decay.data_ptr() == found.key_scale.data_ptr()
+
+
+def test_only_the_last_state_of_a_generation_is_kept():
+    model = get("mamba2").build()
+    with record(model) as recording:
+        generate(model, draw_tokens(), count=5)
+    states = [call.stored.state is None for call in recording["backbone.layers.0.mixer"]]
+    assert states == [True, True, True, True, False]
+
+
 def test_memory_grows_with_the_tokens_not_with_their_square():
     model = get("mamba2").build()
     sizes = []
