@@ -28,11 +28,11 @@ def record(
     """Record every attention call of a model in the context: its q, k and rule, O(T), from which its maps are computed.
 
     Of layers without a softmax, such as Mamba, the factors of the implied matrix are recorded: recording.map(layer,
-    kind="implicit"). layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the memory, keep="values"
-    also keeps the values, keep=("bfloat16", "values") does both. to=FOLDER writes queries and keys to the folder as they are
-    recorded and memory-maps them. The model's output, gradients and random numbers do not change. A Hugging Face model called
-    with output_attentions=True returns maps. Calls that could not be recorded are listed in recording.missed, and a warning is
-    issued once.
+    kind="implicit"). layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the
+    memory, keep="values" also keeps the values, keep=("bfloat16", "values") does both. to=FOLDER writes queries and keys to
+    the folder as they are recorded and memory-maps them. The model's output, gradients and random numbers do not change. A
+    Hugging Face model called with output_attentions=True returns maps. Calls that could not be recorded are listed in
+    recording.missed, and a warning is issued once.
     Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments.
     """
     if not isinstance(model, nn.Module):
