@@ -31,8 +31,11 @@ def serialize_history(history: ImplicitHistory, key: list[Any] | None, packed: A
 
 
 def serialize_mechanism(mechanism: Mechanism, packed: Any) -> dict[str, Any]:
-    """Return a mechanism as plain values: its kind, its tensors by name, and its numbers."""
-    tensors = {name: packed.add(x) for name, x in mechanism.tensors.items()}
+    """Return a mechanism as plain values: its kind, its tensors by name with their shapes, and its numbers.
+
+    Tensors are flat in the file, so that the same numbers with other axes are there once.
+    """
+    tensors = {name: [packed.add(x.reshape(-1)), list(x.shape)] for name, x in mechanism.tensors.items()}
     if isinstance(mechanism, Convolution):
         return {"kind": "convolution", "tensors": tensors, "batch": mechanism.batch, "length": mechanism.length}
     return {"kind": "linear recurrence", "tensors": tensors, "is_strict": mechanism.is_strict}
@@ -81,7 +84,10 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor]) -> Store
 
 def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor]) -> Mechanism:
     """Build a mechanism from its part of the header."""
-    kind, named = MECHANISMS[found["kind"]], {name: tensors[x] for name, x in found["tensors"].items()}
+    kind, named = MECHANISMS[found["kind"]], {}
+    for name, flat in found["tensors"].items():
+        x, shape = require_list(flat, 2)
+        named[name] = tensors[x].view([require_count(size) for size in require_list(shape)])
     if kind is Convolution:
         kernel = named["kernel"]
         if kernel.dtype not in REAL or kernel.numel() == 0:

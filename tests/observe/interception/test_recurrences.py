@@ -76,7 +76,7 @@ def test_the_steps_of_a_generation_form_the_map_of_one_forward(family):
         run(model, outside[:, :-1])
     for found, expected in zip(list_maps(recording), list_maps(whole), strict=True):
         assert found.certificate().error < EQUAL
-        if family.name != "rwkv" and family.is_same_stepwise:  # whose generation reads some tokens twice
+        if family.name != "rwkv" and family.is_same_stepwise:  # RWKV's generation reads some tokens twice
             size = expected.dense().abs().max()
             assert (found.dense() - expected.dense()).abs().max() < EQUAL * size
     last = [call for call in recording.calls if call.kind == "implicit"][-1]
@@ -163,7 +163,7 @@ def test_a_state_from_before_the_recording_is_missed_by_its_reason():
     with torch.no_grad():
         cache = model(tokens, use_cache=True).past_key_values
         with pytest.warns(UserWarning, match="enter record before the prompt"), record(model) as recording:
-            model(tokens[:, :1], past_key_values=cache)
+            model(tokens[:, :1], cache=cache)
     assert {one.module for one in recording.missed} == {"model.layers.0.linear_attn", "model.layers.2.linear_attn"}
     assert len(recording.layers()) == 2
     assert not recording.layers("implicit")
