@@ -1,5 +1,5 @@
 # make demo    a small trained model reads a story: in the terminal, and as a page in the browser
-# make test    the everyday tests                    make test-all  every test, and those of the kernels as on other processors
+# make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make bench   the benchmarks, into docs/benchmarks.md
 # make browser Debian's Chromium, for the tests of the page, which are skipped without it
@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 BIN = .venv/bin
 STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
-PYTEST = $(BIN)/python -m pytest --quiet -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all lint docs bench browser clean
 .DEFAULT_GOAL := demo
@@ -27,11 +27,11 @@ demo: .venv/ready
 
 test: .venv/ready-for-work
 	@echo "Running the everyday tests: some five minutes on two cores."
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -n 2 -m "not slow"
 
 test-all: .venv/ready-for-work
 	@echo "Running every test: half an hour on two cores, or somewhat more."
-	@CI=1 $(PYTEST) --durations=5
+	@CI=1 $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
 	@$(BIN)/python tests/processors.py
 
 lint: .venv/ready-for-work

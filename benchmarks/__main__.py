@@ -22,6 +22,7 @@ NAMES = (
     "tried",
     "maps",
     "recording",
+    "handwritten",
     "attribution",
     "files",
     "long",

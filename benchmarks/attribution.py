@@ -1,12 +1,14 @@
 """What attribution costs: GPT-2's shape with random weights, one number, and the pull on it of every weight of all 144 heads.
 
-Plain is a forward and a backward to the input embeddings by F.scaled_dot_product_attention; attribution records the forward,
+Plain is a forward and a backward to the input embeddings by F.scaled_dot_product_attention; with pull records the forward,
 makes the same backward and computes the overview of the pull of each layer; eager keeps the weights of every layer in the graph
-and their gradients, as inseq and captum do, and multiplies them.
+and their gradients, and multiplies them; captum's LayerGradientXActivation does the same. TransformerLens estimates by
+attribution patching what each head's output does, from a forward on other tokens and a backward: less, with its patterns in the
+graph.
 """
 
+import importlib.util
 import math
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,65 +18,109 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
+from benchmarks.recording import bridged
 from benchmarks.tables import Cell, Table
-from benchmarks.timing import held, peak_megabytes, seconds, timed
+from benchmarks.timing import peak_megabytes, seconds, timed
 from regard.observe import record
 from regard.observe.attribution import Attribution
 
-LENGTHS, EAGER_UP_TO = (1024, 2048, 4096), 1024
+SHORT, LENGTHS, MOST = 512, (1024, 4096), 4096
 LAYERS = 12
+GIBIBYTES = 24  # above the model: the lengths at which the ways take as much are from the fits of their peaks
+PACKAGES = {"captum": "captum", "lens": "transformer_lens"}
 TITLE = "GPT-2's shape, float32: forward and backward, and with the overview of the pull of all 144 heads"
-COLUMNS = ["T", "plain ms", "with pull", "exponent", "eager", "MiB: plain", "MiB: with pull", "exponent", "MiB: eager"]
-DOES_NOT_FIT = "does not fit"
+WAYS = {"plain": "plain", "pull": "with pull", "eager": "eager", "captum": "captum", "lens": "TransformerLens"}
+SIZES = (SHORT, *LENGTHS)  # at which memory is measured
+COLUMNS = ["way", *(f"T = {t}: ratio" for t in LENGTHS), *(f"MiB, T = {t}" for t in SIZES), "T at 24 GiB", "a row ms"]
+Way = Callable[[], Tensor]
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
-    """Milliseconds of the plain passes, and the others as ratios to it; memory above the model in fresh processes."""
-    table = Table(TITLE, [*COLUMNS, "a row ms"])
+    """The time of each way relative to the plain passes, its peak above the model in fresh processes, and how far it gets."""
+    table = Table(TITLE, COLUMNS)
     check()
-    before: tuple[float, float] | None = None
-    for t in LENGTHS:
-        model, x = make_model(), make_input(t)
-        ways: dict[str, Callable[[], Tensor]] = {"plain": partial(run_plain, model, x), "pull": partial(run_pull, model, x)}
-        if t <= EAGER_UP_TO:
-            ways["eager"] = partial(run_eager, model, x)
-        found = timed(ways, 1e-2).medians
-        plain, pull, eager = (measure_memory(name, t) for name in ("plain", "pull", "eager"))
-        now = found["pull"], pull if isinstance(pull, float) else math.nan
-        slopes = [math.log2(one / other) for one, other in zip(now, before, strict=True)] if before else [None, None]
-        ratio = found["eager"] / found["plain"] if "eager" in found else None
-        row_ms = measure_row(model, x)
-        table.add(t, found["plain"], found["pull"] / found["plain"], slopes[0], ratio, plain, pull, slopes[1], eager, row_ms)
-        before = now
+    times = {t: timed(make_ways(t), 1e-2, rounds=1 if t == MOST else 2).medians for t in LENGTHS}
+    model = make_model()
+    row_ms = measure_row(model, make_input(model, MOST))
+    for name, title in WAYS.items():
+        if name in PACKAGES and not importlib.util.find_spec(PACKAGES[name]):
+            table.add(f"{title}: not installed", *[None] * (len(COLUMNS) - 1))
+            continue
+        ratios = [times[t][name] / times[t]["plain"] if name in times[t] else None for t in LENGTHS]
+        peaks = {t: measure_memory(name, t) for t in (LENGTHS if name in times[MOST] else (SHORT, LENGTHS[0]))}
+        cells = [peaks.get(t) for t in SIZES]
+        table.add(title, *ratios, *cells, find_longest(peaks), row_ms if name == "pull" else None)
     return table
+
+
+def find_longest(peaks: dict[int, float | None]) -> Cell:
+    """The tokens at which a T + c T², through the peaks at the two largest lengths, reaches the budget."""
+    known = [(t, peak) for t, peak in peaks.items() if peak is not None]
+    if len(known) < 2:  # not on Linux
+        return None
+    (t, one), (u, other) = known[-2:]
+    square = max((other / u - one / t) / (u - t), 0.0)
+    slope = other / u - square * u
+    budget = 1024 * GIBIBYTES
+    return round(budget / slope if not square else (math.sqrt(slope**2 + 4 * square * budget) - slope) / (2 * square))
+
+
+def make_ways(t: int) -> dict[str, Way]:
+    """What runs at a length: at the largest only the ways that keep no weights."""
+    model = make_model()
+    x = make_input(model, t)
+    names = [name for name in RUNS if t < MOST or name in ("plain", "pull")]
+    names = [name for name in names if name not in PACKAGES or importlib.util.find_spec(PACKAGES[name])]
+    return {name: prepare(name, model, x) for name in names}
+
+
+def prepare(name: str, model: GPT2Model, x: Tensor) -> Way:
+    """A way, ready to run."""
+    if name == "lens":
+        return partial(run_lens, bridged(model, draw_direction()), make_tokens(x.shape[1]), make_tokens(x.shape[1], 1))
+    return partial(RUNS[name], model, x)
 
 
 def make_model() -> GPT2Model:
     """The model, the same each time, its parameters frozen: only the embeddings and what follows from them get gradients."""
     torch.manual_seed(0)
-    return GPT2Model(GPT2Config(n_positions=max(LENGTHS))).eval().requires_grad_(False)
+    return GPT2Model(GPT2Config(n_positions=MOST)).eval().requires_grad_(False)
 
 
-def make_input(t: int) -> Tensor:
+def make_tokens(t: int, seed: int = 0) -> Tensor:
+    """Tokens (1, t)."""
+    return torch.randint(0, 50257, (1, t), generator=torch.Generator().manual_seed(t + seed))
+
+
+def make_input(model: GPT2Model, t: int) -> Tensor:
     """Embeddings (1, t, 768) that require a gradient."""
-    return torch.randn(1, t, 768, generator=torch.Generator().manual_seed(t)).mul_(0.02).requires_grad_()
+    return model.wte(make_tokens(t)).detach().requires_grad_()
+
+
+def draw_direction() -> Tensor:
+    """A direction of the last vector, as the unembedding of a token is."""
+    return torch.randn(768, generator=torch.Generator().manual_seed(0))
 
 
 def choose_number(hidden: Tensor) -> Tensor:
     """A number of the last token, as a logit is."""
-    direction = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0))
-    return hidden[0, -1] @ direction
+    return hidden[0, -1] @ draw_direction()
 
 
 def check() -> None:
-    """That the pull is the one of the dense weights and their gradients."""
-    model, x = make_model(), make_input(300)
+    """That the pull is the one of the dense weights and their gradients, by whichever way they are found."""
+    model = make_model()
+    x = make_input(model, 300)
     attribution = attribute_number(model, x)[1]
-    for layer, theirs in enumerate(compute_eager_pull(model, x)[1]):
-        pull, size = attribution.map(layer), theirs.abs().sum(-1).max()
-        sums = (pull.overview().row_sums - theirs.sum(-1)).abs().max()
-        difference = max(sums, (pull.dense() - theirs).abs().max()) / size
-        assert difference < 1e-4, f"the pull is off by {difference:.1e} of its size"
+    ways = [compute_eager_pull(model, x)[1]]
+    if importlib.util.find_spec("captum"):
+        ways.append(compute_captum_pull(model, x)[1])
+    for pulls in ways:
+        for layer, theirs in enumerate(pulls):
+            pull, size = attribution.map(layer), theirs.abs().sum(-1).max()
+            sums = (pull.overview().row_sums - theirs.sum(-1)).abs().max()
+            difference = max(sums, (pull.dense() - theirs).abs().max()) / size
+            assert difference < 1e-4, f"the pull is off by {difference:.1e} of its size"
 
 
 def attribute_number(model: GPT2Model, x: Tensor) -> tuple[Tensor, Attribution]:
@@ -96,6 +142,28 @@ def compute_eager_pull(model: GPT2Model, x: Tensor) -> tuple[Tensor, list[Tensor
     return number, [weights.detach() * gradient for weights, gradient in zip(output.attentions, gradients, strict=True)]
 
 
+def compute_captum_pull(model: GPT2Model, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The number, and captum's gradient times activation of the weights, which have to pass through a module: the dropout."""
+    from captum.attr import LayerGradientXActivation
+
+    numbers: list[Tensor] = []
+
+    def forward(embeddings: Tensor) -> Tensor:
+        numbers.append(choose_number(model(inputs_embeds=embeddings, use_cache=False).last_hidden_state))
+        return numbers[-1][None]
+
+    model.set_attn_implementation("eager")
+    for block in model.h:
+        block.attn.reorder_and_upcast_attn = True  # the one path that calls it as a module; in float32 it changes nothing
+    try:
+        found = LayerGradientXActivation(forward, [block.attn.attn_dropout for block in model.h]).attribute(x)
+    finally:
+        model.set_attn_implementation("sdpa")
+        for block in model.h:
+            block.attn.reorder_and_upcast_attn = False
+    return numbers[-1], [one[0] if isinstance(one, tuple) else one for one in found]
+
+
 def run_plain(model: GPT2Model, x: Tensor) -> Tensor:
     number = choose_number(model(inputs_embeds=x, use_cache=False).last_hidden_state)
     torch.autograd.grad(number, x)
@@ -109,11 +177,39 @@ def run_pull(model: GPT2Model, x: Tensor) -> Tensor:
     return number
 
 
-def run_eager(model: GPT2Model, x: Tensor) -> Tensor:
-    number, pulls = compute_eager_pull(model, x)
+def run_dense(compute: Callable[[GPT2Model, Tensor], tuple[Tensor, list[Tensor]]], model: GPT2Model, x: Tensor) -> Tensor:
+    number, pulls = compute(model, x)
     for one in pulls:
         one.sum(-1)
     return number
+
+
+def run_lens(model: torch.nn.Module, tokens: Tensor, others: Tensor) -> Tensor:
+    """The number, after the estimates Σ g (z' - z) of all heads, with z the output of a head and z' that on other tokens."""
+    names = [f"blocks.{layer}.attn.hook_z" for layer in range(LAYERS)]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(others, names_filter=names)
+    outputs: dict[str, Tensor] = {}
+
+    def keep(z: Tensor, hook: object, name: str) -> Tensor:
+        outputs[name] = z
+        return z
+
+    hooks = [("hook_embed", lambda x, hook: x.detach().requires_grad_()), *((name, partial(keep, name=name)) for name in names)]
+    number = model.run_with_hooks(tokens, fwd_hooks=hooks)[0, -1, 0]
+    gradients = torch.autograd.grad(number, [outputs[name] for name in names])
+    for name, gradient in zip(names, gradients, strict=True):
+        (gradient * (cache[name] - outputs[name].detach())).sum((1, 3))
+    return number
+
+
+RUNS: dict[str, Callable[..., Tensor]] = {
+    "plain": run_plain,
+    "pull": run_pull,
+    "eager": partial(run_dense, compute_eager_pull),
+    "captum": partial(run_dense, compute_captum_pull),
+    "lens": run_lens,
+}
 
 
 def measure_row(model: GPT2Model, x: Tensor) -> float:
@@ -123,33 +219,20 @@ def measure_row(model: GPT2Model, x: Tensor) -> float:
     return 1e3 * min(seconds(lambda: pull[0, 0, -1]) for _ in range(5))
 
 
-def measure_memory(name: str, t: int) -> Cell:
-    """The peak megabytes of a way above the model, in a fresh process; or that it does not fit into this machine's memory."""
+def measure_memory(name: str, t: int) -> float | None:
+    """The peak megabytes of a way above the model, in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.attribution", name, str(t)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    last = ran.stdout.split("\n")[-2] if ran.stdout.strip() else ""
-    return last if last == DOES_NOT_FIT else float(last) if last else None
+    return float(ran.stdout.split()[-1]) if ran.stdout.strip() else None
 
 
 def print_peak(name: str, t: int) -> None:
-    """What the fresh process prints. Memory beyond what is free is refused, so that no other process is ended for it."""
-    ways = {"plain": run_plain, "pull": run_pull, "eager": run_eager}
+    """What the fresh process prints."""
     model = make_model()
-    run_pull(model, make_input(300))  # the compiled code, and what is set up at a first call
-    limit = int(1024 * held("VmSize")) + read_free_bytes()
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    try:
-        print(peak_megabytes(partial(ways[name], model, make_input(t))) or "")
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        print(DOES_NOT_FIT)
-
-
-def read_free_bytes() -> int:
-    """The memory of the machine that is available."""
-    with open("/proc/meminfo") as lines:
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    run_pull(model, make_input(model, 300))  # the compiled code, and what is set up at a first call
+    way = prepare(name, model, make_input(model, t))
+    prepare(name, model, make_input(model, 64))()
+    print(peak_megabytes(way) or "")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """Generating with GPT-2's smallest shape, random weights: beside Hugging Face's generate and CTranslate2, on the same weights.
 
 Equal are the tokens of all that compute in float32; of those that round, the largest difference of the logits from
-float32's is told, as a share of the logits' deviation.
+float32's is told, as a share of the logits' deviation. CTranslate2 only where it is installed, which is said.
 """
 
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import ctranslate2
 import numpy as np
 import torch
-from ctranslate2.converters import TransformersConverter
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
@@ -80,12 +80,24 @@ def contenders(folder: Path) -> list[Contender]:
     words.save_pretrained(folder / "model")
     half = GPT2LMHeadModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
     ours = GPT2.load(folder / "model")
-    found = [hugging_face(theirs, "float32"), hugging_face(half, "bfloat16")]
+    found = [hugging_face(theirs, "float32"), hugging_face(half, "bfloat16"), *list_ctranslate2(folder, words)]
+    return [*found, regard(ours, "float32"), regard(quantise(ours, "int8"), "int8")]
+
+
+def list_ctranslate2(folder: Path, words: GPT2TokenizerFast) -> list[Contender]:
+    """The contenders of CTranslate2, of the model in a folder; none where it is not installed, which is printed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        print("CTranslate2 is left out: it is not installed (pip install ctranslate2).")
+        return []
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    found = []
     for kind in ("float32", "int8"):
         converted = TransformersConverter(str(folder / "model")).convert(str(folder / kind), quantization=kind)
         generator = ctranslate2.Generator(converted, device="cpu", intra_threads=torch.get_num_threads(), compute_type=kind)
         found.append(translate(generator, words, kind))
-    return [*found, regard(ours, "float32"), regard(quantise(ours, "int8"), "int8")]
+    return found
 
 
 def hugging_face(model: GPT2LMHeadModel, weights: str) -> Contender:
@@ -96,7 +108,7 @@ def hugging_face(model: GPT2LMHeadModel, weights: str) -> Contender:
     return Contender("Hugging Face", weights, tokens, lambda given: model(given).logits.float())
 
 
-def translate(generator: ctranslate2.Generator, words: GPT2TokenizerFast, weights: str) -> Contender:
+def translate(generator: Any, words: GPT2TokenizerFast, weights: str) -> Contender:
     def named(given: Tensor) -> list[list[str]]:
         return [words.convert_ids_to_tokens(row) for row in given.tolist()]
 

@@ -4,7 +4,7 @@ Plain is the forward by F.scaled_dot_product_attention; eager writes its weights
 over; TransformerLens keeps its cache of patterns, nnsight traces the eager model. Those two only where they are installed.
 
 A forward of this size asks the system for tens of thousands of pages, or for none, depending on where glibc's heap ends just
-then: a plain one too. Plain and record are timed with memory kept (regard.train.memory_reuse), so that neither asks for any,
+then: a plain one too. Plain and record are timed with memory kept (regard.malloc), so that neither asks for any,
 and once more as usual, under glibc's own rules, as all others are beside a plain one.
 """
 
@@ -22,8 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedToken
 
 from benchmarks.tables import Table
 from benchmarks.timing import Timed, peak_megabytes, timed
+from regard import malloc
 from regard.observe import Recording, record
-from regard.train import memory_reuse
 
 LENGTHS, OTHERS_UP_TO, USUAL_UP_TO = (512, 1024, 2048, 4096, 8192), 4096, 1024
 CLOSELY = 100.0  # seconds for what differs by a hundredth
@@ -42,9 +42,9 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     for t in LENGTHS:
         ids, model = tokens(t), gpt2()
         ways: dict[str, Callable[[], Tensor]] = {"plain": partial(plain, model, ids), "record": partial(recorded, model, ids)}
-        memory_reuse.keep_freed_memory()
+        malloc.keep_freed_memory()
         kept = timed(ways, 0, within=CLOSELY)
-        memory_reuse.restore_malloc_defaults()
+        malloc.restore_malloc_defaults()
         usual = timed(ways, 0, within=CLOSELY) if t <= USUAL_UP_TO else None
         ways = {"plain": ways["plain"], "seen": partial(seen, model, ids)}
         if t <= OTHERS_UP_TO:
@@ -130,14 +130,16 @@ def others(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
     return found
 
 
-def bridged(model: GPT2Model) -> torch.nn.Module:
-    """The same weights in TransformerLens, with a head of one word: the others compute none."""
+def bridged(model: GPT2Model, direction: Tensor | None = None) -> torch.nn.Module:
+    """The same weights in TransformerLens, with a head of one word, of a direction or random: the others compute none."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformer_lens.model_bridge import TransformerBridge
 
     head = GPT2LMHeadModel(GPT2Config(**{**model.config.to_dict(), "n_layer": 1, "tie_word_embeddings": False}))
     head.transformer, head.lm_head = copy.deepcopy(model), torch.nn.Linear(model.config.n_embd, 1, bias=False)
+    if direction is not None:
+        head.lm_head.weight = torch.nn.Parameter(direction[None], requires_grad=False)
     head.config = model.config.__class__(**{**model.config.to_dict(), "tie_word_embeddings": False})
     with tempfile.TemporaryDirectory() as folder:  # it asks for one, and finds it by its folder
         PreTrainedTokenizerFast(

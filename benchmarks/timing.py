@@ -40,12 +40,16 @@ class Timed:
 
 
 def timed(
-    contenders: Contenders, tolerance: float, beside: Contenders = MappingProxyType({}), within: float = SECONDS
+    contenders: Contenders,
+    tolerance: float,
+    beside: Contenders = MappingProxyType({}),
+    within: float = SECONDS,
+    rounds: int | None = None,
 ) -> Timed:
     """The medians of contenders that compute the same, each run once a round; AssertionError where they do not.
 
     What runs `beside` them computes something else, and is timed in the same rounds as a yardstick. They take about so many
-    seconds, but for those that take long: three rounds are the fewest.
+    seconds, but for those that take long: three rounds are the fewest, unless their number is given.
     """
     start = time.perf_counter()
     results = {name: run().detach() for name, run in contenders.items()}
@@ -55,8 +59,9 @@ def timed(
     assert difference <= tolerance, f"the contenders differ by {difference:.1e}, more than {tolerance:.1e}: {list(contenders)}"
     del results, first
     contenders = {**contenders, **beside}
-    once = first_time if first_time > LONG else sum(seconds(run) for run in contenders.values())
-    rounds = max(3 if once > 3 * LONG else 5 if once > LONG else 9, min(2000, round(within / once)))
+    if rounds is None:
+        once = first_time if first_time > LONG else sum(seconds(run) for run in contenders.values())
+        rounds = max(3 if once > 3 * LONG else 5 if once > LONG else 9, min(2000, round(within / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):

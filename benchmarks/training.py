@@ -20,9 +20,10 @@ from transformers import GPT2LMHeadModel
 
 from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes
+from regard import malloc
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train import fused_ops, memory_reuse, optimizer
+from regard.train import fused_ops, optimizer
 from regard.train.loss import compute_loss
 from regard.train.single_process import SingleProcess
 from regard.weights import gpt2 as files
@@ -107,7 +108,7 @@ def taken(steps: list[Callable[[], float]]) -> list[float]:
     for turn in range(TURNS):
         random.Random(turn).shuffle(order)
         for place in order:
-            (memory_reuse.keep_freed_memory if CONTENDERS[place].kept else memory_reuse.restore_malloc_defaults)()
+            (malloc.keep_freed_memory if CONTENDERS[place].kept else malloc.restore_malloc_defaults)()
             for step in range(STEPS):
                 start = time.perf_counter()
                 steps[place]()
@@ -126,7 +127,7 @@ def in_a_fresh_process(number: int, place: int) -> float | None:
 def print_peak(number: int, place: int) -> None:
     """What the fresh process prints."""
     one = CONTENDERS[number]
-    (memory_reuse.keep_freed_memory if one.kept else memory_reuse.restore_malloc_defaults)()
+    (malloc.keep_freed_memory if one.kept else malloc.restore_malloc_defaults)()
     few = (1, 2, 64, 256, 512, 4)
     if not one.compiled:
         one.stepper(few)()  # the compiled code, and what is set up at a first call

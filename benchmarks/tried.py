@@ -13,7 +13,8 @@ from benchmarks.tables import Table
 from benchmarks.timing import seconds, timed
 from regard import AttentionMap, Causal, Window
 from regard.compiled import processor
-from regard.map import numba_passes, pass_inputs
+from regard.compiled.threads import run_parts
+from regard.map import pass_inputs
 from regard.mechanism import flex, kernels
 from regard.mechanism.request import Request, make_request
 
@@ -89,7 +90,7 @@ class Tiled:
         threads = torch.get_num_threads()
         step = len(self.q) // threads // 16 * 16
         ends = [n * step for n in range(threads)] + [len(self.q)]
-        numba_passes.run_parts(lambda n: self.compiled(self.q, self.panels, self.out, *ends[n : n + 2]), threads)
+        run_parts(lambda n: self.compiled(self.q, self.panels, self.out, *ends[n : n + 2]), threads)
         return torch.from_numpy(self.out)
 
 

@@ -23,7 +23,7 @@ from regard.probe.succession import make_successions, measure_succession
 ROOT = Path(__file__).parents[1]
 TEXT = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
 PAGE = ROOT / "docs" / "smollm2.md"
-DOCUMENTS, TOKENS = 8, 256  # of the text: parts of it that are read apart from each other
+DOCUMENTS, TOKENS = 8, 256  # of the text: parts of it, each read by itself
 DRAWS = 10  # sets of random heads
 MOST_ROWS = 8  # heads of a kind
 MOST_SUCCEEDING = 5
@@ -70,8 +70,8 @@ the next one above all others of its sequence; by chance about one in {chance:.0
 
 ## On a text
 
-Tiny Shakespeare, {documents} parts of {tokens} tokens, read apart from each other; the intervals are over the parts. Without
-repeated tokens there is little to tell induction and duplicate token heads by, and more heads rest on the first token.
+Tiny Shakespeare, {documents} parts of {tokens} tokens, each read by itself; the intervals are over the parts. Without
+repeated tokens little distinguishes induction heads from duplicate token heads, and more heads rest on the first token.
 
 {text_kinds}
 """
@@ -103,7 +103,7 @@ def main() -> None:
             rows=len(probe.tokens),
             ablations="\n".join(compare_ablations(foreign, probe, table)),
             retrieval=(
-                f"Three sentences, each hidden at five depths of {LENGTH} tokens of Tiny Shakespeare, and asked for; "
+                f"Three sentences, each inserted at five depths of {LENGTH} tokens of Tiny Shakespeare, and a question on it; "
                 f"the model\nanswered {answered} of {len(prompts)}. {len(retrieving)} heads have a score whose interval lies "
                 "above 0.1 (Wu et al. 2024):"
             ),

@@ -1,11 +1,10 @@
-"""Run numerical tests again as on processors with fewer instructions than this one.
+"""Run the numerical tests again as on processors with fewer instructions than this one.
 
-`make test-all` runs those of the compiled kernels under each emulation; `python tests/processors.py --all` runs every numerical
-test, which takes six minutes an emulation. Words select emulations by their names: `python tests/processors.py haswell`.
+`make test-all` ends with it. Words select emulations by their names: `python tests/processors.py haswell`.
 
 ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
-only.
+only. The tests are the same; hypothesis draws a tenth of the examples (example_count.py).
 """
 
 import os
@@ -20,23 +19,14 @@ from tempfile import TemporaryDirectory
 from regard.compiled import processor
 
 ROOT = Path(__file__).parents[1]
-KERNELS = (
-    "tests/compiled",
-    "tests/matmul",
-    "tests/mechanism/test_cpu.py",
-    "tests/map/test_attribution_passes.py",
-    "tests/map/test_numba_passes.py",
-    "tests/models/test_compiled_gpt2.py",
-    "tests/train/test_fused_ops.py",
-)
-NUMERICAL = (
-    "tests/compiled",
-    "tests/matmul",
-    "tests/mechanism",
+NUMERICAL = (  # each file in one process, so that two do not compile the same kernels; the longest first
     "tests/map",
-    "tests/generate",
+    "tests/mechanism",
     "tests/models/test_compiled_gpt2.py",
     "tests/models/test_gpt2.py",
+    "tests/generate",
+    "tests/compiled",
+    "tests/matmul",
     "tests/train/test_fused_ops.py",
     "tests/train/test_loop.py",
     "tests/train/test_loss.py",
@@ -91,8 +81,8 @@ EMULATIONS = (
 )
 
 
-def run(emulation: Emulation, tests: tuple[str, ...]) -> tuple[str, bool]:
-    """A line on the tests under one emulation, and whether they passed."""
+def run(emulation: Emulation) -> tuple[str, bool]:
+    """A line on the numerical tests under one emulation, and whether they passed."""
     missing = emulation.needs - processor.read_host_features()
     if missing:
         return f"{emulation.name}: skipped, this processor has no {' '.join(sorted(missing))}", True
@@ -103,15 +93,18 @@ def run(emulation: Emulation, tests: tuple[str, ...]) -> tuple[str, bool]:
         "--quiet",
         "-n",
         "2",
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
         "-m",
-        "not slow or kernel",
+        "not slow or emulated",
         "-p",
         "no:cacheprovider",
-        *tests,
+        *NUMERICAL,
     ]
     started = time.perf_counter()
     with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart
-        environment = {**os.environ, **emulation.environment, "TORCHINDUCTOR_CACHE_DIR": folder}
+        environment = {**os.environ, **emulation.environment, "REGARD_TESTS_EMULATED": "1", "TORCHINDUCTOR_CACHE_DIR": folder}
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if ran.returncode:
@@ -121,14 +114,12 @@ def run(emulation: Emulation, tests: tuple[str, ...]) -> tuple[str, bool]:
 
 
 def main(names: list[str]) -> int:
-    """Run the emulations whose names contain one of these words, or all; --all for every test; 1 where a test failed."""
-    tests = NUMERICAL if "--all" in names else KERNELS
-    names = [name for name in names if name != "--all"]
+    """Run the emulations whose names contain one of these words, or all; return 1 if a test failed."""
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
     print(f"On {processor.read_processor_name()}, {os.cpu_count()} cores:", flush=True)
     has_passed = True
     for emulation in chosen:
-        line, passed = run(emulation, tests)
+        line, passed = run(emulation)
         print(line, flush=True)
         has_passed &= passed
     return 0 if has_passed else 1

@@ -61,3 +61,18 @@ def test_importing_reaches_only_the_packages_that_need_nothing_more_than_torch(a
         "regard.terminal_escapes",
     ]
     assert packages == {"errors", "terminal_escapes", "html_repr", "compiled", "mechanism", "map", "layers", "matmul"}
+
+
+GENERATE = """
+import sys
+from regard.cli import main
+
+main(["generate", "ABC", "--model", "sorter", "--tokens", "1"])
+heavy = "regard.observe", "regard.show.page", "regard.examination", "transformers", "matplotlib", "starlette", "pandas"
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_generating_waits_for_nothing_that_only_looking_needs():
+    assert fresh(GENERATE).splitlines()[-1] == "[]"

@@ -54,6 +54,6 @@ def test_ctrl_c_is_as_it_was_once_the_command_runs(monkeypatch):
         assert found == [before]
 
 
-def test_the_command_and_the_module_are_the_same_door():
+def test_the_command_and_the_module_behave_the_same():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert EntryPoint("regard", project["scripts"]["regard"], "console_scripts").load() is regard.__main__.main

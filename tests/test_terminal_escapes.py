@@ -36,7 +36,7 @@ def test_a_stream_escapes_all_that_is_written_and_is_otherwise_the_stream_behind
     assert (stream.encoding, stream.isatty(), stream.unescaped) == ("ascii", False, behind)
 
 
-def test_a_reader_that_is_gone_is_told_from_any_other_broken_pipe():
+def test_a_reader_that_is_gone_is_distinguished_from_any_other_broken_pipe():
     class Gone(io.StringIO):
         def write(self, text):
             raise BrokenPipeError

@@ -29,18 +29,7 @@ if TYPE_CHECKING:
         StackedHeads,
     )
     from regard.map import AttentionMap
-    from regard.mechanism import (
-        Causal,
-        Documents,
-        Everything,
-        Given,
-        Padding,
-        Prefix,
-        Steps,
-        Window,
-        attend,
-        attention,
-    )
+    from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
     from regard.observe.deserialize import load
@@ -52,6 +41,7 @@ if TYPE_CHECKING:
     from regard.probe.circuits import find_circuits
     from regard.probe.contributions import contributions
     from regard.probe.head_effects import effects
+    from regard.probe.legrad import legrad
     from regard.probe.path_effects import path_effects
     from regard.probe.probe_heads import probe_heads
     from regard.show.head_figure import figure
@@ -95,6 +85,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.probe.circuits": ("find_circuits",),
     "regard.probe.contributions": ("contributions",),
     "regard.probe.head_effects": ("effects",),
+    "regard.probe.legrad": ("legrad",),
     "regard.probe.path_effects": ("path_effects",),
     "regard.probe.probe_heads": ("probe_heads",),
     "regard.show.head_figure": ("figure",),
@@ -153,6 +144,7 @@ __all__ = [
     "find_circuits",
     "heads",
     "intervene",
+    "legrad",
     "load",
     "page",
     "path_effects",

@@ -5,6 +5,20 @@ from functools import cache
 from typing import Any
 
 TRIM, LARGE = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+USUAL, MOST = 2**25, 2**30  # glibc's own limit of its mmap threshold; ours, above which a block still has its own mapping
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in the process from now on: the system would clear it again, see docs/benchmarks.md."""
+    set_mmap_threshold(MOST)
+    set_trim_threshold(2**31 - 1)
+
+
+def restore_malloc_defaults() -> None:
+    """Restore glibc's default behavior, and return free memory to the system."""
+    set_mmap_threshold(USUAL)
+    set_trim_threshold(2 * USUAL)
+    trim_heap()
 
 
 def set_mmap_threshold(count: int) -> None:

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stream", "lines"), [(Terminal(), ["regard look: compiling"]), (io.StringIO(), [])])
-def test_a_terminal_is_told_once_and_a_pipe_is_not(monkeypatch, stream, lines):
+def test_a_terminal_gets_the_note_once_and_a_pipe_does_not(monkeypatch, stream, lines):
     before = LOGGER.level, list(LOGGER.handlers)
     monkeypatch.setattr(sys, "stderr", stream)
     with print_compilation("look"):
@@ -28,8 +28,8 @@ def test_a_terminal_is_told_once_and_a_pipe_is_not(monkeypatch, stream, lines):
 
 def test_the_loops_say_so_where_they_are_not_on_disk_yet(tmp_path, monkeypatch, caplog):
     numba = pytest.importorskip("numba", reason="numba is not installed: pip install 'regard[fast]'")
-    from regard.compiled.callback_arguments import Arguments
     from regard.compiled.jit_cache import callback_with_cache
+    from regard.compiled.threads import Arguments
 
     def make():
         @callback_with_cache(Arguments)

@@ -113,7 +113,7 @@ def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["waits", pytest.param("holds_the_lock", marks=pytest.mark.slow)])
-def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_line_is_told(how, file, capfd):
+def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_line_is_reported(how, file, capfd):
     code, out, _ = ended([f"{file}:Ending", "--args", how, 0, "--time-limit", 5, "--json"], capfd)
     (finding,) = json.loads(out)["findings"]
     assert code == 1

@@ -48,7 +48,7 @@ def test_a_function_that_makes_a_layer_is_called_where_it_has_args(file):
     assert ended([f"{file}:maker", "--args"])[0] == 0
 
 
-def test_what_is_expected_is_told(file):
+def test_what_is_expected_is_reported(file):
     code, out, _ = ended([f"{file}:Attention", "--args", 14, 6, "--expects", "causal&window:2"])
     assert code == 1
     assert "wrong mask" in out

@@ -202,7 +202,7 @@ def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tm
 
 
 @pytest.mark.slow
-def test_of_an_encoder_decoder_the_encoder_is_looked_at(capsys, tmp_path):
+def test_of_an_encoder_decoder_the_encoder_is_shown(capsys, tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "vocab_size": 50257}
     T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
     GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(tmp_path)
@@ -231,7 +231,7 @@ def head(capsys, *arguments):
     return code, " ".join(said.out.split()), said.err
 
 
-def test_a_recording_of_cross_attention_alone_is_told_as_what_it_is(capsys, crossed):
+def test_a_recording_of_cross_attention_alone_is_named_for_what_it_is(capsys, crossed):
     code, out, err = head(capsys, crossed / "additive.reg")
     assert (code, err) == (0, "")
     assert out.startswith("additive: 1 layer, 1 head. 3 tokens look at 5. This is cross attention, of one text to another. ")

@@ -1,5 +1,7 @@
 """Numbers that no setting can be: one line that names the setting, and exit code 2."""
 
+import re
+
 import pytest
 
 from regard.cli import main
@@ -24,6 +26,7 @@ REFUSED = [
     *((PASSAGES, name, ["0", *WHOLE]) for name in ("context", "stride", "batch")),
     (TRAIN, "seed", WHOLE[1:]),
     (TRAIN, "steps", WHOLE),
+    (TRAIN, "width", ["0", *WHOLE]),
     (WALK, "heads", ["0", *WHOLE]),
     (WALK, "seed", WHOLE),
     (WALK, "rows", ["0", WHOLE[0], WHOLE[1], WHOLE[3]]),
@@ -68,3 +71,12 @@ def test_it_is_refused_in_one_line(capsys, arguments, flag, value):
 def test_every_seed_that_torch_takes_is_taken(capsys, value):
     assert main([*GENERATE, "--tokens", "1", f"--seed={value}"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_width_that_no_machine_holds_is_refused_with_its_parameters(capsys):
+    assert main([*TRAIN, f"--width={10**9}"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"regard train: .* parameters.*\n", err)
+    assert len(err) < 600

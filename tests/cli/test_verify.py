@@ -131,7 +131,7 @@ def test_json_says_what_differs(perturbed, capsys):
     assert {part["field"] for part in row["compared"] if part["difference"] > row["tolerance"]} == {"weights"}
 
 
-def test_an_example_named_twice_is_told_once(capsys):
+def test_an_example_named_twice_is_shown_once(capsys):
     main(["verify", "simple-all", "simple-all", "--json"])
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
 

@@ -126,7 +126,7 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
     assert "right weights" in walk("--example", "leak", "--query", "dog")
 
 
-def test_words_that_cannot_be_found_are_told_how_to_be(refused):
+def test_words_that_cannot_be_found_give_the_command_that_finds_them(refused):
     assert "occurs 2 times in the sentence: use --query 1 or --query 3." in refused("--words", "a b a", "--query", "a")
     assert "use --query @2 or --query @3." in refused("--words", "3 1 1 2", "--query", "1")
     assert "is not a word of the sentence: Your, journey, starts, with, one, step." in refused("--query", "zebra")
@@ -265,7 +265,7 @@ def speaking(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["additive", "wide"])
 @pytest.mark.parametrize("words", ["a man rides a horse", "horse"])
-def test_a_trained_translator_is_told_as_a_recording_has_it(walk, speaking, kind, words):
+def test_a_trained_translator_is_shown_as_in_a_recording(walk, speaking, kind, words):
     found = record(walk("--example", "additive", "--model", speaking[kind], "--words", words, "--json"))
     model = translator.load(speaking[kind])
     source = [*model.text.encode(words), model.text.end]
@@ -316,7 +316,7 @@ def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, sp
     assert "columns 1 to" not in walk("--model", speaking["wide"], "--words", "a man rides a horse", "--rows", "134")
 
 
-def test_a_model_without_additive_attention_is_told_what_it_is(refused, speaking):
+def test_a_model_without_additive_attention_is_named_for_what_it_is(refused, speaking):
     assert "has no attention to show: regard translate prints" in refused("--model", speaking["plain"])
     assert "is a transformer with dot-product attention" in refused("--model", speaking["transformer"])
     assert "is not a translator's name" in refused("--model", "pocket")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from bounds import assert_within, sum_bound  # noqa: E402
+from example_count import limit_examples  # noqa: E402
 from regard.compiled import bfloat16, register_tiles  # noqa: E402
 from regard.compiled.register_tiles import COLUMNS, ROWS  # noqa: E402
 
@@ -30,7 +31,7 @@ def paired(x, at, y, other, out, to, count):
     st.integers(0, 9),
     st.sampled_from([1.0, -0.7]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=limit_examples(200), deadline=None)
 def test_a_row_is_rounded_as_torch_rounds_it_and_nothing_beside_it_is_touched(bits, count, at, to, factor):
     x = np.array(bits, np.uint32).view(np.float32)
     out = np.full(90, 7, np.uint16)

@@ -52,7 +52,7 @@ def test_the_sums_are_those_of_whole_numbers_and_nothing_beside_them_is_touched(
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("columns", [64, 515])
 def test_they_are_the_same_where_the_processor_does_not_add_pairs(columns, monkeypatch):
     given = *random(6, 9, columns, 0), 1, 9

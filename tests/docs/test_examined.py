@@ -23,7 +23,7 @@ def test_every_public_layer_is_on_the_page_with_its_version():
     assert list(dict.fromkeys(rows)) == [(one.package, one.says) for one in public.PUBLIC]
 
 
-def test_a_formula_that_was_identified_is_told_by_how_well_it_fits():
+def test_a_formula_that_was_identified_is_reported_with_how_well_it_fits():
     told = "there is no softmax. The outputs equal (q kᵀ / √6) v with 4 heads computed this way to within 5e-16; the rest"
     assert examined.brief(told) == "there is no softmax (fits to 5e-16)"
     assert examined.brief("word " * 99).endswith("word …")

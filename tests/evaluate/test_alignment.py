@@ -57,7 +57,7 @@ def test_a_letter_cut_into_its_bytes_is_one_word():
 
 
 @pytest.mark.parametrize("kind", ["additive", "transformer"])
-def test_each_row_is_of_the_query_that_foretells_its_word(kind, text):
+def test_each_row_is_of_the_query_that_predicts_its_word(kind, text):
     model, end = made(kind, text), text.end
     asked, written = text.encode(SOURCE), text.encode(TARGET)
     found = align(model, SOURCE, TARGET)

@@ -18,7 +18,7 @@ def clouds(apart):
     return centres[classes] + torch.randn(N, C, generator=dice, dtype=torch.float64), classes
 
 
-def test_classes_that_lie_apart_are_all_told():
+def test_classes_that_lie_apart_are_all_distinguished():
     x, classes = clouds(20)
     assert bool((fit_probe(x, classes)(x) == classes).all())
 

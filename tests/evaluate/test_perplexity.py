@@ -49,7 +49,7 @@ def test_several_windows_at_once_are_what_they_are_one_at_a_time(model, length, 
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.data())
-def test_every_token_is_foretold_from_as_many_as_is_promised(length, context, data):
+def test_every_token_is_predicted_from_as_many_as_is_promised(length, context, data):
     stride = data.draw(st.integers(1, context))
     seen = {}
 
@@ -103,7 +103,7 @@ def test_half_precision_is_summed_in_a_wider_one(dtype):
     assert losses(logits, targets).dtype == torch.float64
 
 
-def test_a_model_is_asked_in_evaluation_and_left_as_it_was(model):
+def test_a_model_is_run_in_evaluation_and_left_as_it_was(model):
     training = gpt2(N, C)
     for dropout in (part for part in training.modules() if isinstance(part, torch.nn.Dropout)):
         dropout.p = 0.5
@@ -125,7 +125,7 @@ def test_what_is_impossible_is_infinite_and_not_an_overflow():
     assert perplexity(sure, [1, 0, 0], context=2).by_token == 1
 
 
-def test_it_is_told_how_far_it_is(model):
+def test_progress_is_reported(model):
     told = []
     perplexity(model, text(90), context=C, stride=10, batch=2, watch=told.append)
     assert told == sorted(set(told))

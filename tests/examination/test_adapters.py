@@ -215,12 +215,12 @@ def test_weights_are_taken_where_they_are_returned():
         (nn.MultiheadAttention(12, 3, kdim=8, vdim=6), "keys of width 8, values of 6"),
     ],
 )
-def test_what_cannot_be_called_is_told_what_to_write(subject, says):
+def test_what_cannot_be_called_gets_the_line_to_write(subject, says):
     with pytest.raises(ConfigError, match=says):
         list(iterate_adapters(subject, Causal()))
 
 
-def test_a_subject_that_returns_no_tensor_is_told_what_to_return():
+def test_a_subject_that_returns_no_tensor_gets_what_to_return():
     with pytest.raises(ConfigError, match="returned str"):
         extract_output("context", T)
 

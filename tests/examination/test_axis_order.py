@@ -21,13 +21,13 @@ def third_axis(q, k, v):
 
 
 @pytest.mark.slow
-def test_a_function_with_heads_second_to_last_is_told_how_to_say_it():
+def test_a_function_with_heads_second_to_last_gets_the_argument_that_says_so():
     with pytest.raises(regard.ConfigError, match=r"correct on tensors \(b, t, h, d\).*lambda q, k, v: tokens_second"):
         regard.examine(tokens_second)
 
 
 @pytest.mark.slow
-def test_what_is_right_with_three_axes_is_told_so_beside_what_is_wrong_with_four():
+def test_what_is_right_with_three_axes_is_reported_as_such_beside_what_is_wrong_with_four():
     finding = regard.examine(third_axis).findings[0]
     assert finding.kind == "wrong axis"
     assert "If they are intended: examine(third_axis, sample=(q, k, v))" in finding.cure
@@ -51,7 +51,7 @@ class TokensFirst(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_module_whose_tokens_come_first_is_told_how_to_say_it():
+def test_a_module_whose_tokens_come_first_gets_the_argument_that_says_so():
     finding = regard.examine(TokensFirst(), expects=Everything()).findings[0]
     assert finding.kind == "batch leak"
     assert "If it is intended to take (t, b, c)" in finding.cure

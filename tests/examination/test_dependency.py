@@ -110,14 +110,14 @@ class Residual(nn.Module):
         return x + self.layer(x)
 
 
-def test_attention_that_passes_on_its_own_token_is_told_from_attention_that_does_not():
+def test_attention_that_passes_on_its_own_token_is_distinguished_from_attention_that_does_not():
     assert own(Layer(lambda scores: scores.softmax(-1))) is True
     assert own(Layer(hiding(later)), Causal()) is True
     assert own(Layer(unseen)) is False
 
 
 @pytest.mark.parametrize("weights", [lambda scores: scores.softmax(-1), unseen])
-def test_beside_a_residual_it_cannot_be_told(weights):
+def test_beside_a_residual_it_cannot_be_determined(weights):
     assert own(Residual(weights)) is None
 
 

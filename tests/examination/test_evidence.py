@@ -16,7 +16,7 @@ class Telling(Layer):
         return weights @ self.W_value(x), weights
 
 
-def test_a_token_is_told_with_its_word_where_there_are_six():
+def test_a_token_is_reported_with_its_word_where_there_are_six():
     assert evidence.format_token(case_of(Layer(hiding(later))), 3) == '3 "with"'
     assert evidence.format_token(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)), 3) == "3"
 
@@ -28,14 +28,14 @@ def test_a_token_that_is_not_seen_moves_nothing_and_one_that_is_moves_something(
     assert evidence.measure_move(case, 3, 2, 0, 1) == 0
 
 
-def test_a_weight_is_told_where_weights_are_returned():
+def test_a_weight_is_reported_where_weights_are_returned():
     case = case_of(Telling(lambda scores: scores.softmax(-1)), Everything())
     weight = case.run_subject(*case.make_usual_inputs(3)).weights[0, 1, 4]
     assert f"puts {weight:.2g} on token 4" in evidence.describe_dependency(case, 1, 4)
     assert "puts" not in evidence.describe_dependency(case_of(Layer(lambda scores: scores.softmax(-1)), Everything()), 1, 4)
 
 
-def test_what_is_no_weight_is_not_told_as_one():
+def test_what_is_no_weight_is_not_reported_as_one():
     class States(Layer):
         def forward(self, x):
             return super().forward(x), x @ x.mT

@@ -51,7 +51,7 @@ def test_the_lectures_leak_is_found_first_of_all():
     assert report.findings[0].kind == "future leak"
 
 
-def test_a_leak_in_a_function_is_told_with_its_size():
+def test_a_leak_in_a_function_is_reported_with_its_size():
     report = regard.examine(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))
     assert "future leak" in [one.kind for one in report.findings]
 

@@ -50,7 +50,7 @@ class Torchs(Block):
 
 
 @pytest.mark.parametrize("make", [lambda: Block(Attention()), Torchs, lambda: Torchs(need_weights=False)])
-def test_what_cannot_be_told_of_a_block_is_told_of_the_attention_in_it(make):
+def test_what_cannot_be_determined_of_a_block_is_reported_of_the_attention_in_it(make):
     report = regard.examine(make())
     assert report, str(report)
     assert {"in parts.0 the scale of the scores", "in parts.0 query, key and value are used in their roles"} <= {

@@ -9,7 +9,7 @@ from torch import nn
 
 import regard
 from examination.given import Layer, hiding, later
-from examination.whole import Still, causal
+from examination.whole_models import Still, causal
 from regard import Everything
 from regard.examination.examine import examine
 
@@ -78,7 +78,7 @@ def written(name):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_function_that_changes_what_it_is_given_is_told_which(name):
+def test_a_function_that_changes_an_argument_gets_its_name(name):
     sample = torch.randn(3, 2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
     before = sample.clone()
     report = examine(written(name), expects=Everything(), sample=tuple(sample))
@@ -116,7 +116,7 @@ class Wiping(Still):
 
 
 @pytest.mark.parametrize("sample", [None, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])])
-def test_a_model_that_changes_its_ids_is_told_so(sample):
+def test_a_model_that_changes_its_ids_is_reported(sample):
     torch.manual_seed(0)
     report = examine(Wiping(causal), sample=sample)
     assert [one.kind for one in report.findings] == ["changed input"], str(report)

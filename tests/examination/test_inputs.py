@@ -80,7 +80,7 @@ def test_a_sample_of_q_k_and_v_says_heads_groups_widths_and_lengths():
     assert [x.shape for x in case.make_usual_inputs()] == [x.shape for x in (q, k, v)]
 
 
-def test_what_carries_its_own_padding_meets_the_batch_of_its_sample():
+def test_what_carries_its_own_padding_is_called_with_the_batch_of_its_sample():
     hidden = torch.arange(6) >= torch.tensor([[3], [5], [6]])
     layer = Layer(lambda scores: scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1))
     for sample in (torch.randn(3, 6, D_IN), None):
@@ -122,7 +122,7 @@ def test_a_layer_of_blocks_is_given_whole_blocks():
     assert case_of(Blockwise()).shapes.tokens == 8
 
 
-def test_a_long_window_is_met_by_more_tokens_than_it_has():
+def test_a_long_window_is_called_with_more_tokens_than_it_has():
     assert case_of(Layer(hiding(later)), Causal() & Window(left=19)).shapes.tokens > 20
 
 
@@ -174,12 +174,12 @@ def causal(q, k, v):
         lambda context: context.transpose(1, 2).flatten(2),  # heads side by side
     ],
 )
-def test_a_function_that_runs_and_gives_no_context_is_not_asked_with_fewer_axes(changed):
+def test_a_function_that_runs_and_gives_no_context_is_not_called_with_fewer_axes(changed):
     with pytest.raises(RefusedError, match=r"returned .*; a context is a floating tensor \(2, 3, 6, c\)") as refused:
         case_of(lambda q, k, v: changed(causal(q, k, v)))
     assert not refused.value.sure
 
 
-def test_a_function_of_fewer_axes_is_asked_with_them():
+def test_a_function_of_fewer_axes_is_called_with_them():
     assert case_of(lambda q, k, v: torch.bmm(causal(q, k, v), torch.eye(8).expand(len(q), 8, 8))).subject.rank == 3
     assert case_of(lambda q, k, v: torch.mm(causal(q, k, v), torch.eye(8, dtype=q.dtype))).subject.rank == 2

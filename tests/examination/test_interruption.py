@@ -9,7 +9,7 @@ from torch import nn
 
 import regard
 from examination.given import Layer, hiding, later
-from examination.whole import Still, causal
+from examination.whole_models import Still, causal
 from regard.examination import interruption
 
 
@@ -83,7 +83,7 @@ def test_what_a_signals_handler_raises_ends_the_program_as_it_should():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_process_that_ended_is_told_by_its_status_or_signal():
+def test_a_process_that_ended_is_described_by_its_status_or_signal():
     assert "ended with exit status 0, while examining its heads" in interruption.report_process_end(0, "heads").evidence
     assert "was ended by SIGSEGV" in interruption.report_process_end(-signal.SIGSEGV, "").evidence
     assert "ended with exit status -99" in interruption.report_process_end(-99, "").evidence

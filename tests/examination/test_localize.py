@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from examination.whole import WIDTH, Still, gpt2
+from examination.whole_models import WIDTH, Still, gpt2
 from regard.examination import localize
 
 
@@ -44,7 +44,7 @@ def test_a_token_is_found_where_sequences_were_laid_end_to_end():
     assert torch.equal(row, flat[5])
 
 
-def test_attention_by_hand_that_leaks_is_told_to_hide():
+def test_attention_by_hand_that_leaks_gets_the_advice_to_hide():
     finding = regard.examine(Still(lambda t: torch.zeros(t, t))).findings[0]
     assert "changes there is attention" in finding.evidence
     assert finding.cure.startswith("If that module is attention: apply the expected mask in it")

@@ -42,7 +42,7 @@ def test_there_are_as_many_sequences_as_the_rule_tells_apart_and_two_where_it_al
     assert mask_requirements.choose_batch_size(rule) == batch
 
 
-def test_padding_is_told_from_the_rest():
+def test_padding_is_distinguished_from_the_rest():
     rule = Causal() & Padding((3, 5)) & Window(left=2)
     assert rule.padding == Padding((3, 5))
     assert rule.remove_padding() == Causal() & Window(left=2)
@@ -52,7 +52,7 @@ def test_padding_is_told_from_the_rest():
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_later_keys_and_the_own_one_are_told_from_the_earlier(offset):
+def test_later_keys_and_the_own_one_are_distinguished_from_the_earlier(offset):
     q, k = 3, 5
     later, own = mask_requirements.make_later_table(q, k, offset), mask_requirements.make_own_table(q, k, offset)
     for i in range(q):

@@ -26,12 +26,12 @@ def test_of_two_as_strong_the_one_that_was_found_first_comes_first():
     assert [one.kind for one in rank_findings([finding("b"), finding("a")])] == ["b", "a"]
 
 
-def test_at_most_three_findings_are_kept_of_one_cause():
+def test_at_most_three_findings_are_reported_of_one_cause():
     found = rank_findings([*(finding(f"{n}", n, "mask") for n in range(5)), finding("wrong scale", 0, "scale")])
     assert [one.kind for one in found] == ["4", "3", "2", "wrong scale"]
 
 
-def test_one_kind_is_told_once_of_one_cause():
+def test_one_kind_is_reported_once_for_one_cause():
     assert rank_findings([finding("future leak", 1, "mask"), finding("future leak", 2, "mask")]) == (
         finding("future leak", 2, "mask"),
     )
@@ -73,7 +73,7 @@ def vars_of(case):
     return case.subject, case.expects, case.shapes, None, 0, match.identify_formula
 
 
-def test_what_was_asked_and_raised_is_told():
+def test_the_call_that_raised_is_reported():
     asked = case_of(Layer(hiding(later))).make_usual_inputs(60)[0]
     report = run_probes(Case(*vars_of(case_of(Picky(lambda x: torch.equal(x.float(), asked))))))
     (unknown,) = (one for one in report.unknown if "precision" in one.what)
@@ -95,7 +95,7 @@ class Narrower(Layer):
 
 @pytest.mark.parametrize("every", [2, 3, 7])
 @pytest.mark.parametrize(("axis", "shape"), [(2, "(2, 6, 4)"), (1, "(2, 5, 5)")])
-def test_an_output_that_changes_its_shape_is_told(axis, shape, every):
+def test_an_output_that_changes_its_shape_is_reported(axis, shape, every):
     report = run_probes(Case(*vars_of(case_of(Narrower(axis, every)))))
     told = [one.what for one in report.unknown]
     assert any(one.endswith(f"it returned {shape} on x (2, 6, 7), expected (2, 6, 5)") for one in told), told
@@ -111,7 +111,7 @@ def test_a_mistake_of_a_probe_is_no_verdict_on_the_subject(monkeypatch):
         run_probes(case_of(Layer(hiding(later))))
 
 
-def test_a_way_back_that_raises_is_told():
+def test_a_way_back_that_raises_is_reported():
     class Backward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

@@ -78,7 +78,7 @@ def test_a_module_that_changes_itself_is_as_it_was():
 
 
 @pytest.mark.slow
-def test_no_generator_has_moved_and_no_warning_is_heard():
+def test_no_generator_has_moved_and_no_warning_is_given():
     layer = Careless()
     torch.manual_seed(3)
     before = states()

@@ -83,7 +83,7 @@ class InPlace(Projected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Cached, Written])
-def test_a_cache_is_told_from_other_state_and_left_as_it_was(make):
+def test_a_cache_is_distinguished_from_other_state_and_left_as_it_was(make):
     torch.manual_seed(0)
     layer = make()
     report = regard.examine(layer)

@@ -11,7 +11,7 @@ import torch
 
 import regard
 from examination.given import CAUSAL, Layer, hiding, later
-from examination.whole import Still, causal
+from examination.whole_models import Still, causal
 from regard import ConfigError
 from regard.examination.time_limit import TimeLimit, TimeLimitError
 

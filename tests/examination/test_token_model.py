@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.whole import WIDTH, Still, causal, gpt2, kinds, seeing
+from examination.whole_models import WIDTH, Still, causal, gpt2, kinds, seeing
 from observe import models as others
 from regard import Everything
 from regard.errors import ConfigError
 from regard.examination.whole_model import is_model
 
 
-def test_a_model_is_told_from_a_layer():
+def test_a_model_is_distinguished_from_a_layer():
     class Places(nn.Module):
         def __init__(self):
             super().__init__()
@@ -48,7 +48,7 @@ def test_the_outputs_of_each_token_are_found_in_what_a_model_returns():
         assert any("end to end" in one.what for one in report.checked)
 
 
-def test_a_model_that_gives_the_last_token_alone_is_told_what_to_pass():
+def test_a_model_that_gives_the_last_token_alone_gets_the_argument_to_pass():
     model = gpt2()
     plain = model.forward
     model.forward = lambda ids: plain(ids)[:, -1:]
@@ -95,7 +95,7 @@ def test_a_model_that_looks_ids_up_and_raises_says_why_and_how_to_ask():
         regard.examine(model)
 
 
-def test_raising_on_other_ids_than_its_own_is_told():
+def test_raising_on_other_ids_than_its_own_is_reported():
     model, first = gpt2(), torch.arange(8).view(1, 8)
     plain = model.forward
     model.forward = lambda ids: plain(ids) if torch.equal(ids, first) else 1 / 0
@@ -108,7 +108,7 @@ def test_a_model_of_one_place_is_given_one_token():
     assert regard.examine(Still(causal, 1))
 
 
-def test_a_model_of_ids_with_tokens_first_is_told_how_to_say_it():
+def test_a_model_of_ids_with_tokens_first_gets_the_argument_that_says_so():
     class TokensFirst(Still):
         def forward(self, ids):
             return super().forward(ids.T).transpose(0, 1)

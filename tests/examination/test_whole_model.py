@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.whole import WIDTH, ByHand, Still, T, causal, gpt2, kinds, seeing
+from examination.whole_models import WIDTH, ByHand, Still, T, causal, gpt2, kinds, seeing
 from observe import models as others
 from observe.families import DECODERS, ENCODERS
 from regard import GPT2, Causal, Everything, GPT2Config, Window
@@ -37,7 +37,7 @@ def test_nothing_is_found_of_any_family(family):
 
 
 @pytest.mark.parametrize("layer", [0, 2, 3])
-def test_a_leak_is_laid_at_its_layers_door(layer):
+def test_a_leak_is_attributed_to_its_layer(layer):
     model = gpt2()
     seeing(model.blocks[layer].attention, Everything())
     report = regard.examine(model)
@@ -47,7 +47,7 @@ def test_a_leak_is_laid_at_its_layers_door(layer):
 
 
 @pytest.mark.parametrize(("make", "path"), [(others.gpt2, "transformer.h.1.attn"), (others.llama, "model.layers.1.self_attn")])
-def test_a_leak_of_one_layer_of_hugging_face_is_laid_at_its_door(make, path):
+def test_a_leak_of_one_layer_of_hugging_face_is_attributed_to_it(make, path):
     model = make()
     attention = model.get_submodule(path)
     plain = attention.forward
@@ -107,7 +107,7 @@ def test_what_several_windows_reach_together_is_no_leak():
     assert kinds(regard.examine(model, expects=Causal() & Window(1))) == ["wrong mask"]
 
 
-def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
+def test_attention_that_cannot_be_recorded_is_reported_and_the_whole_is_examined():
     class Block(nn.Module):
         def __init__(self, leak):
             super().__init__()
@@ -228,7 +228,7 @@ def test_a_layer_that_calls_attention_twice_is_missed_and_said_to_be():
     assert any("calls attention 2 times" in one.what for one in report.unknown)
 
 
-def test_a_model_in_which_no_token_meets_another_is_said_to_show_no_attention():
+def test_a_model_in_which_no_token_attends_to_another_is_said_to_show_no_attention():
     report = regard.examine(nn.Embedding(40, 12))
     assert any("no output depends on any other token" in one.what for one in report.unknown)
     assert not any("no output depends" in one.what for one in regard.examine(Still(causal)).unknown)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from example_count import limit_examples
 from generate.small import SIZES, Table, gpt2, hugging_face, rows, taken
 from regard import ConfigError, DataError
 from regard.generate import choices
@@ -31,7 +32,7 @@ def greedy(logits):
     return logits.argmax()[None]
 
 
-@settings(max_examples=20)
+@settings(max_examples=limit_examples(20))
 @given(LENGTHS, st.integers(1, 9))
 def test_with_the_cache_come_the_tokens_that_come_without(lengths, count):
     prompts = rows(*lengths)
@@ -46,7 +47,7 @@ def test_greedy_is_that_of_transformers(seed):
     assert torch.equal(taken(model.generate(prompts, 13, temperature=0)), theirs[:, 7:])
 
 
-@settings(max_examples=20)
+@settings(max_examples=limit_examples(20))
 @given(LENGTHS, st.sampled_from([{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 2.0}, {"repetition_penalty": 1.5}]))
 def test_each_of_a_batch_draws_what_it_would_draw_alone(lengths, asked):
     prompts, seeds = rows(*lengths), list(range(5, 5 + len(lengths)))

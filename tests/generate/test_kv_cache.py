@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_count import limit_examples
 from generate.small import SIZES, gpt2, rows
 from regard import ConfigError, ShapeError
 from regard.generate import Cache
@@ -15,7 +16,7 @@ def same(a, b):
     torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
 
 
-@settings(max_examples=20)
+@settings(max_examples=limit_examples(20))
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6).filter(lambda cuts: sum(cuts) <= CONTEXT), st.integers(1, 3))
 def test_a_text_read_in_pieces_has_the_logits_of_the_whole(cuts, b):
     tokens = torch.tensor(rows(*[sum(cuts)] * b))
@@ -32,7 +33,7 @@ def test_one_text_without_a_batch_axis_is_read_in_pieces_too():
         same(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7])]), MODEL(tokens))
 
 
-@settings(max_examples=20)
+@settings(max_examples=limit_examples(20))
 @given(st.lists(st.integers(1, 11), min_size=2, max_size=5), st.integers(1, 5))
 def test_rows_of_unequal_length_go_on_as_each_would_alone(lengths, more):
     prompts, after = rows(*lengths), rows(*[more] * len(lengths), seed=1)

@@ -55,7 +55,7 @@ def test_of_two_stop_strings_the_one_complete_first_counts(parts):
     assert "".join(map(pieces.add, parts)) == "a"
 
 
-def test_half_a_character_waits_and_is_told_at_the_end():
+def test_half_a_character_waits_and_is_written_at_the_end():
     pieces = PieceDecoder()
     assert [pieces.add(bytes([byte])) for byte in "é€".encode()] == ["", "é", "", "", "€"]
     assert pieces.add("€".encode()[:2]) == ""

@@ -118,7 +118,7 @@ def test_half_precision_is_raised_before_anything_is_compared():
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}])
-def test_logits_that_are_no_numbers_are_told(asked):
+def test_logits_that_are_no_numbers_are_reported(asked):
     broken = logits()
     broken[1, 5] = torch.nan
     with pytest.raises(DataError, match="NaN"):

@@ -112,6 +112,6 @@ def test_tokens_come_in_many_forms(tokens, found):
         ([[1], 2], DataError, "is not a token"),
     ],
 )
-def test_tokens_that_are_none_are_told(tokens, error, says):
+def test_tokens_that_are_none_are_reported(tokens, error, says):
     with pytest.raises(error, match=says):
         list_token_rows(tokens, N)

@@ -125,7 +125,7 @@ def test_lookup_guesses_a_part_of_the_text(tokens, longest, count):
     assert bool(found) == (tokens[-1] in tokens[:-1])
 
 
-def test_what_cannot_be_drafted_is_told_at_once():
+def test_what_cannot_be_drafted_is_reported_at_once():
     with pytest.raises(ConfigError, match="one sequence at a time, got 2"):
         MODEL.generate([[1], [2]], 3, draft=Lookup())
     with pytest.raises(ConfigError, match="the model's vocabulary, 53 tokens; it has 7"):

@@ -76,7 +76,7 @@ def test_every_example_prints_nothing_names_a_next_one_and_labels_every_number(n
             assert not panel.values.requires_grad
 
 
-def test_an_unknown_example_is_told_the_nearest_name():
+def test_an_unknown_example_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="Did you mean causal"):
         build_example("causl")
 
@@ -149,7 +149,7 @@ def test_words_that_do_not_fit_are_refused():
 
 
 @pytest.mark.slow
-def test_examples_asked_for_at_the_same_time_draw_as_each_alone():
+def test_examples_built_at_the_same_time_draw_as_each_alone():
     drawn = ("trainable", "dropout", "heads", "split", "additive")
     alone = {name: build_example(name).steps.context for name in drawn}
     with ThreadPoolExecutor(4) as threads:

@@ -27,7 +27,7 @@ def test_queries_are_states_and_keys_are_annotations_and_the_formula_holds():
     assert torch.equal(one.k, layer.W_key(annotations))
 
 
-def test_words_of_two_sentences_are_told_apart():
+def test_words_of_two_sentences_are_distinguished():
     one, _ = example()
     assert one.keys == SOURCES
     assert one.words[one.focus] == "cheval"
@@ -46,9 +46,9 @@ def test_words_of_two_sentences_are_told_apart():
 
 def test_the_row_of_a_word_is_written_out_over_the_words_of_the_source():
     one, _ = example()
-    scenes = write_arithmetic(one, 1)
-    assert [line.label for line in scenes[0].lines] == [*SOURCES]
-    assert "The numbers of cheval plus those of each word" in scenes[0].sentence
+    shown = write_arithmetic(one, 1)
+    assert [line.label for line in shown[0].lines] == [*SOURCES]
+    assert "The numbers of cheval plus those of each word" in shown[0].sentence
     assert [line.label for line in write_arithmetic(one, 2, range(1, 3))[0].lines] == ["horse", "runs"]
 
 

@@ -162,7 +162,7 @@ def test_a_number_that_is_none_differs_even_where_a_misprint_is_expected(broken)
         assert one.note == f"differing: scores by {broken}"
 
 
-def test_a_misprint_that_agrees_after_all_is_told_as_agreeing():
+def test_a_misprint_that_agrees_after_all_is_reported_as_agreeing():
     comparison = Comparison("scores", torch.ones(2), torch.ones(2))
     one = verify_claim(
         printed_numbers.get_printed_example("simple-all"), Claim([comparison], "why it is off", Verdict.MISPRINT)

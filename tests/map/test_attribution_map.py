@@ -13,6 +13,7 @@ from regard import AttentionMap, Causal, Window
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
+from regard.mechanism import attend
 from strategies import requests
 
 EQUAL = 1e-10  # float64
@@ -84,6 +85,36 @@ def test_bins_hold_the_signed_mean_the_sum_or_the_entry_largest_in_size(one, row
                 assert torch.allclose(pictures["max"][:, :, r, c].abs(), part.abs().amax(-1), rtol=0, atol=EQUAL)
 
 
+@given(attributions(), st.data(), st.sampled_from(["mean", "sum", "max"]))
+def test_a_tile_is_the_picture_of_its_part(one, data, how):
+    found, asked = one
+    expected, spans = dense(found, asked), []
+    for size in found.shape[2:]:
+        start = data.draw(st.integers(0, size))
+        spans.append(slice(start, data.draw(st.integers(start, size))))
+    counts = [max(span.stop - span.start, 1) for span in spans]
+    part = expected[:, :, spans[0], spans[1]]
+    tile = found.tile(*spans, counts, how)
+    assert tile.shape[2:] == tuple(counts)
+    assert torch.allclose(tile[:, :, : part.shape[2], : part.shape[3]], part, rtol=0, atol=EQUAL)
+    assert found.tile(*spans, 1, "sum").flatten(2).allclose(part.sum((2, 3)).unsqueeze(-1), rtol=0, atol=EQUAL)
+
+
+@given(requests(torch.float64))
+def test_the_gradient_of_the_scores_is_that_of_the_softmax(asked):
+    """Beside autograd through the formula, in which the scores of hidden keys are -inf."""
+    if asked.v.shape[2] == 0:
+        return
+    v = asked.v.detach()
+    steps = attend(asked.q.detach().requires_grad_(), asked.k.detach(), v, asked.mask, **asked.options)
+    left = torch.randn_like(steps.context)
+    (expected,) = torch.autograd.grad((steps.context * left).sum(), steps.masked)
+    weights = AttentionMap(asked.q, asked.k, asked.mask, **asked.options)
+    found = AttributionMap.of_scores(weights, left, v)
+    assert torch.allclose(found.dense(), expected.nan_to_num(), rtol=0, atol=EQUAL)
+    assert torch.allclose(found.row_sums(), expected.nan_to_num().sum(-1), rtol=0, atol=EQUAL)
+
+
 @given(attributions(), st.data())
 def test_parts_are_those_of_the_whole(one, data):
     found, asked = one
@@ -119,6 +150,22 @@ def test_a_long_map_takes_memory_of_its_length_and_satisfies_its_identity():
     certificate = found.certificate()
     assert certificate.rows == 4096
     assert certificate.error <= 2 * sum_bound(torch.float32, 4096 + 16 + 20)
+
+
+@pytest.mark.slow
+def test_at_65536_tokens_rows_add_up_to_gradient_times_context_and_rows_and_columns_to_the_same():
+    torch.manual_seed(0)
+    t, e = 65536, 16
+    q, k, v, g = torch.randn(4, 1, 1, t, e)
+    weights = AttentionMap(q, k, Causal())
+    found = AttributionMap(weights, g, v)
+    overview, context = found.overview(1), weights @ v
+    size = (g.abs() * (weights @ v.abs())).sum(-1)  # at least Σ_j A_ij |g_i · v_j|
+    bound = 2 * sum_bound(torch.float32, t + 2 * e + 20) * size
+    assert ((overview.row_sums - (g * context).sum(-1)).abs() <= bound).all()
+    assert (overview.row_sums.double().sum() - overview.column_sums.double().sum()).abs() <= bound.double().sum()
+    assert torch.allclose(found[0, 0, -1].sum(), overview.row_sums[0, 0, -1], rtol=0, atol=float(bound[0, 0, -1]))
+    assert found.nbytes < 4 * t * e * 4 + 2**20
 
 
 @pytest.mark.parametrize(

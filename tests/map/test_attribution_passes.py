@@ -86,7 +86,7 @@ def compare_passes(single: AttributionMap, exact: AttributionMap, threads: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
@@ -119,6 +119,16 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     compare_passes(single, exact, 2, bin_edges(0, T, size[0]), bin_edges(0, K, size[1]))
 
 
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("rows", [(96, 131), (0, 1), (393, T)], ids=str)
+@pytest.mark.parametrize("columns", [(0, 64), (517, 645), (1290, K)], ids=str)
+def test_a_tile_of_some_rows_and_keys_is_the_plain_ones(factor, rows, columns):
+    torch.manual_seed(3)
+    shapes = ((1, 1, T, D), (1, 1, K, D), (1, 1, T, E), (1, 1, K, E))
+    single, exact = make_maps(*(torch.randn(shape) for shape in shapes), Causal(), factor, {"offset": 901})
+    compare_passes(single, exact, 2, bin_edges(*rows, min(7, rows[1] - rows[0])), bin_edges(*columns, 16))
+
+
 def test_an_overview_and_a_picture_take_the_compiled_pass_where_they_can(monkeypatch):
     taken = []
     gather = numba_passes.gather_entries
@@ -127,9 +137,11 @@ def test_an_overview_and_a_picture_take_the_compiled_pass_where_they_can(monkeyp
     found, double = make_maps(q, k, g, v, Causal(), "weights", {})
     found.overview()
     found.pooled(3, 3)
-    assert len(taken) == 2
+    found.tile(slice(9, 20), slice(30, 50), 3)
+    assert len(taken) == 3
+    assert not found.tile(slice(9, 9), slice(30, 50), 3).any()
     double.overview()
-    assert len(taken) == 2
+    assert len(taken) == 3
 
 
 @pytest.mark.parametrize("factor", FACTORS)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within
+from example_count import limit_examples
 from map.map_bounds import map_bounds, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import numba_passes, pass_inputs, passes, plane
@@ -67,7 +68,7 @@ def assert_pictures_within(found, expected, allowed, double):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
@@ -85,7 +86,7 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
@@ -124,7 +125,7 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
 def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     single, double = planes(mask, offset=901)
@@ -159,7 +160,7 @@ def double_of(asked, b, h=0):
     return Plane(make_request(asked.q.double(), asked.k.double(), asked.v.double(), asked.mask, **options), b, h)
 
 
-@settings(max_examples=50)
+@settings(max_examples=limit_examples(50))
 @given(requests(dtype=torch.float32), st.data())
 def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
     one = Plane(make_request(asked.q, asked.k, asked.v, asked.mask, **asked.options), 0, 0)
@@ -173,7 +174,7 @@ def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
         assert_within(numba_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.returned(r))
 
 
-@settings(max_examples=50)
+@settings(max_examples=limit_examples(50))
 @given(requests(dtype=torch.float32))
 def test_small_maps_of_every_kind_agree_too(asked):
     for b in range(asked.q.shape[0]):
@@ -235,7 +236,7 @@ def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
     from regard.map.compiled.blocks import split_keys
 

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bounds import assert_within, sum_bound
-from regard.layers.linear import Linear
-from regard.matmul import linear
+from regard.matmul import Linear, linear
 from regard.matmul.float32_linear import LEAST, MOST, can_use_fast_product
 from skips import NEEDS_LOOPS
 

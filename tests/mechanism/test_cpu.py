@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
+from example_count import limit_examples
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
 from regard.compiled import kernel_choice, processor
 from regard.mechanism import cpu
@@ -71,7 +72,7 @@ def check_float32(q, k, v, mask, **options):
         assert_within(found, expected, bound)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=limit_examples(150), deadline=None)
 @given(requests(dtype=torch.float32, longest=23, kinds=("scale", "offset")))
 def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
     leaves = asked.leaves()[:3]
@@ -117,7 +118,7 @@ def test_of_bfloat16_a_nan_stays_one():
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=limit_examples(20), deadline=None)
 def test_how_tensors_lie_in_memory_changes_no_bit(one, other, dtype):
     q, k, v = (x.detach() for x in tensors(dtype))
     orders = [one, other, one]
@@ -188,7 +189,7 @@ def test_a_nan_in_a_hidden_key_or_value_stays_out_of_the_rows_that_do_not_see_it
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_transforms_of_torch_meet_a_kernel_that_they_know():
     q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
     seed = seeds(attention(q, k, v, Causal()))

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracle
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds, gamma, half_bound, propagate_errors
+from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
 from regard.mechanism.fused import choose
 from strategies import requests
@@ -53,7 +54,7 @@ def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, torch.as_tensor(expected), rtol=0, atol=atol)
 
 
-@settings(max_examples=200)
+@settings(max_examples=limit_examples(200))
 @given(requests())
 def test_attention_is_the_formula_written_out_in_float64(asked):
     arrays, options = asked.numpy()
@@ -88,7 +89,7 @@ def gradients(context, leaves, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=limit_examples(25))
 @given(requests(longest=4))
 def test_gradients_are_those_of_finite_differences(asked):
     leaves = asked.leaves()

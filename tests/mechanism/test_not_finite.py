@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds, gamma, half_bound, propagate_errors
+from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
 from regard.errors import ConfigError
 
@@ -55,7 +56,7 @@ def inputs(draw, scales, is_broken: bool):
     return [x.to(dtype) for x in tensors], draw(rules(queries, keys)), options
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=limit_examples(400), deadline=None)
 @given(inputs(st.sampled_from([None, -0.5, 0.0, -1.0, 1e-30, 30.0, 1e6, 1e38, -1e38]), is_broken=True))
 def test_what_is_no_number_comes_out_where_attend_has_it(asked):
     (q, k, v), rule, options = asked
@@ -111,7 +112,7 @@ def test_a_product_that_overflows_is_nan_however_small_the_scale(mask, keys, sca
     assert torch.equal(found.isnan(), expected.isnan())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=limit_examples(200), deadline=None)
 @given(inputs(st.sampled_from([None, -0.5, 0.0, -1.0, 0.1]), is_broken=False))
 def test_any_scale_and_any_dtype_of_the_bias_gives_the_formula_in_float64(asked):
     (q, k, v), rule, options = asked

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 import oracle
 from bounds import assert_within, attention_bounds, propagate_errors, unit_roundoff
+from example_count import limit_examples
 from regard import Causal, Given, Padding, Steps, Window, attend
 from strategies import requests
 
@@ -23,7 +24,7 @@ def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, torch.as_tensor(expected), rtol=0, atol=atol)
 
 
-@settings(max_examples=300)
+@settings(max_examples=limit_examples(300))
 @given(requests())
 def test_attend_is_the_formula_written_out_in_float64(asked):
     arrays, options = asked.numpy()
@@ -204,7 +205,7 @@ def test_no_dropout_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@settings(max_examples=40)
+@settings(max_examples=limit_examples(40))
 @given(requests(longest=4))
 def test_gradients_are_those_of_finite_differences(asked):
     leaves = asked.leaves()

@@ -90,7 +90,7 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("sizes", [{"tied": False}, {"inner": 0, "epsilon": 1e-3}, {"layers": 1, "heads": 1}, {"heads": 129}])
 @pytest.mark.parametrize("small", [False, True])
 def test_it_is_the_model_of_any_sizes(sizes, small):
@@ -118,7 +118,7 @@ def test_it_is_the_same_with_any_number_of_threads(count):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_two_threads_of_a_program_read_side_by_side():
     with torch.no_grad():
         expected = CompiledGPT2(MODEL)(NEW, begun(MODEL, 6))
@@ -164,7 +164,7 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_what_follows_an_opening_is_the_same():
     (prefix,), after = rows(7, vocabulary=307), [[], *rows(3, 1, vocabulary=307, seed=1)]
     whole = [prefix + row for row in after]
@@ -311,7 +311,7 @@ def test_no_more_is_read_than_there_is_room_for():
         CompiledGPT2(MODEL)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
 
 
-def test_nan_comes_out_where_it_is_met():
+def test_nan_comes_out_where_it_went_in():
     model = deepcopy(MODEL)
     with torch.no_grad():
         cache = begun(model, 6)

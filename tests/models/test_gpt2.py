@@ -10,6 +10,7 @@ from transformers import GPT2LMHeadModel
 
 import regard
 from bounds import EXPONENTIAL, assert_within, estimate_rounding, sum_bound
+from example_count import limit_examples
 from models import sorter
 from regard import MultiHeadAttention, ShapeError
 from regard.mechanism import heads
@@ -18,8 +19,8 @@ from regard.text import BytePair
 from weights import written
 
 SMALL = GPT2Config(layers=2, heads=3, width=15, context=17, vocabulary=53)
-OFTEN = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SLOWLY = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+OFTEN = settings(max_examples=limit_examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOWLY = settings(max_examples=limit_examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite

@@ -1,5 +1,7 @@
 """Small models of others, with random weights, that the tests of this room look into."""
 
+import inspect
+
 import torch
 from torch import Tensor
 from transformers import (
@@ -13,6 +15,7 @@ from transformers import (
 )
 
 WORDS = 101
+CACHE = "cache" if "cache" in inspect.signature(GPT2LMHeadModel.forward).parameters else "past_key_values"  # before 5.24
 
 
 def gpt2() -> PreTrainedModel:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import regard
+from bounds import estimate_rounding
 from observe.families import FAMILIES
 from observe.family import Widened
 from observe.models import gpt2, words
@@ -11,7 +12,7 @@ from regard.errors import ConfigError, ShapeError
 
 EQUAL = 1e-10  # float64
 LAST = 7  # a token that is padding in none of the sequences
-NAMES = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "bert", "t5", "bart")
+NAMES = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bert", "t5", "bart")
 
 
 def named(name):
@@ -22,7 +23,8 @@ def pick_number(output):
     """A number that depends on every layer."""
     hidden = output.last_hidden_state
     generator = torch.Generator().manual_seed(0)
-    return (hidden[:, LAST] * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)).sum()
+    direction = torch.randn(hidden.shape[-1], generator=generator, dtype=torch.float64)
+    return (hidden[:, LAST] * direction.to(hidden.dtype)).sum()
 
 
 def dense_gradients(family, given):
@@ -59,6 +61,39 @@ def test_gradient_and_pull_are_those_of_autograd_on_dense_weights(name, side):
         pull = attribution.map(layer, attention=kind)
         assert float((pull.dense() - weights * gradient).where(visible, 0).abs().max()) < EQUAL * size
         assert pull.certificate().error < EQUAL
+        scores = attribution.map(layer, kind="scores", attention=kind)
+        expected_scores = weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
+        assert float((scores.dense() - expected_scores).where(visible, 0).abs().max()) < EQUAL * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "terms"), [(torch.float32, 4 * 48), (torch.bfloat16, 4)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_in_less_precision_the_pull_is_off_by_no_more_than_the_model_rounds(name, dtype, terms):
+    """Beside autograd on dense weights in float64; in float32 by less than 1e-5 of the largest entry.
+
+    Sums of bfloat16 are of float32: a weight, a factor and a result are rounded, forward and backward.
+    """
+    family = named(name)
+    given = family.feed(family.build(torch.float64), "none")
+
+    def run_eager(model):
+        with Widened():
+            output = model(**given, output_attentions=True)
+        gradients = torch.autograd.grad(pick_number(output), output.attentions)
+        return torch.stack([one.detach() * other for one, other in zip(output.attentions, gradients, strict=True)])
+
+    exact = family.build(torch.float64, attn_implementation="eager")
+    expected = run_eager(exact)
+    model = family.build(dtype)
+    with regard.record(model, keep="values") as recording:
+        number = pick_number(model(**given))
+    attribution = recording.attribute(number)
+    found = torch.stack([attribution.map(layer).dense().double() for layer in range(len(expected))])
+    difference = float((found - expected).abs().max())
+    allowed, size = estimate_rounding(exact, run_eager, terms, dtype), float(expected.abs().max())
+    assert difference <= allowed < size
+    assert dtype != torch.float32 or difference < 1e-5 * size
 
 
 def test_relevance_is_that_of_dense_matrices():

@@ -18,13 +18,13 @@ def test_rows_that_have_moved_or_multiplied_are_found_by_their_keys():
         assert match_keys(KEYS, KEYS[rows], None).parents.tolist() == rows
 
 
-def test_of_rows_with_the_same_keys_those_told_are_meant():
+def test_of_rows_with_the_same_keys_the_stated_ones_are_used():
     twins = KEYS[[0, 0, 1]]
     for rows in ([1, 0, 2], [0, 1, 2], [1, 1, 2]):
         assert match_keys(twins, twins[rows], torch.tensor(rows)).parents.tolist() == rows
 
 
-def test_what_is_told_and_cannot_be_is_not_believed():
+def test_stated_rows_that_cannot_be_are_ignored():
     for told in ([2, 0, 0], [0, 1], [7, 0, 1]):
         assert match_keys(KEYS, KEYS[[2, 0, 1]], torch.tensor(told)).parents.tolist() == [2, 0, 1]
 

@@ -82,7 +82,7 @@ def test_a_table_has_a_row_for_each_head_with_the_mean_of_each_detector():
             close(tensor_of(found[n * H + h].scores.values()), torch.stack(list(expected.values())).mean(1)[:, h])
 
 
-def test_more_is_asked_by_its_own_argument():
+def test_more_is_requested_by_its_own_argument():
     m = maps(1)[0]
     torch.manual_seed(2)
     values, projection = torch.randn(B, G, T, 7).double(), torch.randn(H, 7, 13).double()
@@ -319,7 +319,7 @@ def test_a_data_frame_has_a_line_for_each_head(monkeypatch):
     assert lines[3] == pytest.approx(plain | dict(scores) | limits, nan_ok=True)
 
 
-def test_a_machine_without_pandas_is_told_what_to_install(monkeypatch):
+def test_a_machine_without_pandas_gets_the_package_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
     with pytest.raises(ConfigError, match="pip install pandas"):
         heads(Recorded(maps(1))).to_pandas()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from observe.beheld import EQUAL
-from observe.models import bart, gpt2, llama, words
+from observe.models import CACHE, bart, gpt2, llama, words
 from regard import Causal, ConfigError, Given
 from regard.observe import record
 from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
@@ -138,12 +138,12 @@ def test_nothing_is_left_behind_by_an_exception_either():
     model, tokens = gpt2(), words(1, 7)
     before = logits(model, tokens)
     with pytest.raises(AttributeError), intervene(model, KnockOut()):
-        model(tokens, past_key_values="no cache")
+        model(tokens, **{CACHE: "no cache"})
     assert torch.equal(logits(model, tokens), before)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_a_change_that_meets_no_call_is_warned_of():
+def test_a_change_that_matches_no_call_gives_a_warning():
     model = gpt2()
     with (
         pytest.warns(UserWarning, match="KnockOut of layer 9 was not applied: no self attention"),
@@ -173,7 +173,7 @@ def test_what_is_no_change_and_what_names_no_head_is_refused():
         Temperature(0, 0, 0.0)
 
 
-def test_torchs_encoder_layers_are_changed_although_their_fast_path_has_no_door_for_it():
+def test_torchs_encoder_layers_are_changed_although_their_fast_path_has_no_hook_for_it():
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval().requires_grad_(False)
     model, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 7, 16)
     with intervene(model, CutEdges(keys=2)):
@@ -183,7 +183,7 @@ def test_torchs_encoder_layers_are_changed_although_their_fast_path_has_no_door_
     torch.testing.assert_close(cut, model(x, mask=hidden), **KEPT)
 
 
-def test_a_rule_given_by_the_model_is_kept_beside_the_cut():
+def test_a_rule_given_by_the_model_is_combined_with_the_cut():
     model, tokens = gpt2(), words(2, 9)
     seen = torch.ones_like(tokens)
     seen[0, :3] = 0

@@ -8,6 +8,7 @@ from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCa
 from observe.beheld import EQUAL
 from observe.families import FAMILIES
 from observe.family import WORDS, B, T
+from observe.models import CACHE
 from regard import Causal, Documents, Window
 from regard.observe import record
 
@@ -167,13 +168,13 @@ def test_two_generations_in_one_static_cache_are_two_runs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
-def test_a_conversation_in_a_kept_cache_is_one_run(name):
+def test_a_conversation_with_one_cache_is_one_run(name):
     model, given = made(name)
     cache = DynamicCache(config=model.config)
     with record(model) as recording:
-        _, told = generate(model, given, past_key_values=cache)
+        _, told = generate(model, given, **{CACHE: cache})
         asked = torch.randint(3, WORDS, (B, 7), generator=torch.Generator().manual_seed(1))
-        ids, _ = generate(model, {"input_ids": torch.cat([told.sequences, asked], 1)}, past_key_values=cache)
+        ids, _ = generate(model, {"input_ids": torch.cat([told.sequences, asked], 1)}, **{CACHE: cache})
     assert len(recording.runs) == 1
     expected, _ = whole(model, given, ids)
     for layer in range(len(recording.layers())):
@@ -210,10 +211,10 @@ def test_rows_that_leave_the_batch_leave_the_map():
     ids = torch.cat([given["input_ids"], given["input_ids"].flip(1)], 1)
     cache = DynamicCache(config=model.config)
     with record(model) as recording:
-        model(ids[:, :T], past_key_values=cache)
+        model(ids[:, :T], **{CACHE: cache})
         cache.batch_select_indices(torch.tensor([2, 0]))
         for token in range(T, 2 * T):
-            model(ids[[2, 0], token : token + 1], past_key_values=cache)
+            model(ids[[2, 0], token : token + 1], **{CACHE: cache})
     with record(model) as expected:
         model(ids[[2, 0]], use_cache=False)
     for layer in range(3):
@@ -227,10 +228,10 @@ def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cac
     model, given = made("gemma3")
     ids = given["input_ids"]
     kept = cache(config=model.config, **({"max_cache_len": 29} if cache is StaticCache else {}))
-    model(ids[:, :3], past_key_values=kept)
+    model(ids[:, :3], **{CACHE: kept})
     with record(model) as recording:
         for token in range(3, T):
-            model(ids[:, token : token + 1], past_key_values=kept)
+            model(ids[:, token : token + 1], **{CACHE: kept})
     with record(model) as expected:
         model(ids, use_cache=False)
     for layer in range(3):
@@ -240,19 +241,19 @@ def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cac
 
 
 @torch.no_grad()
-def test_what_is_kept_is_safe_from_a_cache_that_is_written_over():
+def test_what_is_stored_is_safe_from_a_cache_that_is_written_over():
     model, given = made("gemma3")
     ids = given["input_ids"]
     cache = StaticCache(config=model.config, max_cache_len=29)
     with record(model) as recording:
-        model(ids, past_key_values=cache)
+        model(ids, **{CACHE: cache})
         before = recording.map(0).dense()
         for layer in cache.layers:
             layer.keys.zero_()
     assert torch.equal(recording.map(0).dense(), before)
 
 
-def test_each_key_is_kept_once():
+def test_each_key_is_stored_once():
     model, given = made("mistral")
     with record(model) as recording:
         generate(model, given)
@@ -261,12 +262,12 @@ def test_each_key_is_kept_once():
         assert sum(keys.untyped_storage().nbytes() for keys in strand.keys) == B * 2 * (T + STEPS - 1) * 12 * 8
 
 
-def test_a_cache_that_rounds_its_keys_is_told_of():
+def test_a_cache_that_rounds_its_keys_is_reported():
     model, given = made("llama")
     cache = QuantizedCache(backend="fp8", config=model.config)
     with warnings.catch_warnings(record=True), record(model) as recording:
         warnings.simplefilter("always")
-        ids, _ = generate(model, given, past_key_values=cache)
+        ids, _ = generate(model, given, **{CACHE: cache})
     assert "rounded" in recording.missed[0].reason
     assert recording.map(0).shape[2] == ids.shape[1]
     assert len(recording.runs) == 1

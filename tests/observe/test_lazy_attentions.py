@@ -1,5 +1,7 @@
+import base64
 import copy
 import io
+import json
 import operator
 from dataclasses import replace
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from observe.beheld import EQUAL
-from observe.beside import run
+from observe.eager_weights import run
 from observe.families import FAMILIES, OTHERS
 from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
@@ -144,6 +146,24 @@ def test_einops_takes_it_as_the_tensor(both, use):
     torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
 
 
+def test_inspectus_draws_it_as_the_tensor(in_float64, monkeypatch):
+    """Its picture holds the weights of each head as float32, base64 in JSON; attentions are a tuple of the layers."""
+    inspectus = pytest.importorskip("inspectus", reason="inspectus is not installed: pip install inspectus")
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda what: shown.append(what.data))
+    q, k = torch.randn(1, H, Q, D), torch.randn(1, G, Q, D)
+    tokens = list("abcdefg")
+    inspectus.attention((Attentions(AttentionMap(q, k, Causal())),) * 2, tokens)
+    (picture,) = [data for data in shown if "chartsEmbed('id_" in data]
+    drawn = json.JSONDecoder().raw_decode(picture[picture.index('{"attention"') :])[0]
+    weights = attend(q, k, k, Causal()).weights[0].float()
+    assert [head["info"] for head in drawn["attention"]] == [{"layer": n, "head": m} for n in range(2) for m in range(H)]
+    assert drawn["src_tokens"] == tokens
+    for head in drawn["attention"]:
+        values = torch.frombuffer(bytearray(base64.b64decode(head["values"])), dtype=torch.float32).view(head["shape"])
+        torch.testing.assert_close(values, weights[head["info"]["head"]], rtol=0, atol=torch.finfo(torch.float32).eps)
+
+
 def test_it_is_a_tensor_whoever_asks(both):
     m, weights = both
     assert isinstance(m, torch.Tensor)
@@ -226,7 +246,7 @@ def test_it_is_a_map_too(both):
     torch.testing.assert_close(m.select(heads=[2]).cpu(), weights[:, 2:3], rtol=0, atol=EQUAL)
 
 
-def test_it_is_hashed_copied_and_told_from_what_a_tensor_has_not(both):
+def test_it_is_hashed_copied_and_distinguished_from_what_a_tensor_has_not(both):
     m = both[0]
     assert len({m, m}) == 1
     assert repr(m).startswith("AttentionMap(2, 4, 7, 7), Causal()")

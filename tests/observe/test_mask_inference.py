@@ -40,7 +40,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("rule", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_table_is_told_by_a_rule_that_needs_none(rule, padded):
+def test_a_table_is_replaced_by_a_rule_that_needs_none(rule, padded):
     seen = square(rule & PADDED if padded else rule)
     found, offset = mask_inference.infer_table_rule(seen, K, K)
     same_table((found, offset), seen)
@@ -73,7 +73,7 @@ def test_any_rule_comes_back_as_one_with_its_table(data):
     same_table(mask_inference.infer_table_rule(square(rule, tokens), tokens, tokens), square(rule, tokens))
 
 
-def test_a_table_is_kept_from_those_who_write_to_it():
+def test_a_table_is_safe_from_writes():
     for seen in (torch.rand(B, H, Q, K) < 0.5, torch.rand(B, 1, 1, K) < 0.5):
         before = seen.clone()
         rule, offset = mask_inference.infer_table_rule(seen, Q, K)

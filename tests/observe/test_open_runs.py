@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from observe.beheld import EQUAL
-from observe.models import WORDS, bart, gpt2, llama, words
+from observe.models import CACHE, WORDS, bart, gpt2, llama, words
 from regard import AdditiveAttention, load
 from regard.observe import Recording, record
 
@@ -29,7 +29,7 @@ class Turn:
     def step(self):
         """Read what is not in the cache yet, and go on with a token by chance."""
         known = self.cache.get_seq_length()
-        self.model(self.ids[:, int(known) :], past_key_values=self.cache)
+        self.model(self.ids[:, int(known) :], **{CACHE: self.cache})
         self.ids = torch.cat([self.ids, torch.randint(3, WORDS, (len(self.ids), 1), generator=self.random)], 1)
 
 
@@ -88,7 +88,7 @@ class Unnamed(nn.Module):
         self.model = model
 
     def forward(self, ids, memory, **given):
-        return self.model(ids, past_key_values=memory[0], **given)
+        return self.model(ids, **{CACHE: memory[0]}, **given)
 
 
 @pytest.mark.parametrize("prompts", ["other", "of one last word", "the same"])
@@ -119,7 +119,7 @@ def test_pairs_that_take_turns_keep_their_own_encoder():
             for n in range(2):
                 if not step:
                     encoded.append(model.get_encoder()(sources[n]))
-                given = {"decoder_input_ids": texts[n][:, step : step + 1], "past_key_values": caches[n], "use_cache": True}
+                given = {"decoder_input_ids": texts[n][:, step : step + 1], CACHE: caches[n], "use_cache": True}
                 caches[n] = model(encoder_outputs=encoded[n], **given).past_key_values
     assert len(recording.runs) == 2
     for run, source, text in zip(recording.runs, sources, texts, strict=True):

@@ -11,9 +11,10 @@ from transformers import StaticCache
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, gamma, sum_bound
 from observe.beheld import EQUAL
-from observe.beside import run, same
+from observe.eager_weights import run, same
 from observe.families import FAMILIES
 from observe.family import T
+from observe.models import CACHE
 from regard import ConfigError, compare, load
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
@@ -55,7 +56,7 @@ def test_a_path_that_is_no_module_is_refused_with_those_near_it():
         pass
 
 
-def test_attentions_that_are_asked_for_are_all_there_whatever_is_kept():
+def test_requested_attentions_are_all_there_whatever_is_stored():
     model, given = made("llama")
     with torch.no_grad(), record(model, layers=[1]) as recording:
         output = model(**given, output_attentions=True)
@@ -100,7 +101,7 @@ def test_a_head_that_is_not_there_is_refused():
         model(**given)
 
 
-def test_half_of_the_bytes_are_kept_in_bfloat16_and_give_nearly_the_same():
+def test_half_of_the_bytes_are_stored_in_bfloat16_and_give_nearly_the_same():
     model, given = made("llama")
     _, whole = run(model, given, recorded=True)
     with torch.no_grad(), record(model, keep="bfloat16") as recording:
@@ -122,7 +123,7 @@ def rounding(m, dtype, operands=0, scores=0):
 
 @pytest.mark.usefixtures("widened")
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bart"])
-def test_values_that_are_kept_make_the_context(name):
+def test_values_that_are_stored_make_the_context(name):
     model, given = made(name, dtype=torch.float64)
     contexts = {}
     for path, module in model.named_modules():
@@ -144,7 +145,7 @@ def test_values_of_a_generation_stand_beside_its_keys():
     with torch.no_grad(), record(model, keep="values") as recording:
         cache = model(ids[:, :5], use_cache=True).past_key_values
         for token in range(5, T):
-            model(ids[:, token : token + 1], past_key_values=cache)
+            model(ids[:, token : token + 1], **{CACHE: cache})
     assert torch.equal(recording.values(1), cache.layers[1].values)
 
 
@@ -156,26 +157,24 @@ def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
     mask = torch.ones_like(ids)
     with torch.no_grad():
         if begun:
-            model(ids[:, :3], past_key_values=cache)
+            model(ids[:, :3], **{CACHE: cache})
         with record(model, keep="values") as recording:
             for first, last in ((3 if begun else 0, 5), *((n, n + 1) for n in range(5, T))):
-                model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache)
+                model(ids[:, first:last], attention_mask=mask[:, :last], **{CACHE: cache})
     assert torch.equal(recording.values(1), cache.layers[1].values[:, :, :T])
     assert recording.map(1).shape[3] == recording.values(1).shape[2]
 
 
-def test_no_values_are_kept_unless_asked_for():
+def test_no_values_are_stored_unless_requested():
     model, given = made("llama")
     assert run(model, given, recorded=True)[1].values(0) is None
 
 
-def test_what_is_kept_is_detached():
+def test_what_is_stored_is_detached():
     model, given = made("llama")
     with record(model, keep="values") as recording:
         model(**given)
-    kept = [
-        x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].values)
-    ]
+    kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].v)]
     assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
 
 
@@ -394,7 +393,7 @@ def test_an_unknown_keep_is_refused():
         pass
 
 
-def test_a_folder_holds_what_is_kept_and_is_read_from_there(tmp_path):
+def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):
     model, given = made("llama")
     given = {"input_ids": given["input_ids"].repeat(1, 60)}
     _, expected = run(model, given, recorded=True)
@@ -409,8 +408,8 @@ def test_a_folder_holds_what_is_kept_and_is_read_from_there(tmp_path):
     assert_within(recording.map(2)[:1, :1, -1:], row, bounds.weights)
 
 
-class Hand(nn.Module):
-    """Attention written out."""
+class Rectified(nn.Module):
+    """Attention whose weights are no softmax."""
 
     def __init__(self):
         super().__init__()
@@ -418,12 +417,12 @@ class Hand(nn.Module):
 
     def forward(self, x):
         q, k, v = self.project(x).chunk(3, -1)
-        return (q @ k.mT).softmax(-1) @ v
+        return (q @ k.mT).relu() @ v
 
 
 def test_what_was_missed_is_warned_of_once():
-    both, x = nn.Sequential(Hand(), Hand()), torch.randn(2, 5, 8)
-    with pytest.warns(UserWarning, match=r"softmax and matmul.*and 1 more") as told, record(both) as recording:
+    both, x = nn.Sequential(Rectified(), Rectified()), torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match=r"relu and matmul.*and 1 more") as told, record(both) as recording:
         both(both(x))
     assert len(told) == 1
     assert [one.module for one in recording.missed] == ["0", "1"]

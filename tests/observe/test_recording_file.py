@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import regard
+from execution_counts import count_calls
 from models.translators import made, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Prefix, Window
@@ -21,7 +22,6 @@ from regard.observe.deserialize import MaskReader
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.serialize import NamedTensors, serialize_mask
 from regard.observe.store import Store
-from traced import count_calls
 
 
 def recorded() -> Recording:
@@ -256,7 +256,7 @@ def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_
         load(path)
 
 
-def test_an_altered_number_is_refused_and_read_as_it_is_where_that_is_asked(tmp_path):
+def test_an_altered_number_is_refused_and_read_as_it_is_where_that_is_requested(tmp_path):
     path = tmp_path / "altered.reg"
     recording = recorded()
     recording.save(path)

@@ -56,7 +56,7 @@ def test_values_of_norm_0_hand_nothing_over():
 
 
 @pytest.mark.parametrize("values", [(B, 4, T, E), (B, G, T + 1, E), (1, G, T, E), (G, T, E)])
-def test_values_that_do_not_fit_are_told(values):
+def test_values_that_do_not_fit_are_reported(values):
     with pytest.raises(ShapeError, match="values must be"):
         compute_value_norms(torch.randn(values), (B, H, T, T))
 

@@ -20,13 +20,13 @@ def test_the_words_of_one_batch_row_are_those_of_all():
 
 
 @pytest.mark.parametrize("tokens", [["a", "b"], [["a", "b", "c"]] * 3, [["a", "b", "c"], ["a"]], torch.zeros(2, 4)])
-def test_tokens_that_do_not_fit_the_keys_are_told(tokens):
+def test_tokens_that_do_not_fit_the_keys_are_reported(tokens):
     with pytest.raises(ShapeError, match="3 keys"):
         words.convert_to_ids(tokens, 2, 3, CPU)
 
 
 @pytest.mark.parametrize("token", [",", "Ġ,", "▁...", " ?!", "##.", "\n—", "。"])
-def test_punctuation_is_told_by_its_characters(token):
+def test_punctuation_is_determined_by_its_characters(token):
     assert words.is_punctuation(token)
 
 
@@ -45,7 +45,7 @@ def test_a_class_is_a_bool_or_a_question_about_each_word():
     assert words.mark_classes(None, {}, 2, 3, CPU).shape == (2, 0, 3)
 
 
-def test_a_class_that_cannot_be_told_is_an_error():
+def test_a_class_that_cannot_be_determined_is_an_error():
     with pytest.raises(ShapeError, match=r"recording\.tokens"):
         words.mark_classes(None, {"capital": str.istitle}, 1, 3, CPU)
     with pytest.raises(ShapeError, match=r"\(k,\) = \(3,\)"):

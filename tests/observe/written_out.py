@@ -1,12 +1,13 @@
-"""Families of models in transformers whose attention is written out by hand, where no door is: they are missed by name."""
+"""Families of models in transformers whose attention is written out by hand, beside the attentions that they hand out."""
 
+import torch
+
+from observe.eager_weights import handed_out, mapped, run
 from observe.families import BOTH, ENDS, GPT, IMAGE, TEXT, WIDTH, WORDED, WORDS, text
-from observe.family import ANY, RIGHT, Family, captioned, pairs, pixels, tokens
+from observe.family import ANY, RIGHT, Family, Widened, captioned, pairs, pixels, tokens
 
 HAND = [
-    Family(
-        "git", "GitModel", {**TEXT, "vision_config": IMAGE}, captioned, RIGHT
-    ),  # their attention is written out: there is no kernel to meet
+    Family("git", "GitModel", {**TEXT, "vision_config": IMAGE}, captioned, RIGHT),
     text(
         "gpt_neo",
         "GPTNeoModel",
@@ -106,3 +107,35 @@ HAND = [
         tokens,
     ),
 ]
+
+WINDOWED = ["longformer", "led"]  # overlapping blocks, whose keys are not followed
+SINGLE = ["xglm"]  # computes in float32 only
+IN_ORDER = ["funnel"]  # hands out those of its encoder and its decoder as one
+TOWERS = {"git": "encoder.layer"}  # beside an encoder of images, which is recorded through the registry
+UNCOMPARED = {
+    "squeezebert": "recorded; it hands out scores, not weights",
+    "prophetnet": "recorded; a decoder layer attends twice, once for each stream, both in recording[name]",
+    "gptj": "recorded; it hands out no attentions",
+    "codegen": "recorded; it hands out no attentions",
+}
+
+
+def compare_with_attentions(family: Family, side: str) -> tuple[int, float]:
+    """The number of maps, and the largest difference of one from the attention that the same model hands out, in float64."""
+    single = family.name in SINGLE
+    model = family.build(torch.float32 if single else torch.float64)
+    given = family.feed(model, side)
+    with torch.no_grad() if single else Widened():
+        _, recording = run(model, given, recorded=True)
+        output, _ = run(model, given, output_attentions=True)
+    found = []
+    for key, expected in handed_out(output).items():
+        if family.name in IN_ORDER:
+            m = recording.calls[key[2]].map
+        elif family.name in TOWERS:
+            m = recording.map(f"{TOWERS[family.name]}.{key[2]}.attention.self")
+        else:
+            m = mapped(recording, key)
+        assert m.shape == expected.shape
+        found.append(float((m.dense() - expected).abs().max()))
+    return len(found), max(found)

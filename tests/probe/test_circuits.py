@@ -11,7 +11,7 @@ from regard.errors import ConfigError, OutOfRangeError
 from regard.models import GPT2, GPT2Config
 from regard.probe.circuits import measure_rotation
 from regard.probe.copying import score_eigenvalues, score_ov_eigenvalues
-from regard.probe.model_parts import Norm
+from regard.probe.model_parts import Norm, find_projection
 
 pytestmark = pytest.mark.usefixtures("in_float64", "widened")
 EQUAL = {"rtol": 1e-8, "atol": 1e-8}  # float64, of products of a dozen numbers near 1
@@ -226,3 +226,18 @@ def test_a_rotation_of_any_number_of_columns_is_measured(rotated, is_interleaved
     x = torch.randn(50, 16, dtype=torch.float64)
     found = measure_rotation(x, (x @ expected).to(dtype).double())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps)
+
+
+@torch.no_grad()
+def test_the_projections_of_a_layer_are_found_once(monkeypatch):
+    model, searched = make_model("llama"), []
+    circuits = regard.find_circuits(model, make_tokens())
+    monkeypatch.setattr("regard.probe.circuits.find_projection", lambda *given: searched.append(1) or find_projection(*given))
+    for head in range(H):
+        circuits.qk(0, head, distance=1)
+    once = len(searched)
+    assert once > 0
+    circuits.qk(0, 0, distance=3)
+    assert len(searched) == once
+    circuits.qk(1, 0, distance=3)
+    assert len(searched) == 2 * once

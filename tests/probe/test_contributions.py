@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from bounds import unit_roundoff
 from observe.family import Widened
 from observe.models import gpt2, llama, words
 from regard.errors import ConfigError, OutOfRangeError, TooLargeError
@@ -210,3 +211,33 @@ def test_a_token_or_query_that_is_not_there_is_refused(wrong):
 def test_an_input_that_is_not_tokens_is_refused(tokens):
     with pytest.raises(ConfigError, match="tokens must be ids"):
         regard.contributions(gpt2(), tokens, 0)
+
+
+def draw_biases(model):
+    """Biases as large as those of a trained model, far above the weights."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = 8 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_in_half_precision_the_contributions_are_what_the_projections_write_within_its_roundings(build, dtype):
+    """A context and the output of a projection are each off by a few u of the sum of the sizes of their terms."""
+    model, tokens = draw_biases(build()).to(dtype), words(2, 41)
+    norm, projection = SIZES[build.__name__]
+    found = regard.contributions(model, tokens, 3)
+    _, outputs = collect(model, tokens, norm, projection)
+    u = unit_roundoff(dtype)
+    for layer, written in enumerate(outputs["attention"]):
+        module = model.get_submodule(found.recording.layers()[layer]).get_submodule(projection.split(".")[1])
+        bias = getattr(module, "bias", None)
+        sizes = found.recording.map(layer) @ found.recording.values(layer).float().abs()
+        terms = torch.einsum("bhe,hec->bc", sizes[:, :, -1], found.parts.layers[found.recording.layers()[layer]].output.abs())
+        terms += 0 if bias is None else bias.float().abs()
+        bound = (found.reader.abs() * 6 * u * terms).sum(-1)
+        added = (found.reader * written[:, -1].float()).sum(-1)
+        assert (found.heads[:, layer].sum(-1) - added).abs().le(bound).all()
+        assert (added.abs() > 0).all()

@@ -18,19 +18,19 @@ def test_the_largest_weights_come_first_each_with_its_word_its_place_and_how_far
     assert "5, itself" in lines[-1]
 
 
-def test_with_colour_the_words_before_it_are_told_too_and_only_the_word_is_bold():
+def test_with_colour_the_words_before_it_are_shown_too_and_only_the_word_is_bold():
     line = list(render_bars(ROW, WORDS, 5, Window(80, 24, "256")))[1]
     assert "  The cat saw  " in line.plain
     assert [line.plain[span.start : span.end] for span in line.spans if span.style == "bold"] == ["saw"]
 
 
-def test_what_is_left_out_is_summed_so_that_the_whole_row_is_told():
+def test_what_is_left_out_is_summed_so_that_the_whole_row_is_described():
     *shown, rest = [line.plain for line in render_bars(ROW, WORDS, 5, Window(80, 24, None), most=2)]
     assert rest == "0.200  on 3 others"
     assert len(shown) == 2
 
 
-def test_of_a_row_beside_a_sink_only_what_was_given_is_told():
+def test_of_a_row_beside_a_sink_only_what_was_given_is_described():
     *_, rest = [line.plain for line in render_bars(ROW / 2, WORDS, 5, Window(80, 24, None), most=2)]
     assert rest == "0.100  on 3 others"
 

@@ -15,9 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from regard import Causal, Everything, ShapeError, Steps, attend
+from regard import Causal, ConfigError, Everything, ShapeError, Steps, attend
 from regard.show import figure
-from regard.show.color_scale import Linear, Log
+from regard.show.color_scale import Linear, Log, Signed
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 B, H, T, D = 2, 3, 5, 7
@@ -176,6 +176,20 @@ def test_what_lies_below_a_log_scale_is_drawn_as_its_low_end():
     colours = mesh.to_rgba(mesh.get_array().ravel())
     assert (colours[:3] == colours[2]).all()
     assert (colours[3] != colours[2]).any()
+
+
+def test_on_a_signed_scale_zero_is_white_and_opposite_numbers_are_as_far_from_it():
+    values = torch.tensor([[-0.3, 0.0, 0.15, 0.3], [-0.15, 0.07, -0.07, 0.6]])
+    mesh = panels(figure.draw_matrix(values, ["a", "b"], words(4), scale=Signed()))[0].collections[0]
+    colours = mesh.to_rgba(values.numpy())
+    assert (mesh.norm.vmin, mesh.norm.vmax) == pytest.approx((-0.6, 0.6))
+    assert (colours[0, 1, :3] == 1).all()
+    for value, (red, _, blue, _) in zip(values.flatten().tolist(), colours.reshape(-1, 4), strict=True):
+        assert (blue > red, red > blue) == (value > 0, value < 0)
+    high = panels(figure.draw_matrix(values, ["a", "b"], words(4), scale=Signed(2)))[0].collections[0].norm.vmax
+    assert high == 2
+    with pytest.raises(ConfigError, match="above 0"):
+        Signed(0)
 
 
 def test_steps_show_each_that_did_something_under_its_formula():

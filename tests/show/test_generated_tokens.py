@@ -28,7 +28,7 @@ def telling(model, new=NEW, layers=2, **settings):
         return list(describe_tokens(steps, words, NumberTokenizer(), TOP, recording, layers)), words
 
 
-def test_each_token_is_told_with_its_probability_and_those_that_were_likelier(model):
+def test_each_token_is_shown_with_its_probability_and_those_that_were_likelier(model):
     said, words = telling(model)
     assert words == [*map(str, PROMPT), *(one.word for one in said)]
     for n, one in enumerate(said):

@@ -30,12 +30,17 @@ def recording():
     return found
 
 
+@pytest.fixture(scope="module")
+def table(recording):
+    """The table of the recording's heads, which takes longer than all that is asked of it."""
+    return heads(recording)
+
+
 @pytest.mark.slow
-def test_the_kinds_are_counted_and_each_is_explained(recording):
-    found = heads(recording)
-    said = [line.plain for line in render_kinds(found, 200)]
-    assert sum(int(line.split()[0]) for line in said) == len(found) == 12
-    for row in found:
+def test_the_kinds_are_counted_and_each_is_explained(table):
+    said = [line.plain for line in render_kinds(table, 200)]
+    assert sum(int(line.split()[0]) for line in said) == len(table) == 12
+    for row in table:
         assert any(f" {row.kind} " in line and line.endswith(f"  {KIND_MEANINGS[row.kind]}") for line in said)
 
 
@@ -55,20 +60,18 @@ def test_every_pattern_that_names_a_head_has_its_sentence():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_lines_keep_to_the_screen(recording, width):
-    found = heads(recording)
-    lines = [*render_kinds(found, width), *render_table(found, width, whole=True), *render_table(found, width, whole=False)]
-    lines += render_links(recording, found, width)
+def test_lines_keep_to_the_screen(recording, table, width):
+    lines = [*render_kinds(table, width), *render_table(table, width, whole=True), *render_table(table, width, whole=False)]
+    lines += render_links(recording, table, width)
     assert all(line.cell_len <= width for line in lines)
-    assert len(lines) >= len(found) + 2
+    assert len(lines) >= len(table) + 2
 
 
 @pytest.mark.slow
-def test_a_short_table_has_the_clearest_of_each_kind(recording):
-    found = heads(recording)
-    short = select_clearest(found)
-    assert {row.kind for row in short} == {row.kind for row in found}
-    assert len(short) <= 3 * len({row.kind for row in found})
+def test_a_short_table_has_the_clearest_of_each_kind(table):
+    short = select_clearest(table)
+    assert {row.kind for row in short} == {row.kind for row in table}
+    assert len(short) <= 3 * len({row.kind for row in table})
 
 
 def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_on_the_first_token(recording):

@@ -97,7 +97,7 @@ def test_a_long_map_is_sampled_and_says_so():
     assert found[-1].max() == round(Log().share(float(last.max()), (1e-4, 1.0)) * (SHADES - 1))
 
 
-def test_steps_are_told_with_their_numbers_and_formulas():
+def test_steps_are_described_with_their_numbers_and_formulas():
     page = Page(attend(*torch.ones(3, 2, 3), Causal())._repr_html_())
     assert "scaled = scores / √3" in page.text
     svg = base64.b64decode(page.all("img")[0]["src"].partition(",")[2]).decode()

@@ -45,7 +45,7 @@ def test_a_clean_report_says_so_and_what_was_checked():
     assert all(one.what in text and one.sensitivity in text for one in report.checked)
 
 
-def test_what_was_checked_and_what_cannot_be_told_wait_folded():
+def test_what_was_checked_and_what_cannot_be_determined_wait_folded():
     shown = of_words()._repr_html_()
     opened = re.sub(r"<details.*?</details>", "", shown)
     assert "evidence word" in opened

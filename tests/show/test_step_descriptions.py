@@ -22,7 +22,7 @@ def steps_of(mask=None, **options):
     return attend(q, k, v, mask or Window(), **options)
 
 
-def test_the_first_lecture_is_told_as_the_lectures_tell_it():
+def test_the_first_lecture_is_described_as_in_the_lectures():
     said = {scene.name: scene.sentence for scene in describe_example(build_example("simple"))}
     assert said["weights"] == "journey attends most to journey (0.24), least to one (0.11)."
     assert said["scores"] == "journey matches journey best (1.50), one least (0.71)."
@@ -59,7 +59,7 @@ def test_the_least_attended_word_is_one_that_may_be_seen():
     assert write_sentences(steps, WORDS, 1)["masked"] == "b may see 2 of 4 words; 6 of 16 pairs are hidden."
 
 
-def test_blind_even_and_broken_rows_are_told_as_what_they_are():
+def test_blind_even_and_broken_rows_are_described_as_what_they_are():
     assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "d may see nothing, so all its weights are 0."
     assert write_sentences(steps_of(~Window()), WORDS)["context"] == "d attends to nothing: its new vector is 0."
     even = attend(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
@@ -68,7 +68,7 @@ def test_blind_even_and_broken_rows_are_told_as_what_they_are():
     assert "NaN" in write_sentences(broken, WORDS)["weights"]
 
 
-def test_a_word_that_stands_twice_is_told_with_its_place():
+def test_a_word_that_stands_twice_is_named_with_its_place():
     assert (
         write_sentences(steps_of(Causal()), ("a", "b", "a", "d"), 0)["weights"]
         == "a (word 1) attends to a (word 1) alone (1.00)."

@@ -136,7 +136,7 @@ def test_a_view_shows_its_part_and_counts_it():
     assert TableView(119, 12).get_range(3, False) == range(3)
 
 
-def test_columns_left_out_are_told():
+def test_columns_left_out_are_reported():
     scene = ExampleStep("x", "x", "said.", (Panel(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
     assert "columns 1 to 12 of 40; --rows 40 shows all" in drawn(scene, 80, TableView(0, 12))
 

@@ -112,7 +112,7 @@ CALLS = [
         regard.heads,
         lambda: {"recording": recorded(), "needle": slice(0, 2), "questions": [3, 4]},
         {
-            "recording": OBJECT,
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             **SOUGHT,
             "layers": LAYERS,
             "tokens": TOKENS,
@@ -220,7 +220,7 @@ CALLS = [
         regard.rollout,
         lambda: {"recording": recorded()},
         {
-            "recording": OBJECT,
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "queries": INDEX | wrong.NONE,
             "layers": LAYERS,
             **SOUGHT,

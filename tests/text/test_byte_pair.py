@@ -30,10 +30,14 @@ def test_any_text_comes_back(text):
     assert len(words.pieces(words.encode(text))) == len(words.encode(text))
 
 
+@pytest.fixture(scope="module")
+def theirs():
+    return ByteLevelBPETokenizer(str(GPT2_FOLDER / "encoder.json"), str(GPT2_FOLDER / "vocab.bpe"))
+
+
 @pytest.mark.slow
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
-def test_gpt2_cuts_texts_as_the_tokenizers_library_does(text):
-    theirs = ByteLevelBPETokenizer(str(GPT2_FOLDER / "encoder.json"), str(GPT2_FOLDER / "vocab.bpe"))
+def test_gpt2_cuts_texts_as_the_tokenizers_library_does(theirs, text):
     assert BytePair.gpt2().encode(text) == theirs.encode(text).ids
 
 

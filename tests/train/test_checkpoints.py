@@ -165,7 +165,7 @@ def test_a_pickle_that_could_run_code_does_not(tmp_path):
         checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *made())
 
 
-def test_one_that_cannot_be_written_is_told_and_leaves_the_others(tmp_path):
+def test_one_that_cannot_be_written_is_reported_and_leaves_the_others(tmp_path):
     model, adam = saved(tmp_path)
     kept = CheckpointManager(tmp_path, 2)
     (tmp_path / "step-00000002").write_text("a file where the folder should be")

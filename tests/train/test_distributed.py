@@ -25,7 +25,7 @@ from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
 from train import small
 
-TOGETHER = Path(__file__).with_name("together.py")
+DISTRIBUTED_RUNS = Path(__file__).with_name("distributed_runs.py")
 # Runs are compared in float64: in float32 Adam makes whole updates of gradients that are rounding alone. A float32 is left,
 # the scale by which the optimiser shortens a gradient; other processes may round it to the other side.
 SCALE = sum_bound(torch.float32, 1)
@@ -75,7 +75,7 @@ def born(folder: Path, runs: list, warnings: str = "error") -> list[subprocess.P
     """Two processes that train a list of runs."""
     (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
     port = free_port()
-    command, pipe = [sys.executable, "-W", warnings, TOGETHER, folder / "runs.json"], subprocess.PIPE
+    command, pipe = [sys.executable, "-W", warnings, DISTRIBUTED_RUNS, folder / "runs.json"], subprocess.PIPE
     return [subprocess.Popen(command, env=environment(rank, port), stderr=pipe, text=True) for rank in (0, 1)]
 
 

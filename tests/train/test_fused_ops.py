@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import EXPONENTIAL, SMALLEST, assert_within, cross_entropy_bounds, gamma, unit_roundoff
+from example_count import limit_examples
 from regard.models.gpt2 import ACTIVATIONS
 from regard.train import fused_ops
 from skips import NEEDS_LOOPS
@@ -61,7 +62,7 @@ def gelu_bounds(x):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("size", [0.0, 4.0, 300.0])
 def test_cross_entropy_and_its_gradient_are_those_of_float64(size):
     logits, targets = logits_and_targets(size=size)
@@ -81,7 +82,7 @@ def test_smoothed_cross_entropy_and_its_gradient_are_those_of_float64(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_of_bfloat16_the_loss_is_that_of_its_numbers_and_the_gradient_is_rounded_once():
     logits, targets = logits_and_targets(torch.bfloat16)
     loss = fused_ops.cross_entropy(logits, targets)
@@ -109,7 +110,7 @@ def test_a_nan_is_not_lost():
     assert fused_ops.cross_entropy(logits, targets).isnan()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=limit_examples(20), deadline=None)
 @given(st.integers(1, 40), st.floats(0.1, 40))
 def test_gelu_and_its_gradient_are_those_of_float64(runs, size):
     torch.manual_seed(runs)
@@ -125,7 +126,7 @@ def test_gelu_and_its_gradient_are_those_of_float64(runs, size):
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 def test_of_bfloat16_gelu_is_that_of_float32_rounded_once():
     torch.manual_seed(1)
     x = (torch.randn(313, 401) * 3).bfloat16()

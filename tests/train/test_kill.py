@@ -12,8 +12,8 @@ from regard.train import TrainConfig, begin
 from regard.train.listeners.json_lines import read_rows
 from train import small
 
-NURSERY = Path(__file__).with_name("nursery.py")
-RUNS = [("gpt2", 12), ("transformer", 4), ("additive", 4)]  # of the four moments of the nursery the same share
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
+RUNS = [("gpt2", 12), ("transformer", 4), ("additive", 4)]  # of the four moments of the server the same share
 STEPS = 13  # a kill, which the run must outlast
 
 
@@ -28,7 +28,7 @@ def config(folder: Path, name: str, learns: str, kills: int) -> TrainConfig:
 def nursed(folder: Path, one: TrainConfig, kills: int) -> dict:
     name = Path(one.out).name
     (folder / f"{name}.json").write_text(json.dumps(one.to_table()))
-    command = [sys.executable, "-W", "error", NURSERY, folder / f"{name}.json", str(kills), "7"]
+    command = [sys.executable, "-W", "error", FORK_SERVER, folder / f"{name}.json", str(kills), "7"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""

@@ -40,6 +40,7 @@ def same(one, other) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.emulated
 def test_a_tiny_text_is_learned_by_heart(tmp_path):
     text = "abcdefghijklmnop" * 2
     small.corpus(tmp_path, text)

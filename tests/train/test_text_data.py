@@ -137,7 +137,7 @@ def test_sentence_pairs_belong_to_their_files_too(tmp_path):
     )
 
 
-def test_a_text_given_as_a_corpus_is_told_what_to_do(story):
+def test_a_text_given_as_a_corpus_is_refused_with_what_to_do(story):
     with pytest.raises(ConfigError, match=r"If it is a text, give it as text"):
         load_or_prepare_corpus(TrainConfig(corpus=str(story)))
 

@@ -3,6 +3,8 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +19,34 @@ from regard.errors import DataError, RegardError
 from regard.models import translator
 from regard.weights import gpt2
 from regard.weights.arrays import read_arrays
-from weights import written
+from weights import checkpoint_formats
+from weights.checkpoint_formats import FORMATS
 from weights.damage import attempt, damage, differing
-from weights.written import FORMATS
 
 UNCHECKED = ("transformers", "without prefix", "head present", "sharded", "old pickle")  # formats without a checksum
 CASES = 250  # of each format
 ROUNDS = settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-WRITERS = {**FORMATS, "nanoGPT": lambda model, path: written.nanogpt(model, path).parent}
+WRITERS = {**FORMATS, "nanoGPT": lambda model, path: checkpoint_formats.nanogpt(model, path).parent}
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> dict[str, Path]:
     """A folder of each format, from which the tests of damage copy."""
-    root, model = tmp_path_factory.mktemp("originals"), written.small()
+    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.small()
     return {kind: write(model, root / kind.replace(" ", "-")) for kind, write in WRITERS.items()}
+
+
+@contextmanager
+def replaced(file: Path, content: bytes) -> Iterator[None]:
+    """A file with other content inside the block, and with its own again behind it; tensors that were read may be mapped."""
+    held = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+    try:
+        yield
+    finally:
+        file.unlink()
+        file.write_bytes(held)
 
 
 @pytest.fixture
@@ -44,17 +59,16 @@ def counts() -> Counter:
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path, originals, counts, kind):
     expected = gpt2.load_weights(originals[kind]).tensors
-    files = sorted(path for path in originals[kind].iterdir() if path.suffix != ".json" or path.name.endswith("index.json"))
+    shutil.copytree(originals[kind], tmp_path, dirs_exist_ok=True)
+    files = sorted(path for path in tmp_path.iterdir() if path.suffix != ".json" or path.name.endswith("index.json"))
 
     @ROUNDS
     @given(data=st.data())
     def damaged(data):
-        shutil.rmtree(tmp_path)
-        shutil.copytree(originals[kind], tmp_path)
-        file = tmp_path / data.draw(st.sampled_from(files)).name
-        done, content = damage(data, file.read_bytes())
-        file.write_bytes(content)
-        found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
+        file = data.draw(st.sampled_from(files))
+        done, content = damage(data, (originals[kind] / file.name).read_bytes())
+        with replaced(file, content):
+            found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts[done, "refused" if found is None else "loaded"] += 1
         if found is not None and (kind not in UNCHECKED or done == "flip"):
             assert differing(found, expected) <= (kind in UNCHECKED)
@@ -71,12 +85,11 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
     expected = gpt2.load_weights(originals[kind]).tensors
     plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     values = st.recursive(plain, lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+    shutil.copytree(originals[kind], tmp_path, dirs_exist_ok=True)
 
     @ROUNDS
     @given(data=st.data())
     def damaged(data):
-        shutil.rmtree(tmp_path)
-        shutil.copytree(originals[kind], tmp_path)
         file = next(tmp_path.glob("*config.json"), tmp_path / "hparams.json")
         if data.draw(st.booleans()):
             said = json.loads(file.read_text())
@@ -84,8 +97,8 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
             content = json.dumps(said).encode()
         else:
             _, content = damage(data, file.read_bytes())
-        file.write_bytes(content)
-        found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
+        with replaced(file, content):
+            found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts["refused" if found is None else "loaded"] += 1
         assert found is None or differing(found, expected) == 0
 

@@ -12,8 +12,8 @@ from regard.errors import ConfigError, WeightsError
 from regard.models import GPT2
 from regard.weights import gpt2
 from regard.weights.arrays import read_arrays
-from weights import written
-from weights.written import CONTEXT, FORMATS, HEADS, LAYERS, WIDTH, WORDS
+from weights import checkpoint_formats
+from weights.checkpoint_formats import CONTEXT, FORMATS, HEADS, LAYERS, WIDTH, WORDS
 
 TIED = {"layers": LAYERS, "heads": HEADS, "width": WIDTH, "context": CONTEXT, "vocabulary": WORDS, "inner": 4 * WIDTH}
 
@@ -45,7 +45,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_same_tensors(tmp_path, kind):
-    model = written.small()
+    model = checkpoint_formats.small()
     found = gpt2.load_weights(FORMATS[kind](model, tmp_path))
     same(found.tensors, ours(model))
     assert {name: found.config[name] for name in TIED} == TIED
@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_tensors(tmp_path, kind):
 
 @pytest.mark.parametrize("odd", range(1, 8))
 def test_tensors_are_aligned_wherever_they_lie_in_their_file(tmp_path, odd):
-    file = written.folder(written.small(), tmp_path) / "model.safetensors"
+    file = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path) / "model.safetensors"
     content = file.read_bytes()
     (length,) = struct.unpack_from("<Q", content)
     head = content[8 : 8 + length].rstrip()
@@ -65,12 +65,12 @@ def test_tensors_are_aligned_wherever_they_lie_in_their_file(tmp_path, odd):
     file.write_bytes(struct.pack("<Q", len(head)) + head + content[8 + length :])
     found = {"parameter": [*GPT2.load(tmp_path).parameters()], "array": [*read_arrays(file).values()]}
     assert not [(kind, x.shape) for kind, tensors in found.items() for x in tensors if x.data_ptr() % x.itemsize]
-    same(gpt2.load_weights(tmp_path).tensors, ours(written.small()))
+    same(gpt2.load_weights(tmp_path).tensors, ours(checkpoint_formats.small()))
 
 
 def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):
-    model = written.small()
-    found = gpt2.load_weights(written.nanogpt(model, tmp_path))
+    model = checkpoint_formats.small()
+    found = gpt2.load_weights(checkpoint_formats.nanogpt(model, tmp_path))
     same(found.tensors, ours(model))
     assert found.config["activation"] == "gelu"
     assert found.config["tied"]
@@ -79,8 +79,8 @@ def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):
 
 
 def test_a_nanogpt_without_biases_has_biases_of_zero(tmp_path):
-    model = written.small()
-    path = written.nanogpt(model, tmp_path, bias=False)
+    model = checkpoint_formats.small()
+    path = checkpoint_formats.nanogpt(model, tmp_path, bias=False)
     saved = torch.load(path, weights_only=True)
     saved["model"] = {name: x for name, x in saved["model"].items() if not name.endswith("bias")}
     torch.save(saved, path)
@@ -94,8 +94,10 @@ def test_a_nanogpt_without_biases_has_biases_of_zero(tmp_path):
 
 
 def test_a_state_dict_with_a_head_of_its_own_is_a_mingpt(tmp_path):
-    model = written.small(tie_word_embeddings=False)
-    torch.save(written.linear(model) | {"transformer.h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT)}, tmp_path / "m.pt")
+    model = checkpoint_formats.small(tie_word_embeddings=False)
+    torch.save(
+        checkpoint_formats.linear(model) | {"transformer.h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT)}, tmp_path / "m.pt"
+    )
     (tmp_path / "config.json").write_text(json.dumps({"n_head": HEADS}))
     found = gpt2.load_weights(tmp_path)
     same(found.tensors, ours(model) | {"head.weight": model.lm_head.weight.detach()})
@@ -103,8 +105,8 @@ def test_a_state_dict_with_a_head_of_its_own_is_a_mingpt(tmp_path):
 
 
 def test_the_lectures_queries_may_have_no_bias_and_their_head_may_be_its_own(tmp_path):
-    model = written.small(tie_word_embeddings=False)
-    path = written.lectures(model, tmp_path) / "model.pth"
+    model = checkpoint_formats.small(tie_word_embeddings=False)
+    path = checkpoint_formats.lectures(model, tmp_path) / "model.pth"
     state = {name: x for name, x in torch.load(path, weights_only=True).items() if not re.search(r"W_\w+\.bias", name)}
     torch.save(state, path)
     found = gpt2.load_weights(tmp_path).tensors
@@ -119,18 +121,20 @@ def test_the_lectures_queries_may_have_no_bias_and_their_head_may_be_its_own(tmp
 @pytest.mark.parametrize("kind", ["transformers", "pickle", "TensorFlow", "npz"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_tensors_come_in_the_dtype_that_is_asked_for(tmp_path, kind, dtype):
-    model = written.small()
+    model = checkpoint_formats.small()
     found = gpt2.load_weights(FORMATS[kind](model, tmp_path), dtype).tensors
     assert {tensor.dtype for tensor in found.values()} == {dtype}
     same(found, ours(model))
 
 
 def test_a_file_in_half_precision_stays_so_and_a_mixed_one_takes_what_holds_both(tmp_path):
-    model = written.small().bfloat16()
-    assert {x.dtype for x in gpt2.load_weights(written.folder(model, tmp_path)).tensors.values()} == {torch.bfloat16}
-    state = written.tensors(model)
+    model = checkpoint_formats.small().bfloat16()
+    assert {x.dtype for x in gpt2.load_weights(checkpoint_formats.folder(model, tmp_path)).tensors.values()} == {torch.bfloat16}
+    state = checkpoint_formats.tensors(model)
     state["transformer.ln_f.bias"] = state["transformer.ln_f.bias"].half()
-    assert {x.dtype for x in gpt2.load_weights(written.folder(model, tmp_path, state)).tensors.values()} == {torch.float32}
+    assert {x.dtype for x in gpt2.load_weights(checkpoint_formats.folder(model, tmp_path, state)).tensors.values()} == {
+        torch.float32
+    }
     with pytest.raises(ConfigError, match="dtype must be one of"):
         gpt2.load_weights(tmp_path, torch.int8)
 
@@ -138,13 +142,16 @@ def test_a_file_in_half_precision_stays_so_and_a_mixed_one_takes_what_holds_both
 def test_long_tensors_are_read_in_several_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.weights.stored_tensor.BUFFER", 7 * WIDTH * 4)
     for kind in ("transformers", "TensorFlow", "packed npz"):
-        same(gpt2.load_weights(FORMATS[kind](written.small(), tmp_path / kind)).tensors, ours(written.small()))
+        same(
+            gpt2.load_weights(FORMATS[kind](checkpoint_formats.small(), tmp_path / kind)).tensors,
+            ours(checkpoint_formats.small()),
+        )
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_saved_is_loaded_and_transformers_loads_it_too(tmp_path, tied):
-    model = written.small(tie_word_embeddings=tied, activation_function="relu", n_inner=31, layer_norm_epsilon=1e-3)
-    first = gpt2.load_weights(written.folder(model, tmp_path / "theirs"))
+    model = checkpoint_formats.small(tie_word_embeddings=tied, activation_function="relu", n_inner=31, layer_norm_epsilon=1e-3)
+    first = gpt2.load_weights(checkpoint_formats.folder(model, tmp_path / "theirs"))
     gpt2.save_weights(tmp_path / "ours", first.config, first.tensors)
     again = gpt2.load_weights(tmp_path / "ours")
     same(again.tensors, first.tensors)
@@ -159,7 +166,7 @@ def test_what_is_saved_is_loaded_and_transformers_loads_it_too(tmp_path, tied):
 
 
 def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
-    found = gpt2.load_weights(written.folder(written.small(), tmp_path / "theirs"))
+    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "theirs"))
     gpt2.save_weights(tmp_path / "model", found.config, found.tensors)
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     assert sorted(before) == ["config.json", "model.safetensors"]
@@ -175,7 +182,7 @@ def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
 
 
 def test_tensors_that_are_no_gpt2_are_not_saved(tmp_path):
-    found = gpt2.load_weights(written.folder(written.small(), tmp_path / "theirs"))
+    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "theirs"))
     for change, sentence in (
         ({"norm.bias": torch.ones(3)}, r"norm\.bias must have the shape \(15,\), got \(3,\)"),
         ({"other": torch.ones(3)}, "other is not part"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.weights import hub
-from weights import written
+from weights import checkpoint_formats
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = """
@@ -41,20 +41,20 @@ def snapshot(home: Path, repository: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "repository", "write"),
     [
-        ("gpt2", "openai-community/gpt2", written.folder),
-        ("gpt2", "gpt2", written.sharded),
-        ("someone/their-model", "someone/their-model", written.pickled),
+        ("gpt2", "openai-community/gpt2", checkpoint_formats.folder),
+        ("gpt2", "gpt2", checkpoint_formats.sharded),
+        ("someone/their-model", "someone/their-model", checkpoint_formats.pickled),
     ],
 )
 def test_a_model_in_the_cache_is_loaded_without_a_network(tmp_path, name, repository, write):
     place = snapshot(tmp_path, repository)
-    write(written.small(), place)
+    write(checkpoint_formats.small(), place)
     (place / "vocab.json").write_text("{}")
     assert loaded(name, tmp_path) == str(place)
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_there_is_told_how_to_be_had(tmp_path):
+def test_a_model_that_is_not_there_gives_the_command_to_fetch_it(tmp_path):
     said = loaded("gpt2-medium", tmp_path)
     assert said.startswith(
         "WeightsError: gpt2-medium is not a local file and not in the hub's cache, and the hub cannot be reached."
@@ -66,8 +66,8 @@ def test_a_model_that_is_not_there_is_told_how_to_be_had(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_which_the_cache_holds_half_is_told_how_to_be_had(tmp_path):
-    place = written.sharded(written.small(), snapshot(tmp_path, "gpt2"))
+def test_a_model_of_which_the_cache_holds_half_gives_the_command_to_fetch_it(tmp_path):
+    place = checkpoint_formats.sharded(checkpoint_formats.small(), snapshot(tmp_path, "gpt2"))
     sorted(place.glob("model-*.safetensors"))[1].unlink()
     assert "the hub cannot be reached" in loaded("gpt2", tmp_path)
 
@@ -80,7 +80,7 @@ def test_without_the_hubs_library_the_sentence_names_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_comes_before_a_name(tmp_path):
-    written.folder(written.small(), tmp_path / "gpt2")
+    checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "gpt2")
     assert loaded("gpt2", tmp_path) == "gpt2"
 
 

@@ -30,7 +30,7 @@ def test_the_pocket_model_has_at_most_eight_megabytes_and_is_kept_in_bfloat16():
     assert torch.equal(weights, weights.bfloat16().float())  # nothing is lost that was kept
 
 
-def test_the_pocket_model_foretells_a_story_and_not_the_same_words_in_disorder():
+def test_the_pocket_model_predicts_a_story_and_not_the_same_words_in_disorder():
     model = GPT2.load("pocket")
     words = STORY.split()
     told, mixed = (

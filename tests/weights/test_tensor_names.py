@@ -4,8 +4,8 @@ from torch import Tensor
 
 from regard.errors import WeightsError
 from regard.weights import gpt2
-from weights import written
-from weights.written import WIDTH, WORDS
+from weights import checkpoint_formats
+from weights.checkpoint_formats import WIDTH, WORDS
 
 
 def without(name: str):
@@ -36,8 +36,8 @@ def changed(name: str, tensor: Tensor):
     ],
 )
 def test_a_missing_additional_or_misshapen_tensor_is_named(tmp_path, change, sentence):
-    model = written.small()
-    written.folder(model, tmp_path, change(written.tensors(model)))
+    model = checkpoint_formats.small()
+    checkpoint_formats.folder(model, tmp_path, change(checkpoint_formats.tensors(model)))
     with pytest.raises(WeightsError, match=sentence) as refused:
         gpt2.load_weights(tmp_path)
     assert str(tmp_path) in str(refused.value)

@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import WeightsError
 from regard.weights import gpt2, sorted_table, tensorflow
-from weights import bundle, written
+from weights import bundle, checkpoint_formats
 
 # what tf.compat.v1.train.Saver of TensorFlow 2.21 wrote of a GPT-2 of one layer, its numbers 0, 1/8, 2/8, ... in the order of
 # ORDER
@@ -122,11 +122,14 @@ def test_an_index_that_says_something_else_is_refused(tmp_path, changes, sentenc
 
 
 def test_numbers_of_another_type_are_refused_by_name(tmp_path):
-    written.tensorflow(written.small(), tmp_path)
-    bundle.write(tmp_path, written.openai(written.small()) | {"model/ln_f/g": np.ones(written.WIDTH, np.int64)})
+    checkpoint_formats.tensorflow(checkpoint_formats.small(), tmp_path)
+    bundle.write(
+        tmp_path,
+        checkpoint_formats.openai(checkpoint_formats.small()) | {"model/ln_f/g": np.ones(checkpoint_formats.WIDTH, np.int64)},
+    )
     with pytest.raises(WeightsError, match="model/ln_f/g holds TensorFlow's type 9"):
         gpt2.load_weights(tmp_path)
-    bundle.write(tmp_path, written.openai(written.small()) | {"global_step": np.ones((), np.int64)})
+    bundle.write(tmp_path, checkpoint_formats.openai(checkpoint_formats.small()) | {"global_step": np.ones((), np.int64)})
     with pytest.raises(WeightsError, match="global_step is not part"):
         gpt2.load_weights(tmp_path)
 

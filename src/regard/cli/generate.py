@@ -16,8 +16,6 @@ from regard.errors import ConfigError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import encode_prompt
 from regard.models import GPT2
-from regard.observe import record
-from regard.show.generated_tokens import describe_tokens, select_last_layers
 from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
@@ -54,6 +52,9 @@ def print_stream(pieces: Iterator[str]) -> None:
 
 def print_choices(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
     """Print a line for each new token, with likely alternatives and what it looked at below it."""
+    from regard.observe import record  # a plain run starts without them
+    from regard.show.generated_tokens import describe_tokens, select_last_layers
+
     console = open_console()
     layers = select_last_layers(model.config.layers)
     if options.look:

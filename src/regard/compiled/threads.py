@@ -1,6 +1,11 @@
-"""Run compiled functions on torch's OpenMP threads, to avoid oversubscription by a second pool."""
+"""Run compiled functions on several threads: callbacks on torch's OpenMP threads, all others on threads of Python.
+
+A second pool would compete with torch's for the cores, so callbacks use torch's own.
+"""
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,17 @@ LEAST_ROWS = 64  # fewest rows of a matrix that a thread takes at a time
 BLOCKS_PER_THREAD = 4  # how many times each thread takes some
 MOST_UNQUANTIZED = 1  # vectors for which reading int8 rows takes longer than multiplying: these vectors are not quantized
 PARALLEL, BARRIER = "GOMP_parallel", "GOMP_barrier"  # symbols of OpenMP, in any implementation torch is built with
+
+
+class Arguments(ctypes.Structure):
+    """Base of the arguments of a callback, which Python fills and compiled code reads. A field that is not set is 0."""
+
+    __slots__ = ()
+
+
+def integer_fields(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
+    """Return fields of these names: sizes, strides, and addresses of arrays, 0 for none."""
+    return [(name, ctypes.c_int64) for name in names.split()]
 
 
 @cache
@@ -60,3 +76,18 @@ def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.
     }
     structure = work.arguments(**values)
     find_parallel_call()(work.address, ctypes.addressof(structure), count, 0)
+
+
+def run_parts(work: Callable[[int], None], parts: int) -> None:
+    """Run work(0) to work(parts - 1), functions that release the GIL, each in a thread of Python.
+
+    For work that no single structure of numbers describes. It starts 20 times as slowly as a callback, see docs/benchmarks.md.
+    """
+    if parts == 1:
+        return work(0)
+    with ThreadPoolExecutor(parts - 1) as others:
+        waiting = [others.submit(work, part) for part in range(1, parts)]
+        work(0)
+        for one in waiting:
+            one.result()
+    return None

@@ -68,17 +68,17 @@ def check_cache(
             what, "the module itself, without the function around it: its own outputs differ from those that were examined"
         )
         return
-    asked = CacheRequest(module, name, x[:, :t], read)
-    wider = cast_to_double(asked)
+    requested = CacheRequest(module, name, x[:, :t], read)
+    wider = cast_to_double(requested)
     whole = None if wider is None else run_steps(wider, make_plain_step, (t,))
     if whole is not None and wider is not None:
-        asked = wider
+        requested = wider
     else:
-        whole = run_steps(asked, make_plain_step, (t,))
-    if whole is None or get_tolerance(asked) > COARSE:
+        whole = run_steps(requested, make_plain_step, (t,))
+    if whole is None or get_tolerance(requested) > COARSE:
         yield Unknown(what, "a sample whose first tokens it takes alone" if whole is None else "the same module in float32")
         return
-    yield check_decoding(asked, whole, format_token) or Unknown(
+    yield check_decoding(requested, whole, format_token) or Unknown(
         what, "a test of your own, with a cache of the type that it takes"
     )
 
@@ -92,13 +92,15 @@ def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[i
         made = run_steps(asked, form, (1,) * t, placed)
         if made is None:
             continue
-        told = describe_difference(made, whole, noise, "token by token", format_token)
-        if told is None and several:
+        evidence = describe_difference(made, whole, noise, "token by token", format_token)
+        if evidence is None and several:
             made = run_steps(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
-            told = None if made is None else describe_difference(made, whole, noise, "several tokens at a time", format_token)
-        if told is None:
+            evidence = (
+                None if made is None else describe_difference(made, whole, noise, "several tokens at a time", format_token)
+            )
+        if evidence is None:
             return Checked(WHAT, f"a difference of {noise:.0e} would be detected")
-        wrong = wrong or Finding("wrong cache", told, CURE, cause="cache")
+        wrong = wrong or Finding("wrong cache", evidence, CURE, cause="cache")
     return wrong
 
 

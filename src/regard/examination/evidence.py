@@ -73,11 +73,6 @@ def get_largest_weight(case: Case, i: int, j: int, b: int) -> float | None:
     return None if weights is None else float(weights[b, :, i, j].max())
 
 
-def list_true_entries(table: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the indices of the true entries of a table (q, k), row by row."""
-    return [(int(i), int(j)) for i, j in table.nonzero().tolist()]
-
-
 def format_numbers(numbers: list[int]) -> str:
     """Format numbers as `0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
     shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]

@@ -13,7 +13,7 @@ from regard.examination.adapters import SubjectAdapter
 from regard.examination.attention_output import AttentionOutput, extract_output
 from regard.examination.call_conventions import Call
 from regard.examination.case import Case
-from regard.examination.module_hooks import hook_parts
+from regard.examination.localize import hook_parts
 
 TRIED = 3  # parts to identify, the outermost first
 

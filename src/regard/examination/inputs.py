@@ -158,13 +158,7 @@ def match_sample(
         subject = way if owned else replace(way, dtype=sample[0].dtype, device=sample[0].device)
         b, t = len(wide[0]), wide[-1].shape[-2]
         shapes = InputShapes(
-            form,
-            wide[0].shape[-1],
-            t,
-            b,
-            most=t,
-            bound=expects.is_batch_specific,
-            spread=spread if 0 < spread < 1e4 else 1.0,
+            form, wide[0].shape[-1], t, b, most=t, bound=expects.is_batch_specific, spread=spread if 0 < spread < 1e4 else 1.0
         )
         if form == "qkv":
             q, k, v = wide

@@ -22,10 +22,10 @@ FASTER = "Pass a shorter sample, or a longer time limit; or fix what does not en
 
 def report_exception(error: BaseException, step: str) -> Finding:
     """Return the finding of a subject that raised something other than an Exception, such as SystemExit."""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     cure = RETURN if isinstance(error, SystemExit) else RAISE
-    told = f"it raised {type(error).__name__}{f': {said}' if said else ''}{locate_error(error)}{describe_step(step)}"
-    return Finding("raises", told, cure, 3.0, "stopped")
+    evidence = f"it raised {type(error).__name__}{f': {message}' if message else ''}{locate_error(error)}{describe_step(step)}"
+    return Finding("raises", evidence, cure, 3.0, "stopped")
 
 
 def report_timeout(seconds: float, step: str, where: str = "") -> Finding:

@@ -1,14 +1,16 @@
 """Localize an error: find the first module of a model that goes wrong although its own input does not."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectError
-from regard.examination.module_hooks import hook_parts
 from regard.examination.token_model import TokenModel
+
+PartCallback = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 Outcome = tuple[str, list[Tensor], list[Tensor]]
 
@@ -96,3 +98,19 @@ def has_equal_values(one: list[Tensor], other: list[Tensor]) -> bool:
 def is_finite(values: list[Tensor]) -> bool:
     """Return whether all numbers in the tensors are finite."""
     return all(bool(one.isfinite().all()) for one in values)
+
+
+@contextlib.contextmanager
+def hook_parts(module: nn.Module, callback: PartCallback) -> Iterator[None]:
+    """Call callback(name, part, inputs, named, output) for each part that runs in the block, in order of completion."""
+
+    def make_hook(name: str) -> Callable[..., None]:
+        return lambda part, inputs, named, output: callback(name, part, inputs, named, output)
+
+    parts = [(name, part) for name, part in module.named_modules() if name]
+    hooks = [part.register_forward_hook(make_hook(name), with_kwargs=True) for name, part in parts]
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()

@@ -23,15 +23,15 @@ def run_probes(case: Case, progress: Progress | None = None) -> Report:
     """Run every probe on a case; those of how scores become weights run on the attention inside it if that was found."""
     progress = progress or Progress()
     inside, name = inner_attention.find_identified_part(case) if is_more_than_attention(case) else (None, "")
-    said: list[Finding | Checked | Unknown] = []
+    results: list[Finding | Checked | Unknown] = []
     for probe, look in PROBES:
         progress.begin_step(probe)
         found = run_probe(case, inside, probe, look)
         progress.add(found)
-        said += found
-    findings = adjust_cures(rank_findings(one for one in said if isinstance(one, Finding)), inside or case)
-    checked = tuple(one for one in said if isinstance(one, Checked))
-    unknown = tuple(dict.fromkeys(add_part_hint(one, name) for one in said if isinstance(one, Unknown)))
+        results += found
+    findings = adjust_cures(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
+    checked = tuple(one for one in results if isinstance(one, Checked))
+    unknown = tuple(dict.fromkeys(add_part_hint(one, name) for one in results if isinstance(one, Unknown)))
     return Report(
         case.subject.name, str(case.expects), findings, checked, unknown, list_notes(case, inside), make_visibility(case)
     )
@@ -49,11 +49,11 @@ def run_probe(case: Case, inside: Case | None, name: str, look: Probe) -> list[F
         return list(collect_probe_results(case, name, look))
     if name in READ:
         return [prefix_result(one, inside.subject.name) for one in collect_probe_results(inside, name, look)]
-    said = list(collect_probe_results(case, name, look))
-    if any(isinstance(one, Unknown) and one.what == pattern.OWN for one in said):
-        said = [one for one in said if not isinstance(one, Unknown)]
-        said += [prefix_result(one, inside.subject.name) for one in collect_probe_results(inside, name, look)]
-    return said
+    results = list(collect_probe_results(case, name, look))
+    if any(isinstance(one, Unknown) and one.what == pattern.OWN for one in results):
+        results = [one for one in results if not isinstance(one, Unknown)]
+        results += [prefix_result(one, inside.subject.name) for one in collect_probe_results(inside, name, look)]
+    return results
 
 
 def prefix_result(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:

@@ -36,14 +36,14 @@ def detect_state(subject: SubjectAdapter, shapes: InputShapes) -> tuple[SubjectA
         if measure_distance(first, compute_fixed_context(subject, inputs)) > 0:
             return subject, []
         kept.restore()
-        told = f"it keeps state from call to call ({', '.join(names[:3])})"
-        said: Said = [check_state_as_cache(subject, inputs, first, again, told)]
+        evidence = f"it keeps state from call to call ({', '.join(names[:3])})"
+        results: Said = [check_state_as_cache(subject, inputs, first, again, evidence)]
     except Exception:  # the probes report what it raises
         return subject, []
     finally:
         if kept is not None:
             kept.restore()
-    return reset_before_calls(subject, subject.module), said
+    return reset_before_calls(subject, subject.module), results
 
 
 def compute_fixed_context(subject: SubjectAdapter, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -115,8 +115,8 @@ def wrap_calls(subject: SubjectAdapter, wrap: Callable[[Call], Call]) -> Subject
     )
 
 
-def prepend_results(report: Report, said: Said) -> Report:
+def prepend_results(report: Report, results: Said) -> Report:
     """Return a report with the results about state first."""
-    findings = tuple(one for one in said if isinstance(one, Finding))
-    checked = tuple(one for one in said if isinstance(one, Checked))
+    findings = tuple(one for one in results if isinstance(one, Finding))
+    checked = tuple(one for one in results if isinstance(one, Checked))
     return replace(report, findings=findings + report.findings, checked=report.checked + checked)

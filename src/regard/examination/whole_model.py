@@ -69,16 +69,16 @@ def examine_model(
             return None
         model = replace(model, writes=writes, ids=model.ids if expects.is_batch_specific else model.ids[:BATCH])
         progress.begin_step("layers")
-        said: list[Finding | Checked | Unknown | Visibility] = []
+        results: list[Finding | Checked | Unknown | Visibility] = []
         for one in itertools.chain(
             collect_model_results(model, get_first_table(expects, model.ids.shape[1], offset)), writes.report_changes()
         ):
-            said.append(one)
+            results.append(one)
             progress.add([one] if not isinstance(one, Visibility) else [])
-    findings = tuple(one for one in said if isinstance(one, Finding))
-    checked = tuple(one for one in said if isinstance(one, Checked))
-    unknown = tuple(one for one in said if isinstance(one, Unknown))
-    picture = next((one for one in said if isinstance(one, Visibility)), None)
+    findings = tuple(one for one in results if isinstance(one, Finding))
+    checked = tuple(one for one in results if isinstance(one, Checked))
+    unknown = tuple(one for one in results if isinstance(one, Unknown))
+    picture = next((one for one in results if isinstance(one, Visibility)), None)
     return Report(model.name, str(expects), findings, checked, unknown, (describe_call(model),), picture)
 
 
@@ -170,30 +170,32 @@ class ModelExamination:
         if right and outputs is not None:  # with a leak, decoding with a cache differs anyway
             yield from self.check_cache(outputs)
         if seeing.layers:
-            told = "the scale, the heads and the roles in each layer"
+            evidence = "the scale, the heads and the roles in each layer"
             yield Unknown(
-                told, f"a layer alone, with its own inputs: examine(model.{format_module_path(seeing.layers[0].name)})"
+                evidence, f"a layer alone, with its own inputs: examine(model.{format_module_path(seeing.layers[0].name)})"
             )
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
         """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
         row = int((~outputs.isfinite().all(-1)).any(0).int().argmax())
-        told = f"output {row} of the model is not finite"
+        evidence = f"output {row} of the model is not finite"
         weights = [name for name, one in self.model.module.named_parameters() if not one.isfinite().all()]
         if weights:
             more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
-            return Finding("blind row", f"{told}: there is NaN or inf in the weight {weights[0]}{more}", LOAD, cause="blind")
+            return Finding(
+                "blind row", f"{evidence}: there is NaN or inf in the weight {weights[0]}{more}", LOAD, cause="blind"
+            )
         where = localize.find_breaking_module(self.model)
-        told += f"; the first module with outputs that are not finite is {where}" if where else ""
-        return Finding("blind row", told, BLIND, cause="blind")
+        evidence += f"; the first module with outputs that are not finite is {where}" if where else ""
+        return Finding("blind row", evidence, BLIND, cause="blind")
 
     def report_randomness(self, change: Tensor) -> Finding:
         """Return the finding of outputs that differ from call to call."""
         b, i, _ = (int(n) for n in torch.unravel_index(change.argmax(), change.shape))
         where = localize.find_moving_module(self.model, self.model.ids, b, i)
-        told = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
-        told += f"; the first module that differs is {where}" if where else ""
-        return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
+        evidence = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
+        evidence += f"; the first module that differs is {where}" if where else ""
+        return Finding("dropout in evaluation", evidence, DRAW, 3.0, "dropout")
 
     def check_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
         """Yield how decoding differs from the full forward, for a causal model that takes a cache."""
@@ -268,13 +270,15 @@ class ModelExamination:
             yield self.report_leak(more, moved)
         if less:
             i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
-            told = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
-            yield Finding("wrong mask", told, SHOW, 1.8, "mask")
+            evidence = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
+            yield Finding("wrong mask", evidence, SHOW, 1.8, "mask")
         if layers and not more and not less:
             windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
-            told = f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would be detected"
+            evidence = (
+                f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would be detected"
+            )
             window = f"; {len(windows)} of them see only nearby tokens, as with a window" if windows else ""
-            yield Checked("no layer sees a hidden token", told + window)
+            yield Checked("no layer sees a hidden token", evidence + window)
         if seeing.missed or not layers:
             yield Unknown(
                 f"which tokens each query sees in every layer ({describe_missed(seeing.missed)})",
@@ -291,14 +295,14 @@ class ModelExamination:
         i = int(extra.any(-1).int().argmax())
         j = int((more[0].weights[i] * extra[i]).argmax())
         ahead = make_later_table(*self.allowed.shape)
-        told = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
-        told += "comes later" if ahead[i, j] else "it may not see"
+        evidence = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
+        evidence += "comes later" if ahead[i, j] else "it may not see"
         if moved is not None and j in moved.tokens:
-            told += f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
+            evidence += f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
         one_off = len(self.allowed) > 2 and torch.equal(extra, ahead & (ahead.cumsum(-1) == 1))
-        told += " (each row sees one token too many)" if one_off else ""
+        evidence += " (each row sees one token too many)" if one_off else ""
         kind = "future leak" if ahead[i, j] else "wrong mask"
-        return Finding(kind, told + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
+        return Finding(kind, evidence + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
 
     def check_end_to_end(
         self, seeing: RecordedLayers, moved: OutputMoves | None, outputs: Tensor | None
@@ -322,23 +326,22 @@ class ModelExamination:
         if moved.across > least:
             j, b, i = moved.where
             where = localize.find_moving_module(self.model, self.replace_token(j), b, i)
-            told = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
-            yield Finding("batch leak", told, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
-        told = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.1g}, would be detected"
+            evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
+            yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
+        evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.1g}, would be detected"
         if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
             where = localize.find_moving_module(self.model, self.replace_token(j), 0, i)
             if seeing.has_cross_attention and "decoder" not in where:
                 yield Unknown(
-                    "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all",
-                    BOTH,
+                    "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all", BOTH
                 )
                 return
-            told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
-            yield Finding("future leak" if j > i else "wrong mask", told, choose_cure(self.model, where), 1.5, "mask")
+            evidence = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
+            yield Finding("future leak" if j > i else "wrong mask", evidence, choose_cure(self.model, where), 1.5, "mask")
         elif not leaking.any() and moved.across <= least:
-            yield Checked("from end to end no output depends on a hidden token", told)
+            yield Checked("from end to end no output depends on a hidden token", evidence)
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
                 yield Unknown("any property of the attention: no output depends on any other token", NONE)
         yield make_visibility(meets, found, moved, least)
@@ -409,8 +412,8 @@ def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
     reasons: dict[str, list[str]] = {}
     for name, reason in missed:
         reasons.setdefault(reason, []).append(name)
-    said = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
-    return "; ".join(said[:2]) or "no attention was recorded"
+    lines = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
+    return "; ".join(lines[:2]) or "no attention was recorded"
 
 
 def describe_layer_call(missed: Sequence[tuple[str, str]]) -> str:

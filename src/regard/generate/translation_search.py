@@ -75,7 +75,8 @@ def translate(
     if longest is not None:
         check_count("longest", longest)
     rows = list_token_rows(sources, model.sizes["vocabulary"]) if len(sources) else []
-    limits = [limit_length(model, LENGTH_FACTOR * len(row) + EXTRA_LENGTH if longest is None else longest) for row in rows]
+    limits = [LENGTH_FACTOR * len(row) + EXTRA_LENGTH if longest is None else longest for row in rows]
+    limits = limits if model.context is None else [min(limit, model.context) for limit in limits]
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     found: dict[int, Hypothesis] = {}
     for start in range(0, len(order), batch):
@@ -146,11 +147,3 @@ def get_end_token(model: Translator) -> int:
     if model.text is None:
         raise DataError("this translator has no vocabulary: set model.text to a BytePair, or give the last token as end=.")
     return int(model.text.end)
-
-
-def limit_length(model: Translator, longest: int) -> int:
-    """Return `longest`, or the model's context if that is less.
-
-    The last token of a translation is not read, but the one it begins with is, so both bounds count the same tokens.
-    """
-    return longest if model.context is None else min(longest, model.context)

@@ -9,9 +9,11 @@ import torch
 
 from regard.errors import ConfigError, RegardError
 from regard.head_atlas.documents import SHORTEST, Documents
-from regard.head_atlas.merged import read_atlas
+from regard.head_atlas.merged import check_examples, read_atlas
 from regard.head_atlas.plan import (
+    MOST,
     Plan,
+    check_content,
     compute_weight_checksum,
     describe_source,
     get_shard_path,
@@ -35,7 +37,7 @@ from regard.show.page.translator_adapter import TranslatorAdapter
 from regard.text.corpus.sources import Source
 
 TOKENS, QUERIES, EXAMPLES, SHARD_SIZE = 1024, 64, 5, 8
-MOST, MOST_EXAMPLES = 2**31 - 1, 1000
+MOST_EXAMPLES = 1000
 ENGINES = ("local", "ray")
 RETRIES = 3  # of a shard whose worker was killed
 Watch = Callable[[Iterable[int], int], Iterable[int]]
@@ -131,7 +133,9 @@ def merge_atlas(folder: str | Path) -> Heads:
     Raises DataError if a shard is missing or damaged.
     """
     merged = read_atlas(folder)
+    check_content(merged.folder, merged.plan)
     documents, table = Documents.open(merged.folder), merged.heads
+    check_examples(merged.state, documents)
     write_tables(merged, documents, table)
     write_site(merged, documents, table)
     return table

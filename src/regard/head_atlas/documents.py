@@ -14,6 +14,7 @@ from regard.errors import DataError
 from regard.text.corpus.sources import DocumentPart, Source, iterate_parts
 
 TOKENS, ENDS, PIECES = "tokens.npy", "documents.npy", "pieces.json"
+BLOCK = 2**22  # tokens looked at at a time
 SHORTEST = 32  # tokens of a piece; shorter ones are left out
 
 
@@ -31,8 +32,10 @@ class Documents:
         try:
             tokens, ends = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (TOKENS, ENDS))
             pieces = json.loads((folder / PIECES).read_text(encoding="utf-8"))
-            return cls(tokens, ends, {int(token): str(text) for token, text in pieces.items()})
-        except (OSError, ValueError, EOFError, AttributeError, RecursionError) as error:
+            check_arrays(tokens, ends)
+            "".join(pieces.values()).encode()  # a text, and none with half of a surrogate pair
+            return cls(tokens, ends, {int(token): text for token, text in pieces.items()})
+        except Exception as error:  # the parser of a damaged file may raise anything
             raise DataError(f"{folder} has no documents of an atlas: {error}.") from None
 
     def __len__(self) -> int:
@@ -42,6 +45,24 @@ class Documents:
         """Return the tokens of a document, (t,)."""
         start = int(self.ends[number - 1]) if number else 0
         return torch.from_numpy(self.tokens[start : int(self.ends[number])].astype(np.int64))
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of tokens of each document, (n,)."""
+        return torch.from_numpy(np.diff(self.ends, prepend=0))
+
+    def has_all_pieces(self) -> bool:
+        """Return whether each token has its text."""
+        known = np.fromiter(self.pieces, np.int64)
+        return all(np.isin(self.tokens[start : start + BLOCK], known).all() for start in range(0, len(self.tokens), BLOCK))
+
+
+def check_arrays(tokens: np.ndarray, ends: np.ndarray) -> None:
+    """Raise ValueError unless each document has a token, and the last one ends with the tokens."""
+    if [str(x.dtype) for x in (tokens, ends)] != ["int32", "int64"] or tokens.ndim != 1 or ends.ndim != 1:
+        raise ValueError(f"{TOKENS} and {ENDS} must be rows of int32 and of int64")
+    if not len(ends) or ends[0] < 1 or (np.diff(ends) < 1).any() or ends[-1] != len(tokens):
+        raise ValueError(f"the ends of the documents must increase up to {len(tokens)}, the number of tokens")
 
 
 def write_documents(

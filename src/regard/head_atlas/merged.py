@@ -1,10 +1,12 @@
 """An atlas whose shards are merged."""
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
 from regard.errors import DataError
+from regard.head_atlas.documents import Documents
 from regard.head_atlas.plan import Plan, read_plan, read_shard
 from regard.head_atlas.statistics import State, describe_heads, merge_states
 from regard.observe.head_kinds import Heads
@@ -28,6 +30,17 @@ class Atlas:
             "Intervals: 95 %, over the documents."
         )
         return Heads(tuple(describe_heads(self.state, self.layers, plan.scores)), (note,))
+
+
+def check_examples(state: State, documents: Documents) -> None:
+    """Raise DataError unless the examples are queries and keys of the documents."""
+    used = state["example_scores"] > -math.inf
+    numbers, queries, keys = (state[f"example_{name}"][used] for name in ("documents", "queries", "keys"))
+    if (numbers < len(documents)).all():
+        lengths = documents.lengths[numbers]
+        if (queries < lengths).all() and (keys < lengths.unsqueeze(-1)).all():
+            return
+    raise DataError("the shards were altered: an example is of none of the documents. Remove them and run the command again.")
 
 
 def read_atlas(folder: str | Path) -> Atlas:

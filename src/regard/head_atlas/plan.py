@@ -3,7 +3,7 @@
 import filecmp
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,27 @@ from zlib_ng.zlib_ng import crc32
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, DataError
-from regard.head_atlas.documents import ENDS, PIECES, TOKENS, write_documents
+from regard.head_atlas.documents import ENDS, PIECES, TOKENS, Documents, write_documents
 from regard.head_atlas.statistics import State, make_state
-from regard.observe.checksums import compute_checksums, compute_header_checksum
+from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 from regard.show.page.model_adapter import ModelAdapter
 from regard.text.corpus.sources import Source, list_files
 
 PLAN, SHARDS, LOCK = "atlas.json", "shards", ".atlas.lock"
 FILES = (TOKENS, ENDS, PIECES)
 BLOCK = 2**22  # bytes read at a time
+MOST = 2**31 - 1
 FORMAT = 1
+COUNTS = ("tokens", "queries", "examples", "shard_size", "threads", "documents")
+OF_DOCUMENTS = ("documents", "content")  # fields that are known when the documents are written
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of an atlas; documents is their number, weights a checksum of the model's, checksum that of
-    the corpus."""
+    """The settings of an atlas; documents is their number, weights a checksum of the model's, checksum that of the corpus.
+
+    content is that of the files of the documents, None in an atlas of before there was one.
+    """
 
     model: str
     weights: int
@@ -47,6 +52,7 @@ class Plan:
     begin: int | None
     scores: list[str] = field(default_factory=list)  # names of those that the user gave
     documents: int = 0
+    content: int | None = None
     format: int = FORMAT
 
     @property
@@ -73,12 +79,17 @@ def describe_source(source: Source) -> tuple[str, int | None]:
     """Return the name of a corpus and the CRC-32 of its files; None if it does not consist of files."""
     if not isinstance(source, str | Path):
         return "documents", None
+    return str(source), compute_file_checksum(list_files(Path(source)))
+
+
+def compute_file_checksum(paths: Iterable[Path]) -> int:
+    """Return the CRC-32 of files, one after the other."""
     checksum = 0
-    for path in list_files(Path(source)):
+    for path in paths:
         with path.open("rb") as file:
             while block := file.read(BLOCK):
                 checksum = crc32(block, checksum)
-    return str(source), checksum
+    return checksum
 
 
 def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -> Plan:
@@ -87,14 +98,16 @@ def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -
     with FileLock(folder / LOCK):
         if not (folder / PLAN).exists():
             with write_atomically(*(folder / name for name in (*FILES, PLAN))) as places:
-                values = {**asdict(plan), "documents": write_plan_documents(places, plan, source, adapter)}
+                number = write_plan_documents(places, plan, source, adapter)
+                values = {**asdict(plan), "documents": number, "content": compute_file_checksum(places[:-1])}
                 places[-1].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         elif plan.checksum is None:
             check_documents(folder, plan, source, adapter)
         found = read_plan(folder)
+        check_content(folder, found)
     for name, value in asdict(plan).items():
         came = getattr(found, name)
-        if name != "documents" and came != value:
+        if name not in OF_DOCUMENTS and came != value:
             raise ConfigError(
                 f"{folder} is an atlas with {name} {came!r}, not {value!r}. Use the settings that it was begun with, or "
                 "another folder."
@@ -118,14 +131,37 @@ def check_documents(folder: Path, plan: Plan, source: Source, adapter: ModelAdap
             raise ConfigError(f"{folder} is an atlas of other documents. Use those that it was begun with, or another folder.")
 
 
+def check_content(folder: Path, plan: Plan) -> None:
+    """Raise DataError unless the documents in a folder are those that were written with its plan."""
+    documents = Documents.open(folder)
+    if len(documents) != plan.documents:
+        raise DataError(f"{folder / PLAN} was altered: it says {plan.documents} documents, and there are {len(documents)}.")
+    if plan.content not in (None, compute_file_checksum(folder / name for name in FILES)):
+        raise DataError(f"{', '.join(FILES)} in {folder} were altered: their checksum is not that of the plan.")
+    if not documents.has_all_pieces():
+        raise DataError(f"{PIECES} in {folder} was altered: a token of the documents is not in it.")
+
+
 def read_plan(folder: Path) -> Plan:
     """Read the plan of a folder. Raises DataError."""
     try:
-        return Plan(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
+        plan = Plan(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
+        check_plan(plan)
+        return plan
     except FileNotFoundError:
         raise DataError(f"{folder} holds no atlas: there is no {PLAN}.") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{folder / PLAN} cannot be read: {error}.") from None
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise ValueError or TypeError unless the counts of a plan are numbers from 1, and its names are strings."""
+    for name in COUNTS:
+        if type(count := getattr(plan, name)) is not int or not 1 <= count <= MOST:
+            raise ValueError(f"{name} must be a whole number from 1 to {MOST}, got {count!r}")
+    "".join([plan.model, plan.corpus, *plan.scores]).encode()  # all are texts, and none has half of a surrogate pair
+    if not isinstance(plan.scores, list):
+        raise ValueError("scores must be a list")
 
 
 def get_shard_path(folder: Path, shard: int) -> Path:
@@ -155,27 +191,46 @@ def read_shard(folder: Path, shard: int, plan: Plan) -> tuple[list[tuple[str, in
         ) from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"shard {shard} cannot be read: {error}. {remedy}") from None
-    body = header["body"]
-    altered = header["checksum"] != compute_header_checksum({"body": json.dumps(body)}, state)
-    if altered or body["tensors"] != compute_checksums(state):
-        raise DataError(f"shard {shard} was altered: its checksum is not that of its numbers. {remedy}")
-    if body["plan"] != asdict(plan):
+    if header["checksum"] != compute_header_checksum({"body": header["written"]}, state):
+        raise DataError(f"shard {shard} was altered: its checksum is not that of its header. {remedy}")
+    try:
+        layers, of, checksums = parse_body(header["body"])
+        altered = find_altered_tensor(state, checksums)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"shard {shard} cannot be read: {error}. {remedy}") from None
+    if altered is not None:
+        raise DataError(f"shard {shard} was altered: the checksum of {altered} is not that of its numbers. {remedy}")
+    if of != plan:
         raise DataError(f"shard {shard} is of an atlas with other settings. {remedy}")
-    layers = [(str(name), int(heads)) for name, heads in body["layers"]]
-    empty = make_state(sum(heads for _, heads in layers), plan.examples, len(plan.scores))
-    if {name: x.shape for name, x in empty.items()} != {name: x.shape for name, x in state.items()}:
+    with torch.device("meta"):
+        empty = make_state(sum(heads for _, heads in layers), plan.examples, len(plan.scores))
+    if {name: (x.shape, x.dtype) for name, x in empty.items()} != {name: (x.shape, x.dtype) for name, x in state.items()}:
         raise DataError(f"shard {shard} was written by another version of regard. {remedy}")
+    if any((x < 0).any() for x in state.values() if not x.is_floating_point()):
+        raise DataError(f"shard {shard} was altered: it has a negative count. {remedy}")
     return layers, state
 
 
 def read_header(data: bytes) -> dict[str, Any]:
-    """Return the entry "atlas" of the metadata of a safetensors file, with body and checksum.
+    """Return the entry "atlas" of the metadata of a safetensors file: body, body as it is written, and checksum.
 
     Raises ValueError, KeyError or TypeError if there is none.
     """
     size = int.from_bytes(data[:8], "little")
     found: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["atlas"])
-    return {name: found[name] for name in ("body", "checksum")}
+    return {"body": found["body"], "written": json.dumps(found["body"]), "checksum": found["checksum"]}
+
+
+def parse_body(body: Any) -> tuple[list[tuple[str, int]], Plan, Any]:
+    """Return the layers with their numbers of heads, the plan and the checksums of a shard.
+
+    Raises ValueError, KeyError or TypeError for anything else.
+    """
+    layers = [(name, heads) for name, heads in body["layers"]]
+    "".join(name for name, _ in layers).encode()  # all are texts, and none has half of a surrogate pair
+    if not all(type(heads) is int and 1 <= heads <= MOST for _, heads in layers):
+        raise ValueError(f"a layer must have from 1 to {MOST} heads")
+    return layers, Plan(**body["plan"]), body["tensors"]
 
 
 def set_threads(threads: int) -> int:

@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.layers import checks
 from regard.layers.causal import CausalAttention, get_active_dropout
 from regard.layers.conversion import copy_rows, make_uninitialized
-from regard.layers.linear import Linear
+from regard.matmul import Linear
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, attention, heads
 from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Offset

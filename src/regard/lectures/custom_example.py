@@ -63,7 +63,8 @@ def build_unweighted_example(words: tuple[str, ...], x: Tensor, mask: Mask, note
         k=x,
         v=x,
         steps=attend(x, x, x, mask, scale=1.0),
-        formulas={"scores": "x xᵀ", "context": "weights x", **drop_scaling(mask_formula(mask))},
+        formulas={"scores": "x xᵀ", "context": "weights x"}
+        | {name: formula.replace("scaled", "scores") for name, formula in mask_formula(mask).items()},
         before=(show_inputs(words, x),),
         notes=tuple(notes),
         leads_to="trainable",
@@ -77,7 +78,7 @@ def build_weighted_example(
     q, k, v = project_words(x, weights, count)
     steps = attend(q, k, v, mask)
     joined = heads.join(steps.context) if count > 1 else steps.context
-    said = "Three matrices turn the vector of a word into its query, key and value."
+    sentence = "Three matrices turn the vector of a word into its query, key and value."
     return Example(
         name="own",
         title="Self-attention with weights" if count == 1 else f"Attention of {count} heads",
@@ -92,7 +93,7 @@ def build_weighted_example(
         formulas=mask_formula(mask),
         before=(
             show_inputs(words, x),
-            show_matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, said),
+            show_matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, sentence),
             show_projections(words, q, k, v),
         ),
         after=tuple(show_outputs(words, joined, count, weights.out)),
@@ -104,11 +105,6 @@ def build_weighted_example(
 def mask_formula(mask: Mask) -> dict[str, str]:
     """Return the formula of the mask, if there is one."""
     return {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
-
-
-def drop_scaling(hidden: Mapping[str, str]) -> dict[str, str]:
-    """Replace "scaled" by "scores" in formulas, for attention without scaling."""
-    return {name: formula.replace("scaled", "scores") for name, formula in hidden.items()}
 
 
 def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,18 +122,18 @@ def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, 
 
 
 def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | None) -> list[ExampleStep]:
-    """List the scenes after the contexts of the heads: these joined, and the output projection."""
-    scenes = []
+    """List the steps after the contexts of the heads: these joined, and the output projection."""
+    steps = []
     if count > 1:
         width = joined.shape[-1] // count
         columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
         panel = Panel(joined, words, columns, "words")
-        scenes.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
+        steps.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
     if out is not None:
         formula = "joined out_proj" if count > 1 else "context out_proj"
-        said = "One more projection mixes these numbers."
-        scenes.append(ExampleStep("output", formula, said, (make_word_panel(out(joined), words, "y"),)))
-    return scenes
+        sentence = "One more projection mixes these numbers."
+        steps.append(ExampleStep("output", formula, sentence, (make_word_panel(out(joined), words, "y"),)))
+    return steps
 
 
 def make_vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The scenes of an example, each a formula with numbers, words for their rows and columns, and a plain sentence."""
+"""The steps of an example as they are shown: each a formula with numbers, words for rows and columns, and a sentence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class ExampleStep:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Example:
-    """A sentence with every step of its attention, or scenes alone if there is no sentence.
+    """A sentence with every step of its attention, or what is shown if there is no sentence.
 
     q, k and v are (t, d) or (h, t, d), None if unknown; `steps` likewise, with scores scaled by `scale`.
     `formulas` and `sentences` replace the default text of a step, by its name.

@@ -60,9 +60,9 @@ def load_dog() -> tuple[tuple[str, ...], Tensor, BareSelfAttention]:
     return tuple(words), x, layer
 
 
-def show_layer_matrices(layer: BareSelfAttention, said: str) -> ExampleStep:
+def show_layer_matrices(layer: BareSelfAttention, sentence: str) -> ExampleStep:
     """Show the matrices of a layer."""
-    return show_matrices({"query": layer.W_query, "key": layer.W_key, "value": layer.W_value}, said)
+    return show_matrices({"query": layer.W_query, "key": layer.W_key, "value": layer.W_value}, sentence)
 
 
 def build_simple_example() -> Example:
@@ -91,7 +91,7 @@ def build_trainable_example() -> Example:
     words, x = load_journey()
     layer = recompute.make_trainable_layer()
     q, k, v = layer.project(x)
-    said = "Three matrices, drawn at random here (seed 123) and trained later, turn 3 numbers a word into 2."
+    sentence = "Three matrices, drawn at random here (seed 123) and trained later, turn 3 numbers a word into 2."
     return Example(
         name="trainable",
         title="Self-attention with weights to train",
@@ -103,7 +103,7 @@ def build_trainable_example() -> Example:
         v=v,
         scale=default_scale(q),
         steps=layer.steps(x),
-        before=(show_inputs(words, x), show_layer_matrices(layer, said), show_projections(words, q, k, v)),
+        before=(show_inputs(words, x), show_layer_matrices(layer, sentence), show_projections(words, q, k, v)),
         leads_to="causal",
     )
 
@@ -163,7 +163,7 @@ def build_dropout_example() -> Example:
     ones = recompute.drop_ones(get_printed_example("dropout-ones"))
     share = made["p"]
     fallen = int((ones == 0).sum())
-    said = f"Of {ones.numel()} ones {fallen} became 0; the others became 1 / (1 - {share:g}) = {1 / (1 - share):g}."
+    sentence = f"Of {ones.numel()} ones {fallen} became 0; the others became 1 / (1 - {share:g}) = {1 / (1 - share):g}."
     side = number_labels("", len(ones))
     return Example(
         name="dropout",
@@ -177,7 +177,7 @@ def build_dropout_example() -> Example:
         scale=default_scale(q),
         steps=attend(q, k, v, Causal(), dropout=share),  # the second draw from the seed
         formulas={"masked": "scaled, -inf above the diagonal", "dropped": f"dropout(weights, {share:g})"},
-        before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", said, (Panel(ones, side, side),)),),
+        before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", sentence, (Panel(ones, side, side),)),),
         notes=(f"Both draws are from seed {made['seed']}, the ones first; outside training dropout does nothing.",),
         leads_to="heads",
     )
@@ -212,11 +212,11 @@ def build_heads_example() -> Example:
     )
 
 
-def show_joined_heads(words: tuple[str, ...], joined: Tensor, count: int, said: str) -> ExampleStep:
+def show_joined_heads(words: tuple[str, ...], joined: Tensor, count: int, sentence: str) -> ExampleStep:
     """Show the contexts of all heads in one row for each word."""
     width = joined.shape[-1] // count
     columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
-    return ExampleStep("joined", "the heads' contexts side by side", said, (Panel(joined, words, columns, "words"),))
+    return ExampleStep("joined", "the heads' contexts side by side", sentence, (Panel(joined, words, columns, "words"),))
 
 
 def build_split_example() -> Example:

@@ -62,9 +62,9 @@ def build_scale_example() -> Example:
     labels = tuple(f"d = {width}" for width in WIDTHS)
     plain, scaled = rows[-1]
 
-    def show_quantity(name: str, formula: str, quantity: str, said: str) -> ExampleStep:
+    def show_quantity(name: str, formula: str, quantity: str, sentence: str) -> ExampleStep:
         values = torch.tensor([[getattr(one, quantity) for one in pair] for pair in rows])
-        return ExampleStep(name, formula, said, (Panel(values, labels, ("q·k", "q·k / √d")),))
+        return ExampleStep(name, formula, sentence, (Panel(values, labels, ("q·k", "q·k / √d")),))
 
     return Example(
         name="scale",

@@ -41,12 +41,12 @@ VECTORS = {  # scores, and a sentence about the results
 
 def build_softmax_example() -> Example:
     """Softmax in four forms (by_sum, naive, stable, blockwise) on the same vectors, with those that break three of them."""
-    scenes = (show_softmax_forms(name, torch.tensor(scores), said) for name, (scores, said) in VECTORS.items())
+    steps = (show_softmax_forms(name, torch.tensor(scores), sentence) for name, (scores, sentence) in VECTORS.items())
     return Example(
         name="softmax",
         title="Scores to weights in four forms",
         source=name_lectures("softmax-211"),
-        before=tuple(scenes),
+        before=tuple(steps),
         notes=(
             "by_sum: s / Σ s. naive: e^s / Σ e^s. stable: e^(s - max s) / Σ e^(s - max s). blockwise: stable, its maximum and "
             "sum gathered in one pass, here over blocks of 2.",
@@ -55,9 +55,9 @@ def build_softmax_example() -> Example:
     )
 
 
-def show_softmax_forms(name: str, scores: Tensor, said: str) -> ExampleStep:
+def show_softmax_forms(name: str, scores: Tensor, sentence: str) -> ExampleStep:
     """Show the weights of one vector of scores by each form, and their sum."""
     weights = torch.stack([form(scores) for form in FORMS.values()])
     values = torch.cat((weights, weights.sum(-1, keepdim=True)), -1)
     columns = (*(f"{score:g}" for score in scores.tolist()), "sum")
-    return ExampleStep(name, f"softmax of ({', '.join(columns[:-1])})", said, (Panel(values, tuple(FORMS), columns),))
+    return ExampleStep(name, f"softmax of ({', '.join(columns[:-1])})", sentence, (Panel(values, tuple(FORMS), columns),))

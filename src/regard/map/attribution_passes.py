@@ -1,4 +1,7 @@
-"""The entries of an AttributionMap of one head, block by block."""
+"""The entries of an AttributionMap of one head, block by block, and their sums and pictures in one traversal.
+
+This is the plain form in torch, which is the definition and runs on any device.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.entry_statistics import EntryStatistics, gather_blocks
 from regard.map.plane import Plane, Run, multiply_exactly
+from regard.map.pooling import SignedPicture, choose_larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +23,19 @@ class Products:
     means: Tensor | None  # (q,), of the products under the weights, for factor "cut"
 
 
-def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Tensor]]:
-    """Yield runs of queries and keys, and the entries (n, m) of each."""
-    for run in plane.iterate_runs():
+@dataclass(frozen=True, eq=False)
+class EntryStatistics:
+    """The results of one traversal of the rows of a picture; the other rows are 0."""
+
+    row_sums: Tensor  # (q,)
+    column_sums: Tensor  # (k,)
+    largest: Tensor  # (q,), in size, with its sign
+    picture: SignedPicture
+
+
+def iterate_entries(plane: Plane, products: Products, first: int = 0, last: int | None = None) -> Iterator[tuple[Run, Tensor]]:
+    """Yield runs of queries and keys, and the entries (n, m) of each, of all queries or of those from first to last."""
+    for run in plane.iterate_runs(first, last):
         entries = multiply_exactly(products.left[run.start : run.stop], products.right[run.columns].T)
         if products.means is not None:
             entries = compute_cuts(run.weights, entries, products.means[run.start : run.stop].unsqueeze(-1))
@@ -34,9 +47,22 @@ def iterate_entries(plane: Plane, products: Products) -> Iterator[tuple[Run, Ten
 
 
 def gather_entries(plane: Plane, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics:
-    """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins."""
-    edges = (x.to(products.left.device) for x in (rows, columns))
-    return gather_blocks(iterate_entries(plane, products), plane.shape, products.left.dtype, *edges)
+    """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins.
+
+    Only the rows of the picture are traversed.
+    """
+    dtype, device = products.left.dtype, products.left.device
+    picture = SignedPicture.allocate(rows.to(device), columns.to(device), dtype)
+    row_sums, column_sums = (torch.zeros(n, dtype=torch.float64, device=device) for n in plane.shape)
+    largest = torch.zeros(plane.shape[0], dtype=dtype, device=device)
+    for run, entries in iterate_entries(plane, products, int(rows[0]), int(rows[-1])):
+        part = slice(run.start, run.stop)
+        row_sums[part] = entries.sum(-1, dtype=torch.float64)
+        column_sums.index_add_(0, run.columns, entries.sum(0, dtype=torch.float64))
+        if entries.numel():
+            largest[part] = choose_larger(entries.amax(-1), entries.amin(-1))
+            picture.add_run(run, entries)
+    return EntryStatistics(row_sums.to(dtype), column_sums.to(dtype), largest, picture)
 
 
 def compute_cuts(weights: Tensor, products: Tensor, means: Tensor) -> Tensor:

@@ -1,22 +1,12 @@
 """Sums, largest entries and a picture of one signed matrix, gathered from its rows a block at a time."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from regard.map.attribution_passes import EntryStatistics
 from regard.map.pooling import EntryBlock, SignedPicture, choose_larger
-
-
-@dataclass(frozen=True, eq=False)
-class EntryStatistics:
-    """The results of one traversal."""
-
-    row_sums: Tensor  # (q,)
-    column_sums: Tensor  # (k,)
-    largest: Tensor  # (q,), in size, with its sign
-    picture: SignedPicture
 
 
 def gather_blocks(
@@ -40,5 +30,5 @@ def gather_blocks(
         column_sums.index_add_(0, block.columns, entries.sum(0, dtype=torch.float64))
         if entries.numel():
             largest[part] = choose_larger(entries.amax(-1), entries.amin(-1)).to(dtype)
-            picture.add_block(block, entries.to(dtype))
+            picture.add_run(block, entries.to(dtype))
     return EntryStatistics(row_sums.to(dtype), column_sums.to(dtype), largest, picture)

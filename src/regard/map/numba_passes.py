@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.compiled import processor
+from regard.compiled.threads import run_parts
 from regard.map import pass_inputs
-from regard.map.attribution_passes import Products
-from regard.map.entry_statistics import EntryStatistics
+from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture, SignedPicture, choose_larger
@@ -90,9 +90,11 @@ def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, 
 
 
 def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics | None:
-    """Compute the sums, extremes and picture of an attribution map, whose bins cover all of it; None if there is a NaN."""
+    """Compute the sums, extremes and picture of an attribution map, of the rows of the picture; None if there is a NaN."""
     q, k = plane.shape
-    bins, negatives = Bins(rows, columns), Bins(rows, columns)
+    padded, inner = cover_keys(columns, k)
+    bins, negatives = Bins(rows, padded), Bins(rows, padded)
+    part = (int(rows[0]), int(rows[-1])), (0, k)
     found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
     sums, extremes = np.zeros(q), np.zeros((2, q), np.float32)
     given = (
@@ -104,14 +106,20 @@ def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor,
         extremes,
         PerThread(received),
     )
-    run_pass(plane, "attribution", bins.edges, threads, *given, bins.total, bins.most, negatives.most)
+    run_pass(plane, "attribution", bins.edges, threads, *given, bins.total, bins.most, negatives.most, part=part)
     if not (np.isfinite(found[:2]).all() and np.isfinite(sums).all()):
         return None
     row_sums, column_sums = (torch.from_numpy(x.astype(np.float32)) for x in (sums, received.sum(0)))
     largest, lowest = torch.from_numpy(extremes)
     negatives.total[...] = -bins.total
-    picture = SignedPicture(bins.to_picture(), negatives.to_picture())
+    picture = SignedPicture(*(one.to_picture().select_columns(inner) for one in (bins, negatives)))
     return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
+
+
+def cover_keys(edges: Tensor, k: int) -> tuple[Tensor, slice]:
+    """Return the edges of bins with one more on either side where they do not cover all k keys, and which bins were given."""
+    before, after = edges.new_zeros(int(edges[0] > 0)), edges.new_full((int(edges[-1] < k),), k)
+    return torch.cat([before, edges, after]), slice(len(before), len(before) + len(edges) - 1)
 
 
 def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
@@ -162,18 +170,6 @@ def run_pass(
             function(*given, n, threads, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
 
         run_parts(work, threads)
-
-
-def run_parts(work: Callable[[int], None], parts: int) -> None:
-    """Run each part of a work in a thread of its own."""
-    if parts == 1:
-        return work(0)
-    with ThreadPoolExecutor(parts - 1) as others:
-        waiting = [others.submit(work, part) for part in range(1, parts)]
-        work(0)
-        for one in waiting:
-            one.result()
-    return None
 
 
 class Bins:

@@ -52,6 +52,11 @@ class Picture:
         top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")
         self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
 
+    def select_columns(self, bins: slice) -> "Picture":
+        """Return the picture of some of its bins of columns."""
+        edges = self.columns[bins.start : bins.stop + 1]
+        return Picture.from_sums(self.rows, edges, self.sum[:, bins], self.max[:, bins])
+
     def pool(self, how: How) -> Tensor:
         """Return the mean, maximum or sum of each bin; 0 for a bin without rows or columns."""
         if how == "max":
@@ -93,11 +98,11 @@ class SignedPicture:
         largest = torch.zeros(2, *size, dtype=dtype, device=rows.device)
         return cls(*(Picture.from_sums(rows, columns, *both) for both in zip(totals, largest, strict=True)))
 
-    def add_block(self, block: EntryBlock, numbers: Tensor) -> None:
-        """Add the numbers (n, m) of a block."""
-        queries = torch.arange(block.start, block.stop, device=block.columns.device)
-        self.numbers.add(queries, block.columns, numbers)
-        self.negatives.add(queries, block.columns, -numbers)
+    def add_run(self, run: EntryBlock, numbers: Tensor) -> None:
+        """Add the numbers (n, m) of a run."""
+        queries = torch.arange(run.start, run.stop, device=run.columns.device)
+        self.numbers.add(queries, run.columns, numbers)
+        self.negatives.add(queries, run.columns, -numbers)
 
     def pool(self, how: How) -> Tensor:
         """Return the mean or the sum of each bin, or its number that is largest in size; 0 for a bin without any."""

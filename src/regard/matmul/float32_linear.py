@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
@@ -34,6 +34,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
+
+
+class Linear(nn.Linear):
+    """x Wᵀ + b, as nn.Linear, by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map x (..., d_in) to (..., d_out)."""
+        return linear(input, self.weight, self.bias)
 
 
 def can_use_fast_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -7,11 +7,11 @@ Each function is what one thread runs. A vector is a row: every sum runs along c
 import numpy as np
 from numba import njit
 
-from regard.compiled.callback_arguments import Arguments, integer_fields
 from regard.compiled.gemv import multiply_rows
 from regard.compiled.int8_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.threads import Arguments, integer_fields
 
 
 class ProductArguments(Arguments):

@@ -153,7 +153,8 @@ def choose(
     dropout: float = 0.0,
 ) -> Choice:
     """Return the kernel that `attention` uses for these arguments, and the reason."""
-    return select_kernel(simplify_request(make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)))
+    request = simplify_request(make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
+    return LOOPS if cpu.find_supported_ranges(request) else select_torch_kernel(request)
 
 
 def simplify_request(request: Request) -> Request:
@@ -161,11 +162,6 @@ def simplify_request(request: Request) -> Request:
     offset, last = request.offset, request.k.shape[2] - 1
     hides_nothing = isinstance(offset, int) and offset >= last and request.mask == Causal()
     return request._replace(mask=EVERYTHING) if hides_nothing else request
-
-
-def select_kernel(request: Request) -> Choice:
-    """Return the fastest kernel that can express a request."""
-    return LOOPS if cpu.find_supported_ranges(request) else select_torch_kernel(request)
 
 
 def select_torch_kernel(request: Request) -> Choice:

@@ -17,9 +17,8 @@ from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
-from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention
-from regard.matmul import QuantizedLinear
+from regard.matmul import Linear, QuantizedLinear
 from regard.matmul.float32_linear import LEAST
 
 MOST = {torch.float32: 4, torch.int8: 16}  # most vectors, by dtype of the matrices; more are faster in the plain model

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
-from regard.layers.linear import Linear
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
-from regard.matmul import linear
+from regard.matmul import Linear, linear
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
 from regard.models.compiled_gpt2 import CompiledGPT2

@@ -86,6 +86,11 @@ class GPT2Config:
             "head": self.vocabulary * c * tokens,
         }
 
+    @property
+    def training_flops(self) -> float:
+        """The floating-point operations to train on one token: two for a multiply-add, forward once, backward twice."""
+        return 6 * sum(self.multiply_adds(self.context).values()) / self.context
+
     def describe(self, tokens: int | None = None) -> str:
         """Format the parameters, the memory and the multiply-adds of a forward over the context as a table of text."""
         t = self.context if tokens is None else tokens

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from regard.compiled.callback_arguments import Arguments, integer_fields
 from regard.compiled.gemv import multiply_rows
 from regard.compiled.int8_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, MOST_UNQUANTIZED
+from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, MOST_UNQUANTIZED, Arguments, integer_fields
 from regard.compiled.vectors import (
     HALF,
     LEAST,

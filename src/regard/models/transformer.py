@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.layers import checks
-from regard.layers.linear import Linear
+from regard.matmul import Linear
 from regard.mechanism import Causal, Mask, attention, heads
 from regard.mechanism.heads import describe_indivisible_width
 from regard.mechanism.positions import sinusoidal

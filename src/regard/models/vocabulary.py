@@ -4,8 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from regard.layers.linear import Linear
-from regard.matmul import linear
+from regard.matmul import Linear, linear
 
 
 class Vocabulary(nn.Module):

@@ -1,6 +1,6 @@
 """Attribution: the gradient of a number with respect to each head's context, and the maps that follow from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from regard.mechanism.arguments import check_choice, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
+KINDS = (*FACTORS, "scores")
 ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
 
 
@@ -41,17 +42,21 @@ class Attribution:
         kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
         i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the
         context: by how much y changes, to first order in the context, if key j is hidden from query i and its other weights
-        grow, as regard.CutEdges does it. attention is "self" or "cross".
+        grow, as regard.CutEdges does it; "scores" is A_ij g_i · (v_j - o_i), the gradient with respect to the scores that the
+        softmax takes. attention is "self" or "cross".
         Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
         Source: gradient times attention, Chefer et al. 2021.
         """
-        check_choice("kind", kind, tuple(FACTORS))
+        check_choice("kind", kind, KINDS)
         weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
         values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
         left = self.join_layer(self.gradients, layer, attention, part)
-        found = AttributionMap(weights, left, values, factor=FACTORS[kind])
+        if kind == "scores":
+            found = AttributionMap.of_scores(weights, left, values)
+        else:
+            found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
         wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
@@ -61,7 +66,7 @@ class Attribution:
         self, layer: int | str, *, attention: str = "self", part: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients with respect to the contexts of a layer, and the contexts, both (b, h, q, e)."""
-        contexts = {stored: stored.context.detach() for stored in self.gradients if stored.context is not None}
+        contexts = {stored: stored.graph.context.detach() for stored in self.gradients if stored.graph is not None}
         gradients = self.join_layer(self.gradients, layer, attention, part)
         return gradients, self.join_layer(contexts, layer, attention, part)
 
@@ -117,18 +122,23 @@ def join_queries(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def attribute(recording: Any, number: Tensor) -> Attribution:
+def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
     """Return what the weights of a recording did to a number that the recorded forward computed, by one backward.
 
-    number is a tensor of one element: a logit, a difference of two, a loss. Parameters get no gradients, and the graph stays.
+    number is a tensor of one element: a logit, a difference of two, a loss. layers of self-attention, by number or name, limit
+    the backward to what comes after them; None for all. Parameters get no gradients, and the graph stays.
     Raises ConfigError if the number does not depend on the recorded contexts by a gradient.
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
-    stored = [call.stored for run in recording.runs for call in run.softmax_calls if call.stored.context is not None]
+    calls = [call.stored for run in recording.runs for call in run.softmax_calls]
+    if layers is not None:
+        histories = [one for layer in layers for one in recording.last.find_histories(layer, "self", None)]
+        calls = [stored for history in histories for stored in history.stored_calls]
+    stored = [one for one in calls if one.graph is not None]
     if not number.requires_grad or not stored:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
-    contexts = [one.context for one in stored if one.context is not None]
+    contexts = [one.graph.context for one in stored if one.graph is not None]
     found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
     if all(gradient is None for gradient in found):
         raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")

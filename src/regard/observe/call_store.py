@@ -6,6 +6,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale
+from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall
 from regard.observe.mask_inference import find_visible_end
@@ -26,7 +27,13 @@ class CallStore:
         return self.selection.heads is None and self.store.dtype is None
 
     def create_history(
-        self, call: AttentionCall, name: str, kind: str, step: int, parent_rows: dict[int, Tensor]
+        self,
+        call: AttentionCall,
+        name: str,
+        kind: str,
+        step: int,
+        parent_rows: dict[int, Tensor],
+        graph: CallGraph | None,
     ) -> tuple[KVHistory, StoredCall]:
         """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call."""
         k, new, seen = call.k, call.q.shape[2], call.k.shape[2]
@@ -36,28 +43,29 @@ class CallStore:
             k = k[:, :, :seen]
         heads = None if self.selection.heads is None else tuple(head % call.q.shape[1] for head in self.selection.heads)
         history = KVHistory(name, kind, parent_rows, past=seen - new if is_cached else 0, selected_heads=heads)
-        self.append_keys(history, call, k, step)
-        return history, self.copy_call(call, 0, seen, 0, step)
+        self.append_keys(history, call, k, step, graph)
+        return history, self.copy_call(call, slice(0, seen), 0, step, graph)
 
     def extend_history(
-        self, history: KVHistory, call: AttentionCall, match: CacheMatch, step: int
+        self, history: KVHistory, call: AttentionCall, match: CacheMatch, step: int, graph: CallGraph | None
     ) -> tuple[KVHistory, StoredCall]:
         """Return the history with the call's new keys appended, and the stored call."""
         if history.kind == "cross":
-            return history, self.copy_call(call, match.first, match.known, match.slot, step)
+            return history, self.copy_call(call, slice(match.first, match.known), match.slot, step, graph)
         if match.known < history.total:
             history = history.crop(match.known)
         new = call.q.shape[2]
-        self.append_keys(history, call, call.k[:, :, match.slot : match.slot + new], step)
-        return history, self.copy_call(call, match.first, match.known + new, match.slot, step)
+        self.append_keys(history, call, call.k[:, :, match.slot : match.slot + new], step, graph)
+        return history, self.copy_call(call, slice(match.first, match.known + new), match.slot, step, graph)
 
-    def append_keys(self, history: KVHistory, call: AttentionCall, k: Tensor, step: int) -> None:
+    def append_keys(self, history: KVHistory, call: AttentionCall, k: Tensor, step: int, graph: CallGraph | None) -> None:
         """Append keys of a call to a history."""
-        history.keys.append(self.store.copy_tensor(self.cast_and_select(call, k)))
+        history.keys.append(self.copy_or_share(call, k, graph))
         history.steps.append(step)
 
-    def copy_call(self, call: AttentionCall, first: int, stop: int, slot: int, step: int) -> StoredCall:
-        """Return what is stored of a call besides its keys, which are those from first to stop of its history."""
+    def copy_call(self, call: AttentionCall, keys: slice, slot: int, step: int, graph: CallGraph | None) -> StoredCall:
+        """Return what is stored of a call besides its keys, which are a slice of the keys of its history."""
+        first, stop = keys.start, keys.stop
         mask = call.mask if stop - first == call.k.shape[2] else call.mask.truncate(keys=stop - first)
         bias = None if call.bias is None else call.bias[..., : stop - first]
         sinks = call.sinks
@@ -66,8 +74,8 @@ class CallStore:
             bias = bias if bias is None or bias.shape[1] == 1 else bias[:, self.selection.heads]
             sinks = None if sinks is None else sinks[self.selection.heads]
         return StoredCall(
-            q=self.store.copy_tensor(self.cast_and_select(call, call.q)),
-            values=self.copy_values(call, slice(slot, slot + call.q.shape[2]) if slot else slice(stop - first)),
+            q=self.copy_or_share(call, call.q, graph),
+            v=self.copy_values(call, slice(slot, slot + call.q.shape[2]) if slot else slice(stop - first), graph),
             first=first,
             stop=stop,
             step=step,
@@ -78,6 +86,7 @@ class CallStore:
             bias=None if bias is None else bias.detach(),
             sinks=None if sinks is None else sinks.detach().clone(),
             weight=None if call.weight is None else self.share_weight(call.weight.detach()),
+            graph=graph,
         )
 
     def share_weight(self, weight: Tensor) -> Tensor:
@@ -86,11 +95,20 @@ class CallStore:
             self.weight = weight.clone()
         return self.weight
 
-    def copy_values(self, call: AttentionCall, new: slice) -> Tensor | None:
+    def copy_values(self, call: AttentionCall, new: slice, graph: CallGraph | None) -> Tensor | None:
         """Return a copy of the values of a call's new keys; None if values are not kept."""
         if call.v is None or not self.store.values:
             return None
-        return self.store.copy_tensor(self.cast_and_select(call, call.v[:, :, new]))
+        return self.copy_or_share(call, call.v[:, :, new], graph)
+
+    def copy_residual(self, x: Tensor) -> Tensor:
+        """Return a copy of a residual stream (b, t, c) in the store's dtype."""
+        return self.store.copy_tensor(x.detach() if self.store.dtype is None else x.detach().to(self.store.dtype))
+
+    def copy_or_share(self, call: AttentionCall, x: Tensor, graph: CallGraph | None) -> Tensor:
+        """Return queries, keys or values of a call as they are stored, in the memory that its graph keeps anyway if it can."""
+        found, is_in_memory = self.cast_and_select(call, x), self.store.folder is None
+        return found if is_in_memory and graph is not None and graph.is_shareable else self.store.copy_tensor(found)
 
     def cast_and_select(self, call: AttentionCall, x: Tensor) -> Tensor:
         """Return queries, keys or values of a call as they are stored: of the selected heads, in the store's dtype.

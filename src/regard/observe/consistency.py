@@ -77,5 +77,7 @@ def check_call(history: KVHistory, stored: StoredCall) -> None:
         raise ValueError(f"{history.name}: a bias {tuple(stored.bias.shape)} does not fit {(b, h, q, keys_seen)}")
     if stored.sinks is not None and stored.sinks.shape != (h,):
         raise ValueError(f"{history.name}: sinks {tuple(stored.sinks.shape)} do not fit {h} heads")
-    if stored.values is not None and require_four_axes(stored.values).shape[:2] != (b, keys.shape[1]):
-        raise ValueError(f"{history.name}: values {tuple(stored.values.shape)} do not fit the keys")
+    if stored.v is not None and require_four_axes(stored.v).shape[:2] != (b, keys.shape[1]):
+        raise ValueError(f"{history.name}: values {tuple(stored.v.shape)} do not fit the keys")
+    if stored.residual is not None and (stored.residual.dim() != 3 or stored.residual.shape[:2] != (b, q)):
+        raise ValueError(f"{history.name}: a residual stream {tuple(stored.residual.shape)} does not fit the queries")

@@ -58,9 +58,9 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
     else:
         tokens = deserialize_tokens(tokens)
     missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
-    return Recording(
-        require_text(header["model"]), [deserialize_run(run, tensors) for run in require_list(header["runs"])], missed, tokens
-    )
+    runs = [deserialize_run(run, tensors) for run in require_list(header["runs"])]
+    notes = [require_text(one) for one in require_list(header.get("notes", []))]  # absent in older files
+    return Recording(require_text(header["model"]), runs, missed, tokens, notes)
 
 
 def deserialize_tokens(found: Any) -> Any:
@@ -126,6 +126,7 @@ def deserialize_history(
         turns,
         past=require_count(found["past"]),
         selected_heads=chosen,
+        block=None if found.get("block") is None else require_text(found["block"]),
     )
     if history.kind not in KINDS:
         raise ValueError(f"kind must be self or cross, got {history.kind!r}")
@@ -145,12 +146,12 @@ def deserialize_history(
 
 def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "MaskReader") -> StoredCall:
     """Build a stored call from its part of the header."""
-    named = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
+    named: dict[str, Any] = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
         raise ValueError("queries must be floating-point numbers with four axes")
     unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]
     if unreal:
-        raise ValueError(f"{unreal[0]} must be floating-point numbers, got {getattr(named[unreal[0]], 'dtype', None)}")
+        raise ValueError(f"{unreal[0]} must be floating-point numbers, got {named[unreal[0]].dtype}")
     scale, softcap = (None if found[name] is None else require_finite(found[name]) for name in ("scale", "softcap"))
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be above 0, got {softcap}")
@@ -158,12 +159,11 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
     first, stop, step = (require_count(found[name]) for name in CALL_NUMBERS)
     mask = masks.deserialize_mask(found["mask"])
-    q, values, bias, sinks, weight = (named[name] for name in CALL_TENSORS)
-    assert q is not None
+    q, weight = named["q"], named["weight"]
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
-    scored: dict[str, Any] = {"mask": mask, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
-    return StoredCall(q, values, first, stop, step, **scored, weight=weight)
+    given = {field: named[name] for name, field in CALL_TENSORS.items()}
+    return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)
 
 
 class MaskReader:

@@ -71,7 +71,10 @@ class Head:
     def sentence(self) -> str:
         """What the head does and how sure that is, with the score that decides its kind; its largest scores if none does."""
         if self.kind != UNCLEAR:
-            found = f"{ACTIONS[self.kind]}: {describe_score(self.scores[RULES.get(self.kind, self.kind)])}"
+            score = self.scores[RULES.get(self.kind, self.kind)]
+            found = (
+                f"{ACTIONS[self.kind]}: {describe_interval(score)} on {score.count:,} quer{'y' if score.count == 1 else 'ies'}"
+            )
             if self.kind == "first token" and "first value" in self.scores:
                 found += f"; its value is {self.scores['first value']:.2f} times as long as the others' median"
             if self.kind == "induction" and "copying" in self.scores:
@@ -115,11 +118,6 @@ def describe_effect(score: Score, where: str = "") -> str:
         low, high = sorted((abs(score.low), abs(score.high)))
         return f"; without it the loss{where} {'rises' if score > 0 else 'falls'} by {abs(score):.3f} ({low:.3f} to {high:.3f})"
     return f"; without it the loss{where} does not clearly change ({score.low:.3f} to {score.high:.3f})"
-
-
-def describe_score(score: Score) -> str:
-    """Return a score with its interval and the number of queries."""
-    return f"{describe_interval(score)} on {score.count:,} quer{'y' if score.count == 1 else 'ies'}"
 
 
 @dataclass(frozen=True)

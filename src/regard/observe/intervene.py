@@ -17,6 +17,7 @@ from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
 from regard.mechanism.masks import Given
 from regard.observe import interception
+from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
@@ -174,9 +175,10 @@ class Patch(Change):
     """Replace what a layer does by what it did in a recording, in the layer with its path or else its number.
 
     of: "weights", the recorded weights, over the values of this forward; "output", the recorded contexts, weights times values,
-    for which the recording must have kept the values. head None is the whole layer. queries are positions in the sequence,
-    None for all. A recording of a clean input patched into a corrupted one is activation patching that denoises, the other way
-    round it noises (Heimersheim and Nanda 2024).
+    for which the recording must have kept the values; "residual", the residual stream after the layer's block, recorded with
+    keep="residual". head None is the whole layer. queries are positions in the sequence, None for all. A recording of a clean
+    input patched into a corrupted one is activation patching that denoises, the other way round it noises (Heimersheim and
+    Nanda 2024).
     """
 
     recording: Recording
@@ -186,7 +188,9 @@ class Patch(Change):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
-        check_choice("of", self.of, ("weights", "output"))
+        check_choice("of", self.of, ("weights", "output", "residual"))
+        if self.of == "residual" and (self.head is not None or self.kind != "self"):
+            raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         v, heads = call.v, self.resolve_heads(context.shape[1])
@@ -207,11 +211,30 @@ class Patch(Change):
                 )
             groups = context.shape[1] // v.shape[1]
             theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]]
-        q, past = context.shape[2], count_past(call, self.kind)
-        rows = mark_positions(self.queries, past + q, "queries")[past:].to(context.device)
+        rows = self.mark_queries(context.shape[2], count_past(call, self.kind)).to(context.device)
         patched = context.clone()
         patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
+
+    def mark_queries(self, q: int, past: int) -> Tensor:
+        """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
+        return mark_positions(self.queries, past + q, "queries")[past:]
+
+    def change_residual(self, stream: Tensor, name: str, number: int, past: int) -> Tensor:
+        """Return the residual stream (b, t, c) after the block of a layer with the recorded one at the chosen queries."""
+        theirs = self.recording.residual(find_recorded_layer(self.recording, name, number, "self"))
+        if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] < past + stream.shape[1]:
+            raise ConfigError(
+                f"Patch needs a recorded residual stream of the same shape: recorded {tuple(theirs.shape)}, now "
+                f"{tuple(stream.shape)} after {past} tokens in {name}."
+            )
+        rows = self.mark_queries(stream.shape[1], past).to(stream.device)
+        return torch.where(rows.view(-1, 1), theirs[:, past : past + stream.shape[1]].to(stream), stream)
+
+    def find_block(self, name: str, number: int) -> str | None:
+        """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
+        layer = find_recorded_layer(self.recording, name, number, "self")
+        return self.recording.last.find_histories(layer, "self", None)[0].block
 
 
 def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
@@ -253,7 +276,8 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with interception.watch_modules(intervention, modules):
+        blocks = modules if intervention.residual_patches else {}
+        with interception.watch_modules(intervention, modules), watch_blocks(blocks, intervention.handle_block):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -268,11 +292,13 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
 class Intervention:
     """A watcher that changes the calls of one model."""
 
-    can_change_calls = True
+    can_change_calls, needs_graph = True, False
 
     def __init__(self, modules: Mapping[str, nn.Module], asked: Sequence[Change]) -> None:
         self.names = {id(module): name for name, module in modules.items()}
-        self.requested_changes = asked
+        self.residual_patches = [one for one in asked if isinstance(one, Patch) and one.of == "residual"]
+        self.requested_changes = [one for one in asked if one not in self.residual_patches]
+        self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
         self.applied_changes: list[Change] = []
         self.layer_numbers = LayerNumbers()
         self.numbered: dict[Change, str] = {}  # the module that the number of a change's layer meant
@@ -300,6 +326,8 @@ class Intervention:
         """
         kind = self.layer_numbers.infer_kind(call, name)
         number = self.layer_numbers.assign_number(name, kind)
+        if kind == "self" and self.residual_patches:
+            self.layers[name] = number, count_past(call, kind)
         meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
         if not meant:
             return proceed(call, adapter)
@@ -307,13 +335,8 @@ class Intervention:
             raise ConfigError(
                 f"{name} returns weights without a kernel, so it cannot be changed: call it with need_weights=False."
             )
-        for change in (one for one in meant if isinstance(one.layer, int)):
-            other = self.numbered.setdefault(change, name)
-            if other != name:
-                raise ConfigError(
-                    f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}."
-                )
-        self.applied_changes += [change for change in meant if change not in self.applied_changes]
+        for change in meant:
+            self.report_applied(change, name)
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
@@ -322,6 +345,24 @@ class Intervention:
         for change in meant:
             context = change.change_context(context, changed, name, number)
         return adapter.result(context, result)
+
+    def handle_block(self, block: str, output: Tensor) -> Tensor | None:
+        """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
+        found = output
+        for name, (number, past) in self.layers.items():
+            for change in self.residual_patches if is_inside(name, block) else ():
+                if change.is_target(name, number, "self") and change.find_block(name, number) == block:
+                    self.report_applied(change, name)
+                    found = change.change_residual(found, name, number, past)
+        return None if found is output else found
+
+    def report_applied(self, change: Change, name: str) -> None:
+        """Note that a change applied to a layer. Raises ConfigError if its number means this module and another one."""
+        other = self.numbered.setdefault(change, name) if isinstance(change.layer, int) else name
+        if other != name:
+            raise ConfigError(f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}.")
+        if change not in self.applied_changes:
+            self.applied_changes.append(change)
 
 
 def compute_context(call: AttentionCall) -> Tensor:

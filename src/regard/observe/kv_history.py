@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import TooLargeError
-from regard.map import AttentionMap
+from regard.errors import ConfigError, TooLargeError
+from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.observe.call_graph import CallGraph
+from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
-from regard.observe.score_arguments import ScoreArguments
 
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 LIMIT = 2**30  # entries of the table of a whole run
@@ -36,16 +37,15 @@ class RowMatch(NamedTuple):
     distance: float
 
 
-@dataclass(eq=False)
-class StoredCall(ScoreArguments):
-    """One stored call: its queries, the range of the history's keys that it saw, and how they were scored."""
+@dataclass(eq=False, kw_only=True)
+class StoredCall(CallArguments):
+    """The arguments of one call as they are stored, v of its new keys only, and the range of the history's keys that it saw."""
 
-    q: Tensor  # (b, h, t, d)
-    values: Tensor | None  # (b, g, n, e), of its new keys
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    context: Tensor | None = None  # (b, h, q, e) of all heads, with its graph; not saved
+    residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
+    graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
 
 @dataclass(eq=False)
@@ -60,6 +60,7 @@ class KVHistory:
     steps: list[int] = field(default_factory=list)  # of each entry of `keys`
     past: int = 0  # number of keys before the first query
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
+    block: str | None = None  # the path of the module whose outputs are kept as the residual stream
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -72,19 +73,19 @@ class KVHistory:
         return self.stored_calls[-1].stop if self.stored_calls else sum(x.shape[2] for x in self.keys)
 
     def match_cache(
-        self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor], told: Tensor | None = None
+        self, k: Tensor, new: int, cast_and_select: Callable[[Tensor], Tensor], parents: Tensor | None = None
     ) -> "CacheMatch | None":
         """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
 
-        The last `new` keys of the cache are new. `told` states the parent row of each row, if known, for rows that match
-        several.
+        The last `new` keys of the cache are new. `parents` states the parent row of each row, if known, for rows that
+        match several.
         """
         total, before = self.total, k.shape[2] - new
         places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
         found = []
         for known, slot in places:
             if known > 0 and slot >= 0:
-                same = match_rows(self.get_key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0], told)
+                same = match_rows(self.get_key(known - 1), cast_and_select(k[:, :, slot : slot + 1])[:, :, 0], parents)
                 if same is not None:
                     found.append(CacheMatch(known, known - 1 - slot, slot + 1, *same))
                     if not same.distance:
@@ -125,8 +126,15 @@ class KVHistory:
             left -= rows
         return shorter
 
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""
+        for stored in self.stored_calls:
+            if stored.graph is not None:
+                stored.graph.check_unchanged(self.name)
+
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
+        self.check_unchanged()
         parts = [self.reorder_rows(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
@@ -134,7 +142,7 @@ class KVHistory:
     def build_call_map(self, stored: StoredCall) -> AttentionMap:
         """Return the map of one call."""
         keys = self.join_keys(stored.stop, stored.step, stored.first)
-        return stored.build_map(stored.q, keys)
+        return stored.build_map(keys)
 
     def build_map(self) -> AttentionMap:
         """Return the map of all calls, as if they had been one."""
@@ -145,17 +153,44 @@ class KVHistory:
         q = torch.cat([self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls], 2)
         stop = last.stop
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
-        return last.build_map(q, self.join_keys(stop, step), mask=mask, bias=bias, offset=self.past)
+        return last.build_map(self.join_keys(stop, step), q=q, mask=mask, bias=bias, offset=self.past)
+
+    def build_differentiable_map(self) -> DifferentiableMap:
+        """Return the map of the only call, with the graph of its queries and keys. Raises ConfigError where there is none."""
+        stored, graph = self.stored_calls[0], self.stored_calls[0].graph
+        found = self.build_map()
+        if graph is None or len(self.stored_calls) > 1 or stored.q.dtype != graph.dtype:
+            why = "it was recorded without values or without gradients"
+            if len(self.stored_calls) > 1:
+                why = "it made several calls, the steps of a cache"
+            elif graph is not None:
+                why = f"its queries and keys are stored in {stored.q.dtype}, not in {graph.dtype}"
+            raise ConfigError(
+                f"the map of {self.name} has no graph to its queries and keys: {why}. Record one forward with keep='values' "
+                "alone, outside torch.no_grad()."
+            )
+        heads, share = list(self.heads), graph.q.shape[1] // graph.k.shape[1]
+        q, k = graph.q.to(graph.dtype), graph.k.to(graph.dtype)[:, :, stored.first : stored.stop]
+        if self.selected_heads is not None:
+            q, k = q[:, heads], k[:, [head // share for head in heads]]
+        return DifferentiableMap(found, q, k)
 
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""
-        if any(stored.values is None for stored in self.stored_calls):
-            return None
+        self.check_unchanged()
         step = self.stored_calls[-1].step
-        parts = [
-            self.reorder_rows(stored.values, stored.step, step) for stored in self.stored_calls if stored.values is not None
-        ]
+        parts = [self.reorder_rows(stored.v, stored.step, step) for stored in self.stored_calls if stored.v is not None]
+        if len(parts) < len(self.stored_calls):
+            return None
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
+
+    def join_residuals(self) -> Tensor | None:
+        """Return the residual stream after the block at all queries, (b, t, c); None if it was not kept."""
+        last = self.stored_calls[-1].step
+        parts = [
+            self.reorder_rows(stored.residual, stored.step, last) for stored in self.stored_calls if stored.residual is not None
+        ]
+        return torch.cat(parts, 1) if len(parts) == len(self.stored_calls) else None
 
     def infer_rule(self, stop: int) -> Mask:
         """Return the rule of all calls on all keys: the simplest one that fits every call, else its table.
@@ -242,19 +277,19 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     keys = min(stored.stop, known) - stored.first
     bias = stored.bias if stored.bias is None else stored.bias[:, :, :rows, :keys]
     mask = stored.mask.truncate(rows, keys)
-    values = (
-        stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
-    )
-    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, context=None)
+    v = stored.v if stored.v is None else stored.v[:, :, : stored.v.shape[2] - stored.q.shape[2] + rows]
+    residual = None if stored.residual is None else stored.residual[:, :rows]
+    shorter = replace(stored, q=stored.q[:, :, :rows], v=v, stop=stored.first + keys, mask=mask, bias=bias)
+    return replace(shorter, residual=residual, graph=None)
 
 
-def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:
+def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> RowMatch | None:
     """Return the row of `ours` that each row of `theirs`, (b, g, d), matches; None if one of them matches no row.
 
-    `told`, the parent rows if known, is used where it fits to the bit.
+    `parents`, the parent rows if known, is used where it fits to the bit.
     """
-    if told is not None and is_exact_match(ours, theirs, told):
-        return RowMatch(told, 0.0)
+    if parents is not None and is_exact_match(ours, theirs, parents):
+        return RowMatch(parents, 0.0)
     if ours.shape == theirs.shape and torch.equal(ours, theirs):
         return RowMatch(None, 0.0)
     if ours.shape[1:] != theirs.shape[1:]:
@@ -268,6 +303,6 @@ def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowM
     return RowMatch(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
 
 
-def is_exact_match(ours: Tensor, theirs: Tensor, told: Tensor) -> bool:
-    """Return whether the rows `told` of `ours` equal `theirs`, to the bit."""
-    return len(told) == len(theirs) and int(told.max()) < len(ours) and torch.equal(ours[told], theirs)
+def is_exact_match(ours: Tensor, theirs: Tensor, parents: Tensor) -> bool:
+    """Return whether the rows `parents` of `ours` equal `theirs`, to the bit."""
+    return len(parents) == len(theirs) and int(parents.max()) < len(ours) and torch.equal(ours[parents], theirs)

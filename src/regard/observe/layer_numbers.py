@@ -27,10 +27,10 @@ class LayerNumbers:
         """Return self or cross: as the kernel determines it, else the module's path, else the provenance of q and k."""
         if call.is_cross is not None:
             return "cross" if call.is_cross else "self"
-        told = infer_kind_from_path(name)
-        if told == "cross":
-            return told
-        if call.has_separate_sources is not None and told is None:
+        kind = infer_kind_from_path(name)
+        if kind == "cross":
+            return kind
+        if call.has_separate_sources is not None and kind is None:
             self.kinds[name] = "cross" if call.has_separate_sources else "self"
         return self.kinds.get(name, "self")
 

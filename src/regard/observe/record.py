@@ -10,6 +10,7 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.observe import interception
+from regard.observe.block_outputs import watch_blocks
 from regard.observe.recorder import Recorder
 from regard.observe.recording import Recording
 from regard.observe.selection import Selection
@@ -28,19 +29,22 @@ def record(
     """Record every attention call of a model in the context: its q, k and rule, O(T), from which its maps are computed.
 
     Of layers without a softmax, such as Mamba, the factors of the implied matrix are recorded: recording.map(layer,
-    kind="implicit"). layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the
-    memory, keep="values" also keeps the values, keep=("bfloat16", "values") does both. to=FOLDER writes queries and keys to
-    the folder as they are recorded and memory-maps them. The model's output, gradients and random numbers do not change. A
-    Hugging Face model called with output_attentions=True returns maps. Calls that could not be recorded are listed in
-    recording.missed, and a warning is issued once.
+    kind="implicit").
+
+    layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the memory, keep="values"
+    also keeps the values, keep="residual" the residual stream after each block, keep=("bfloat16", "values") does two of these.
+    to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output, gradients and random numbers
+    of the model do not change. A Hugging Face model called with output_attentions=True returns maps. Calls that could not be
+    recorded are listed in recording.missed, and a warning is issued once.
     Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
     modules = dict(model.named_modules())
     refuse_compiled(modules)
-    recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), Store.from_arguments(keep, to))
-    with interception.watch_modules(recorder, modules):
+    store = Store.from_arguments(keep, to)
+    recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), store)
+    with interception.watch_modules(recorder, modules), watch_blocks(modules if store.residual else {}, recorder.handle_block):
         yield recorder.recording
     warn_missed(recorder.recording)
 

@@ -12,6 +12,8 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.mechanism import attend
 from regard.mechanism.masks import Given
+from regard.observe.block_outputs import is_inside
+from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
@@ -41,7 +43,8 @@ class Recorder:
     def __init__(self, modules: Mapping[str, nn.Module], selection: Selection, store: Store) -> None:
         self.names = {id(module): name for name, module in modules.items()}
         self.recording = Recording(type(modules[""]).__name__)
-        self.selection, self.store = selection, CallStore(selection, store)
+        self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
+        self.attended: set[str] = set()  # modules with self-attention
         self.read_modules: set[str] = set()  # recurrent modules that ran
         self.tracker = RunTracker(self.names, self.store.cast_and_select, self.report_missed)
 
@@ -52,13 +55,12 @@ class Recorder:
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
         result, context = self.link_context(proceed(call, adapter), adapter)
+        graph = None if context is None else CallGraph.from_call(call, context, cast_for_autocast(call, call.q[:0]).dtype)
         answer = None
         try:
             with disable_tracking():
                 if adapter.read_weights is None or not has_different_weights(call, adapter.read_weights(result)):
-                    recorded = self.record_call(call, name)
-                    if recorded is not None:
-                        recorded.stored.context = context
+                    recorded = self.record_call(call, name, graph)
                     answer = None if adapter.replace_weights is None else Attentions(self.build_full_map(call, recorded))
                 else:
                     self.report_missed(MissedCall(call.kernel, name, OTHERWISE))
@@ -73,7 +75,7 @@ class Recorder:
 
         The context is kept where values are, for `recording.attribute`. The numbers of the result stay the same.
         """
-        wanted = self.store.store.values and torch.is_grad_enabled()
+        wanted = self.needs_graph and torch.is_grad_enabled() and adapter.is_reversible
         if not wanted or adapter.context is None or adapter.result is None:
             return result, None
         context = adapter.context(result)
@@ -140,24 +142,41 @@ class Recorder:
                 return recorded.map
         q, k = (cast_for_autocast(call, x).clone() for x in (call.q, call.k))
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
-        return call.build_map(q, k)
+        return call.build_map(k, q=q)
 
-    def record_call(self, call: AttentionCall, name: str) -> Call | None:
-        """Add a call to the recording and return it; None if its layer is not selected."""
+    def handle_block(self, block: str, output: Tensor) -> None:
+        """Keep the output (b, t, c) of a block as the residual stream after its self-attention, if it has one layer of it."""
+        names = [name for name in self.attended if is_inside(name, block)]
+        if len(names) != 1:
+            return
+        run, step = self.tracker.run, self.tracker.step
+        call = next((call for call in reversed(run.softmax_calls) if call.name == names[0] and call.kind == "self"), None)
+        if call is None or call.step != step or output.shape[:2] != (len(call.stored.q), call.stored.q.shape[2]):
+            return
+        with disable_tracking():
+            call.history.block = block
+            call.stored.residual = self.store.copy_residual(output)
+
+    def record_call(self, call: AttentionCall, name: str, graph: CallGraph | None) -> Call | None:
+        """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
+        self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
         if history is None or match is None:
-            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows)
+            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows, graph)
         else:
-            history, stored = self.store.extend_history(history, call, match, tracker.step)
+            history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)
         tracker.run.histories[key] = history
         recorded = Call(history, stored)
         tracker.run.calls.append(recorded)
         self.add_run()
+        note = f"{name}: {call.note}"
+        if call.note and note not in self.recording.notes:
+            self.recording.notes.append(note)
         return recorded
 
 
@@ -176,13 +195,13 @@ def disable_autograd() -> Iterator[None]:
         yield
 
 
-def has_different_weights(call: AttentionCall, told: Tensor | None) -> bool:
+def has_different_weights(call: AttentionCall, weights: Tensor | None) -> bool:
     """Return whether the weights of the model's own code differ from those of q and k.
 
     Only the last row of the first sequence is compared. False if there are no weights, or if the batch rows have different
     offsets.
     """
-    if told is None or isinstance(call.offset, Tensor):
+    if weights is None or isinstance(call.offset, Tensor):
         return False
     row = torch.tensor([call.q.shape[2] - 1], device=call.q.device)
     seen = call.mask.block(row, torch.arange(call.k.shape[2], device=row.device), call.offset)[:1]
@@ -190,5 +209,5 @@ def has_different_weights(call: AttentionCall, told: Tensor | None) -> bool:
     bias = None if call.bias is None else call.bias[:1, :, -1:].detach()
     sinks = None if call.sinks is None else call.sinks.detach()
     steps = attend(q, k, k, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
-    ours, theirs = steps.weights, told.detach()[:1, :, -1:]
+    ours, theirs = steps.weights, weights.detach()[:1, :, -1:]
     return ours.shape != theirs.shape or not torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)

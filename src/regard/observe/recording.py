@@ -1,7 +1,7 @@
 """Recording: the attention of a model, by call and as one map per layer."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
-from regard.map import AttentionMap
+from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
@@ -127,24 +127,33 @@ class Run:
     ) -> ImplicitMap: ...
 
     @overload
-    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap: ...
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
 
     def map(
-        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None
-    ) -> AttentionMap | ImplicitMap:
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
         """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
 
         layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
         the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
         default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
-        without a softmax, whose heads are its channels where it has no heads.
-        Raises ConfigError for a layer, a head or a part that was not recorded.
+        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
+        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
+        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
         """
         if kind == IMPLICIT:
             implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
             return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
         histories = self.find_histories(layer, kind, part)
-        found, heads = join_maps(histories), histories[0].heads
+        found = join_differentiable_maps(histories) if grad else join_maps(histories)
+        heads = histories[0].heads
         if head is None:
             return found
         head = check_integer("head", head, ", or None for all")
@@ -169,6 +178,20 @@ class Run:
         found = [history.join_values() for history in histories]
         kept = [x for x in found if x is not None]
         return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
+
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
+
+        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
+        """
+        histories = self.find_histories(layer, "self", part)
+        found = histories[0].join_residuals() if len(histories) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
+                "the only self-attention of a module in a list of modules."
+            )
+        return found
 
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes."""
@@ -221,6 +244,7 @@ class Recording(HtmlRepr):
     runs: list[Run] = field(default_factory=list)
     missed: list[MissedCall] = field(default_factory=list)
     tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
+    notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, TextPair.from_tokens(value) if name == "tokens" else value)
@@ -269,13 +293,20 @@ class Recording(HtmlRepr):
     ) -> ImplicitMap: ...
 
     @overload
-    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap: ...
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
+    ) -> AttentionMap: ...
+
+    @overload
+    def map(
+        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
+    ) -> DifferentiableMap: ...
 
     def map(
-        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None
-    ) -> AttentionMap | ImplicitMap:
-        """Return the map of a layer of the last run, or of one of its heads; see Run.map."""
-        return self.last.map(layer, head, kind, part)
+        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
+        """Return the map of a layer of the last run, or of one of its heads, with a graph if grad; see Run.map."""
+        return self.last.map(layer, head, kind, part, grad=True) if grad else self.last.map(layer, head, kind, part)
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of the recorded heads of a layer of the last run, in the order of its map."""
@@ -285,9 +316,13 @@ class Recording(HtmlRepr):
         """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
         return self.last.values(layer, kind, part)
 
-    def attribute(self, number: Tensor) -> Attribution:
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer of the last run, (b, t, c); see Run.residual."""
+        return self.last.residual(layer, part)
+
+    def attribute(self, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
         """Return what the weights did to a number of the recorded forward; see regard.observe.attribution.attribute."""
-        return attribute(self, number)
+        return attribute(self, number, layers)
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
@@ -302,6 +337,15 @@ class Recording(HtmlRepr):
         model = escape_controls(self.model)
         counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
         return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
+
+
+def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
+    """Return the map of one visit with its graph. Raises ConfigError if it makes several calls of attention."""
+    if len(histories) > 1:
+        raise ConfigError(
+            f"{histories[0].name} calls attention {len(histories)} times in one forward, so its joined map has no graph."
+        )
+    return histories[0].build_differentiable_map()
 
 
 def join_maps(histories: list[KVHistory]) -> AttentionMap:

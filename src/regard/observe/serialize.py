@@ -13,7 +13,14 @@ from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
 CALL_NUMBERS = ("first", "stop", "step")
-CALL_TENSORS = ("q", "values", "bias", "sinks", "weight")
+CALL_TENSORS = {  # name in a file: field
+    "q": "q",
+    "values": "v",
+    "bias": "bias",
+    "sinks": "sinks",
+    "weight": "weight",
+    "residual": "residual",
+}
 
 
 class NamedTensors:
@@ -41,6 +48,7 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "model": recording.model,
         "tokens": serialize_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
+        "notes": recording.notes,
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors
@@ -62,6 +70,8 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
     softmax = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.softmax_calls)]))
     others = (call.history for call in run.calls if isinstance(call, ImplicitCall))
     implicit = list(dict.fromkeys([*run.implicit_histories.values(), *others]))
+    for history in softmax:
+        history.check_unchanged()
     histories = [*softmax, *implicit]
     keys = {id(history): list(key) for key, history in (*run.histories.items(), *run.implicit_histories.items())}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
@@ -75,6 +85,7 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
                 "kind": history.kind,
                 "past": history.past,
                 "heads": history.selected_heads,
+                "block": history.block,
                 "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
                 "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }
@@ -89,7 +100,7 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
     """Return a stored call as plain values: its tensors by name, its mask as a list."""
     q, stop = stored.q.shape[2], stored.stop - stored.first
     return {
-        **{name: packed.add(getattr(stored, name)) for name in CALL_TENSORS},
+        **{name: packed.add(getattr(stored, field)) for name, field in CALL_TENSORS.items()},
         **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),

@@ -12,16 +12,17 @@ from regard.errors import ConfigError
 from regard.mechanism.arguments import check_path, describe_value
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-VALUES = "values"
+VALUES, RESIDUAL = "values", "residual"
 SMALL = 2**16  # bytes; a smaller tensor stays in memory
 
 
 @dataclass(eq=False)
 class Store:
-    """How tensors are stored: the dtype, whether values are stored, and the folder."""
+    """How tensors are stored: the dtype, whether values and the residual stream are stored, and the folder."""
 
     dtype: torch.dtype | None = None
     values: bool = False
+    residual: bool = False
     folder: Path | None = None
     count: int = 0
 
@@ -29,17 +30,18 @@ class Store:
     def from_arguments(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
         """Build the store that record's arguments describe. Raises ConfigError, also for a folder that is not empty."""
         if keep is not None and not isinstance(keep, Iterable):
-            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {describe_value(keep)}.")
+            raise ConfigError(f"keep takes {', '.join(DTYPES)}, {VALUES} and {RESIDUAL}; got {describe_value(keep)}.")
         asked = [] if keep is None else re.split(r"[\s,+]+", keep) if isinstance(keep, str) else [str(one) for one in keep]
-        unknown = [one for one in asked if one not in (*DTYPES, VALUES)]
+        unknown = [one for one in asked if one not in (*DTYPES, VALUES, RESIDUAL)]
         if unknown:
-            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {unknown[0]!r}.")
+            raise ConfigError(f"keep takes {', '.join(DTYPES)}, {VALUES} and {RESIDUAL}; got {unknown[0]!r}.")
         folder = None if to is None else Path(check_path("to", to))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise ConfigError(f"to={str(folder)!r} is not empty: pass an empty folder, or a new one.")
-        return cls(next((DTYPES[one] for one in asked if one in DTYPES), None), VALUES in asked, folder)
+        dtype = next((DTYPES[one] for one in asked if one in DTYPES), None)
+        return cls(dtype, VALUES in asked, RESIDUAL in asked, folder)
 
     def copy_tensor(self, x: Tensor) -> Tensor:
         """Return a copy of x that nothing else writes to, memory-mapped from the folder if there is one and x is large."""

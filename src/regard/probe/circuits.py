@@ -1,6 +1,6 @@
 """find_circuits: the OV and QK circuits of the heads of a model, as factored matrices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from regard.probe.model_parts import (
     NEAR_NORM,
     ActivationTrace,
     ModelParts,
+    Norm,
+    Projection,
     check_unembedding,
     find_norm_before,
     find_parts,
@@ -25,6 +27,20 @@ from regard.probe.probe_heads import trace_forward
 
 SPACES = ("residual", "tokens")
 MOST_POSITIONS = 64  # at which the outputs of projections are kept: distances below it can be measured
+
+
+@dataclass(frozen=True, eq=False)
+class QueryKeyParts:
+    """The projections of the queries and keys of a layer, the norm before them, and what came of their outputs.
+
+    outputs and turned (h + g, p, d) are the outputs of both projections, and the queries and keys that attention took.
+    """
+
+    query: Projection
+    key: Projection
+    norm: Norm
+    outputs: Tensor
+    turned: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +56,7 @@ class Circuits:
     recording: Recording
     trace: ActivationTrace
     parts: ModelParts
+    query_key_parts: dict[str, QueryKeyParts] = field(default_factory=dict, repr=False)  # of the layers asked for so far
 
     def ov(self, layer: int, head: int, space: str = "residual") -> FactoredMatrix:
         """Return N_in W_V W_O, (c, c): x @ A is what a head writes where it attends to x.
@@ -69,16 +86,10 @@ class Circuits:
         """
         check_choice("space", space, SPACES)
         name, head, h = self.find_head(layer, head)
-        asked = self.recording.map(layer)._request
-        q, k = (widen(x[0, :, : self.trace.positions]) for x in (asked.q, asked.k))
-        query, key = (find_projection(self.trace, x) or find_projection(self.trace, x[:, :1]) for x in (q, k))
-        norm = None if query is None else find_norm_before(self.trace, query.activation)
-        is_alike = query is not None and key is not None and is_near(query.activation.x, key.activation.x)
-        if query is None or key is None or norm is None or not is_alike:
-            raise ConfigError(f"the projections of the queries and keys of {name} were not found, or not behind one norm.")
-        left, right = query.matrices[head], key.matrices[head * len(key.matrices) // h]
-        outputs, turned = torch.cat([query.outputs, key.outputs]).cpu(), torch.cat([q, k]).cpu()  # (h + g, p, d)
-        if not is_near(outputs, turned):
+        found = self.find_query_key_parts(name, layer)
+        left, right = found.query.matrices[head], found.key.matrices[head * len(found.key.matrices) // h]
+        outputs, turned = found.outputs, found.turned
+        if not is_near(outputs, turned, found.query.activation.tolerance):
             if distance is None:
                 raise ConfigError(
                     f"the queries and keys of {name} are rotated by position, so its QK circuit depends on the distance: "
@@ -89,10 +100,25 @@ class Circuits:
             if rotation is None:
                 raise ConfigError(f"the queries and keys of {name} are changed after their projection, not only rotated.")
             left = left @ rotation
-        left, right = norm.apply_transposed(left.T).T, norm.apply_transposed(right.T)
+        left, right = found.norm.apply_transposed(left.T).T, found.norm.apply_transposed(right.T)
         if space == "residual":
             return FactoredMatrix(left, right)
         return FactoredMatrix(self.get_embedding() @ left, right @ self.get_embedding().T)
+
+    def find_query_key_parts(self, name: str, layer: int) -> QueryKeyParts:
+        """Return the projections of the queries and keys of a layer, found once. Raises ConfigError where they are not."""
+        if name in self.query_key_parts:
+            return self.query_key_parts[name]
+        asked = self.recording.map(layer)._request
+        q, k = (widen(x[0, :, : self.trace.positions]) for x in (asked.q, asked.k))
+        query, key = (find_projection(self.trace, x) or find_projection(self.trace, x[:, :1]) for x in (q, k))
+        norm = None if query is None else find_norm_before(self.trace, query.activation)
+        if query is not None and key is not None and norm is not None:
+            one, other = query.activation, key.activation
+            if is_near(one.x, other.x, one.tolerance):
+                outputs, turned = torch.cat([query.outputs, key.outputs]).cpu(), torch.cat([q, k]).cpu()
+                return self.query_key_parts.setdefault(name, QueryKeyParts(query, key, norm, outputs, turned))
+        raise ConfigError(f"the projections of the queries and keys of {name} were not found, or not behind one norm.")
 
     def find_head(self, layer: int, head: int) -> tuple[str, int, int]:
         """Return the name of a layer, the head counted from 0, and the number of heads. Raises OutOfRangeError."""

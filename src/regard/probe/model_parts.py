@@ -21,18 +21,24 @@ from regard.observe.recording import Recording
 from regard.probe.evaluation_mode import evaluate_mode
 
 POSITIONS = 8  # at which inputs and outputs are compared
-NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or half precision
-NEAR_NORM = 1e-2  # the same of a norm, which half precision rounds more than once
+NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or TF32
+NEAR_NORM = 1e-2  # the same of a norm
+ROUNDINGS = 4  # of half precision between two activations that are the same: of each one's factors and of itself
+PROBE = 64.0  # size of the unit vectors of which a matrix is read off, so that a bias hides none of its digits; a power of 2
 
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """What went into a module and came out of it at the first positions of the first row, (p, c_in) and (p, c_out)."""
+    """What went into a module and came out of it at the first positions of the first row, (p, c_in) and (p, c_out).
+
+    Both are widened to float32; tolerance is the relative difference up to which they equal others, from their own dtype.
+    """
 
     module: nn.Module
     name: str
     x: Tensor
     y: Tensor
+    tolerance: float = NEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +125,8 @@ class ActivationTrace:
             x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
             if x is None or not isinstance(result, Tensor) or x.dim() < 2:
                 return
-            found = Activation(module, name, cut_positions(x, self.positions), cut_positions(result, self.positions))
+            given, made = (cut_positions(one, self.positions) for one in (x, result))
+            found = Activation(module, name, given, made, get_tolerance(result.dtype))
             if module.weight.dim() == 2:  # type: ignore[operator]
                 self.linear.append(found)
             elif x.shape == result.shape:
@@ -133,6 +140,14 @@ def cut_positions(x: Tensor, positions: int) -> Tensor:
     """Return the first positions of the first row of (b, t, c) or (t, c), in float32 at least."""
     row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
     return widen(row[:positions]).clone()
+
+
+def get_tolerance(dtype: torch.dtype, least: float = NEAR) -> float:
+    """Return the relative difference up to which two activations are the same, for their dtype: `least`, or its roundings.
+
+    A rounding changes a number by at most half of eps, relative to its size (Higham 2002, section 2.1).
+    """
+    return max(least, ROUNDINGS * torch.finfo(dtype).eps / 2) if dtype.is_floating_point else least
 
 
 def widen(x: Tensor) -> Tensor:
@@ -161,7 +176,8 @@ def find_parts(
     if last is not None and len(last.y[0]) != words.shape[1]:
         raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
     words = widen(words.detach())
-    if last is None or final is None or not is_near(cut_positions(logits, trace.positions), last.y @ words.to(last.y).T):
+    shown, tolerance = cut_positions(logits, trace.positions), get_tolerance(logits.dtype)
+    if last is None or final is None or not is_near(shown, last.y @ words.to(last.y).T, tolerance):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
             "computed."
@@ -195,8 +211,10 @@ def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> Lay
     h, v, positions = m.shape[1], widen(values[:1]), trace.positions
     joined = widen((m.select(batch=0) @ v)[0, :, :positions].transpose(0, 1).flatten(1))  # (p, h e)
     output = None
-    projection = next((one for one in trace.linear if is_near(one.x, joined)), None)
-    if projection is not None and not any(is_near(norm.x, projection.y) for norm in trace.norms):  # it is added as it is
+    projection = next((one for one in trace.linear if is_near(one.x, joined, one.tolerance)), None)
+    if projection is not None and not any(
+        is_near(norm.x, projection.y, norm.tolerance) for norm in trace.norms
+    ):  # it is added as it is
         matrix = read_matrix(projection)
         output = None if matrix is None else matrix.view(h, -1, matrix.shape[1])
     found = find_projection(trace, v[0, :, :positions])
@@ -208,9 +226,9 @@ def find_projection(trace: ActivationTrace, heads: Tensor) -> Projection | None:
     """Find the linear module whose output has vectors (g, p, e) in its columns at the first p positions."""
     for one in trace.linear:
         y = one.y[: heads.shape[1]]
-        if find_columns(y, heads[0]) is None:  # of most modules, without a look at the other heads
+        if find_columns(y, heads[0], one.tolerance) is None:  # of most modules, without a look at the other heads
             continue
-        columns = [find_columns(y, head) for head in heads]
+        columns = [find_columns(y, head, one.tolerance) for head in heads]
         if None not in columns and (matrix := read_matrix(one)) is not None:
             parts = [slice(start, start + heads.shape[2]) for start in columns if start is not None]
             return Projection(one, *(torch.stack([x[:, part] for part in parts]) for x in (one.y, matrix)))
@@ -219,25 +237,25 @@ def find_projection(trace: ActivationTrace, heads: Tensor) -> Projection | None:
 
 def find_norm_before(trace: ActivationTrace, one: Activation) -> Norm | None:
     """Return the norm whose output goes into a module, of gain 1 if no norm does; None for a norm of another kind."""
-    before = next((norm for norm in trace.norms if is_near(norm.y, one.x)), None)
+    before = next((norm for norm in trace.norms if is_near(norm.y, one.x, one.tolerance)), None)
     return Norm(torch.ones(one.x.shape[1]), False) if before is None else fit_norm(before)
 
 
-def is_near(one: Tensor, other: Tensor) -> bool:
+def is_near(one: Tensor, other: Tensor, tolerance: float = NEAR) -> bool:
     """Return whether two activations are the same up to rounding."""
     if one.shape != other.shape:
         return False
-    return bool((one - other).norm() <= NEAR * other.norm()) and bool(other.norm() > 0)
+    return bool((one - other).norm() <= tolerance * other.norm()) and bool(other.norm() > 0)
 
 
-def find_columns(y: Tensor, v: Tensor) -> int | None:
+def find_columns(y: Tensor, v: Tensor, tolerance: float = NEAR) -> int | None:
     """Return the first column of y (p, n) at which v (p, e) stands; None if it does not."""
     p, e = v.shape
     if y.shape[0] != p or y.shape[1] < e:
         return None
     distance = (y[:, : y.shape[1] - e + 1] - v[:, :1]).norm(dim=0)
-    for start in (distance <= NEAR * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
-        if is_near(y[:, start : start + e], v):
+    for start in (distance <= tolerance * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
+        if is_near(y[:, start : start + e], v, tolerance):
             return int(start)
     return None
 
@@ -249,8 +267,8 @@ def read_matrix(one: Activation) -> Tensor | None:
     unit = torch.eye(one.x.shape[1], device=weight.device, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
     with evaluate_mode(one.module):
         shift = one.module(torch.zeros_like(unit[:1]))
-        matrix = widen(one.module(unit) - shift).cpu()
-    return matrix if is_near(one.x.cpu() @ matrix.to(one.x) + widen(shift).cpu(), one.y.cpu()) else None
+        matrix = (widen(one.module(PROBE * unit)) - widen(shift)).cpu() / PROBE
+    return matrix if is_near(one.x.cpu() @ matrix.to(one.x) + widen(shift).cpu(), one.y.cpu(), one.tolerance) else None
 
 
 @torch.no_grad()
@@ -276,4 +294,4 @@ def fit_norm(one: Activation) -> Norm | None:
             gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
             fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.to(one.y.dtype))))
     error, best = min(fits, key=lambda fit: fit[0])
-    return best if error <= NEAR_NORM * float(y.norm()) else None
+    return best if error <= max(NEAR_NORM, one.tolerance) * float(y.norm()) else None

@@ -25,13 +25,13 @@ def write_arithmetic(example: Example, query: int, keys: range | None = None) ->
     keys = range(len(example.keys)) if keys is None else keys
     if example.steps.scores.dim() == 2:
         return write_row(example, example.steps, example.q, example.k, example.v, query, keys)
-    scenes = []
+    shown = []
     for head in range(len(example.steps.scores)):
         steps = Steps(*(part[head] for _, part in example.steps.items()))
         q, k, v = (None if part is None else part[head] for part in (example.q, example.k, example.v))
-        for scene in write_row(example, steps, q, k, v, query, keys):
-            scenes.append(ExampleStep(f"head {head + 1}: {scene.name}", scene.formula, scene.sentence, (), scene.lines))
-    return tuple(scenes)
+        for one in write_row(example, steps, q, k, v, query, keys):
+            shown.append(ExampleStep(f"head {head + 1}: {one.name}", one.formula, one.sentence, (), one.lines))
+    return tuple(shown)
 
 
 def write_row(
@@ -40,32 +40,32 @@ def write_row(
     """Write out the arithmetic of one row of one head."""
     words, row = example.keys, Steps(*(part[query] for _, part in steps.items()))
     asks, formulas = make_namer(example.words)(query), get_formulas(steps, example.scale, q) | dict(example.formulas)
-    scenes = [write_scores(example, row, None if q is None else q[query], k, asks, keys)]
+    shown = [write_scores(example, row, None if q is None else q[query], k, asks, keys)]
     if "scaled" in formulas:
         lines = tuple(
             Line(words[j], f"{format_number(row.scores[j])} {format_factor(formulas)} = {format_number(row.scaled[j])}")
             for j in keys
         )
-        scenes.append(
+        shown.append(
             ExampleStep("scaled", formulas["scaled"], "Every score of the row is multiplied by the same factor.", (), lines)
         )
     if "masked" in formulas:
         lines = tuple(Line(words[j], format_change(row.capped[j], row.masked[j])) for j in keys)
-        said = example.sentences.get("masked", "A score of -inf has the exponential 0, so its weight is 0.")
-        scenes.append(ExampleStep("masked", formulas["masked"], said, (), lines))
-    scenes += write_softmax(words, row, keys)
+        sentence = example.sentences.get("masked", "A score of -inf has the exponential 0, so its weight is 0.")
+        shown.append(ExampleStep("masked", formulas["masked"], sentence, (), lines))
+    shown += write_softmax(words, row, keys)
     if "dropped" in formulas:
         lines = tuple(Line(words[j], format_change(row.weights[j], row.dropped[j])) for j in keys)
-        said = "A weight is set to 0 or enlarged, so that on average the sum is unchanged."
-        scenes.append(ExampleStep("dropped", formulas["dropped"], said, (), lines))
+        sentence = "A weight is set to 0 or enlarged, so that on average the sum is unchanged."
+        shown.append(ExampleStep("dropped", formulas["dropped"], sentence, (), lines))
     if example.right is not None:
         lines = tuple(Line(words[j], format_number(example.right.weights[query, j])) for j in keys)
-        scenes.append(
+        shown.append(
             ExampleStep("right weights", "softmax with -inf", "These are the weights that the row should have.", (), lines)
         )
     if v is not None:
-        scenes.append(write_context(row, v, formulas["context"], asks))
-    return tuple(scenes)
+        shown.append(write_context(row, v, formulas["context"], asks))
+    return tuple(shown)
 
 
 def format_factor(formulas: dict[str, str]) -> str:
@@ -89,12 +89,12 @@ def write_scores(example: Example, row: Steps, q: Tensor | None, k: Tensor | Non
         given = tuple(Line(example.keys[j], format_number(row.scores[j])) for j in keys)
         return ExampleStep("scores", formula, f"The given scores of {asks}.", (), given)
     if example.weight is None:
-        said = f"The numbers of {asks} times those of each word, and the sum of these products."
+        sentence = f"The numbers of {asks} times those of each word, and the sum of these products."
         lines = [Line(example.keys[j], format_dot_product(q, k[j], row.scores[j])) for j in keys]
     else:
-        said = f"The numbers of {asks} plus those of each word, passed through tanh, weighted and summed."
+        sentence = f"The numbers of {asks} plus those of each word, passed through tanh, weighted and summed."
         lines = [Line(example.keys[j], format_additive_score(q, k[j], example.weight, row.scores[j])) for j in keys]
-    return ExampleStep("scores", formula, said, (), tuple(lines))
+    return ExampleStep("scores", formula, sentence, (), tuple(lines))
 
 
 def format_dot_product(q: Tensor, k: Tensor, score: Tensor) -> str:
@@ -140,12 +140,12 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
         for j in keys
     ]
     lines.append(Line("sum", f"{join_terms([format_number(number) for number in raised])} = {format_number(whole)}"))
-    said = f"The greatest score, {format_number(top)}, is subtracted first: this changes no weight and prevents overflow."
+    sentence = f"The greatest score, {format_number(top)}, is subtracted first: this changes no weight and prevents overflow."
     shares = tuple(
         Line(words[j], f"{format_number(raised[j])} / {format_number(whole)} = {format_number(row.weights[j])}") for j in keys
     )
     return [
-        ExampleStep("exponentials", "e^(score - greatest)", said, (), tuple(lines)),
+        ExampleStep("exponentials", "e^(score - greatest)", sentence, (), tuple(lines)),
         ExampleStep("weights", "exponential / sum", f"The weights sum to {format_number(row.weights.sum())}.", (), shares),
     ]
 

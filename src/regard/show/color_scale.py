@@ -1,4 +1,4 @@
-"""Scales that map values to colors or positions along an axis: linear and logarithmic."""
+"""Scales that map values to colors or positions along an axis: linear, logarithmic, and linear with a sign."""
 
 import math
 from collections.abc import Sequence
@@ -73,7 +73,32 @@ class Log:
         return float(low * (high / low) ** share)
 
 
+@dataclass(frozen=True)
+class Signed:
+    """A linear scale from -high to high in two hues, with 0 in the middle; None is the largest value in size."""
+
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.high is not None and not self.high > 0:
+            raise ConfigError(f"the end of a Signed scale must be above 0, got high={self.high:g}.")
+
+    def ends(self, values: Sequence[float]) -> tuple[float, float]:
+        """Return -high and high for these values, of which only the finite count."""
+        high = compute_signed_limit(values) if self.high is None else self.high
+        return -high, high
+
+    def share(self, value: float, ends: tuple[float, float]) -> float:
+        """Return the position of a value between -high, 0, and high, 1; a value outside counts as the end."""
+        return Linear(*ends).share(value, ends)
+
+    def get_value(self, share: float, ends: tuple[float, float]) -> float:
+        """Return the value at a share of the scale."""
+        return Linear(*ends).get_value(share, ends)
+
+
 Scale = Linear | Log
+ColorScale = Scale | Signed
 
 
 def choose_scale(weights: Tensor, tokens: int) -> Scale:

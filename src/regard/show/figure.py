@@ -27,14 +27,18 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.mechanism import Steps
-from regard.show.color_ramp import choose_ink, shade
-from regard.show.color_scale import Linear, Log, Scale
+from regard.show.color_ramp import choose_ink, shade, shade_signed
+from regard.show.color_scale import ColorScale, Linear, Log, Scale, Signed
 from regard.show.step_descriptions import make_titles
 from regard.show.terminal import escape_text
 
 Array = npt.NDArray[np.float64]
 
 COLORMAP = ListedColormap([[part / 255 for part in shade(n / 255)] for n in range(256)])
+SIGNED_SHADES = 257  # odd, so that the one in the middle is that of 0
+SIGNED_COLORMAP = ListedColormap(
+    [[part / 255 for part in shade_signed(2 * n / (SIGNED_SHADES - 1) - 1)] for n in range(SIGNED_SHADES)]
+)
 INKS, DASHES, MARKERS = ("#302f4e", "#0a75af", "#c2571a", "#7a9a01"), ("-", "--", "-.", ":"), "osD^"  # of curves and arrows
 PAPER, FAINT = "#f6f6f4", "#b0b0aa"
 HATCHES = (("////", "hidden (−∞)", np.isneginf), ("xxxx", "NaN or ∞", lambda values: np.isnan(values) | np.isposinf(values)))
@@ -67,7 +71,7 @@ class Panel:
     columns: Sequence[str]
     title: str = ""
     names: tuple[str, str] = ("", "")
-    scale: Scale = LINEAR
+    scale: ColorScale = LINEAR
     room: float = 8.5
 
     @property
@@ -120,12 +124,13 @@ def draw_matrix(
     *,
     title: str = "",
     names: tuple[str, str] = ("", ""),
-    scale: Scale = LINEAR,
+    scale: ColorScale = LINEAR,
 ) -> Picture:
     """Draw a matrix (rows, columns) as colors, with words on both axes and its numbers where they fit.
 
     `columns` is by default the same as `rows`; `names` are the names of the row and the column axis. -inf is hatched, NaN and
-    inf are cross-hatched. Raises ShapeError where words and matrix disagree.
+    inf are cross-hatched. With scale=Signed(), for pull and cut, numbers above 0 are blue, those below brown, and 0 is white.
+    Raises ShapeError where words and matrix disagree.
     """
     return draw_sheet([make_panel(matrix, rows, columns, title=title, names=names, scale=scale)])
 
@@ -281,7 +286,7 @@ def draw_panel(axes: Axes, one: Panel) -> QuadMesh:
     few, finite = max(one.values.shape) <= 24, np.isfinite(one.values)
     mesh = axes.pcolormesh(
         np.ma.masked_where(~finite, one.values),
-        cmap=COLORMAP,
+        cmap=SIGNED_COLORMAP if isinstance(one.scale, Signed) else COLORMAP,
         norm=(LogNorm if isinstance(one.scale, Log) else Normalize)(*one.scale.ends(one.values.ravel().tolist()), clip=True),
         edgecolors="white" if few else "face",
         linewidth=1 if few else 0.1,

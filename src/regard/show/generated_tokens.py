@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from regard.generate import TokenChoice
 from regard.observe import Recording
@@ -70,17 +69,12 @@ def list_likeliest(chosen: TokenChoice, n: int, text: PieceTokenizer) -> list[tu
 
 def find_attended(recording: Recording, layers: int, words: list[str]) -> list[AttendedToken]:
     """Return the tokens that the last query attends to most, by the mean over the heads of the last `layers` layers."""
-    weights = average_heads([call.map[0, :, -1] for call in recording.last.calls[-layers:]])
+    weights = torch.cat([call.map[0, :, -1] for call in recording.last.softmax_calls[-layers:]]).mean(0)
     first = len(words) - len(weights)
     values, places = weights.topk(min(MAX_ATTENDED, len(weights)))
     return [
         AttendedToken(first + at, words[first + at], value) for value, at in zip(values.tolist(), places.tolist(), strict=True)
     ]
-
-
-def average_heads(rows: list[Tensor]) -> Tensor:
-    """Compute the mean of weights (h, k) over heads and layers, (k,)."""
-    return torch.cat(rows).mean(0)
 
 
 def select_last_layers(count: int) -> range:

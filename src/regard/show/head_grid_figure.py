@@ -3,14 +3,14 @@
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.patches import Patch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.show.color_ramp import shade_signed
 from regard.show.color_scale import compute_signed_limit
 from regard.show.figure import (
+    SIGNED_COLORMAP,
     TEXT_SIZE,
     Picture,
     convert_to_array,
@@ -22,8 +22,6 @@ from regard.show.figure import (
     write_numbers,
 )
 
-SHADES = 257  # odd, so that the one in the middle is that of 0
-COLORMAP = ListedColormap([[part / 255 for part in shade_signed(2 * n / (SHADES - 1) - 1)] for n in range(SHADES)])
 UNMEASURED, LINE = "#ebebe8", "#d9d9d4"  # of heads whose value is NaN, and between cells
 MARK, LEGEND = 0.7, 0.35  # inches of a mark of the legend beside its word, and of the legend's height
 
@@ -39,7 +37,7 @@ def draw_head_grid(grid: Tensor, *, title: str = "", signs: tuple[str, str] = ("
         raise ShapeError(f"grid must have the axes (layers, heads) and at least one entry, got {values.shape}.")
     layers, heads = ([str(n) for n in range(size)] for size in values.shape)
     panel = make_panel(grid, layers, heads, title=title, names=("layer", "head"))
-    marks = [Patch(facecolor=COLORMAP(share), label=word) for word, share in zip(signs, (1.0, 0.0), strict=True)]
+    marks = [Patch(facecolor=SIGNED_COLORMAP(share), label=word) for word, share in zip(signs, (1.0, 0.0), strict=True)]
     marks += [Patch(facecolor=UNMEASURED, label="not measured")] if np.isnan(values).any() else []
     legend = sum(measure_widest([str(mark.get_label())]) + MARK for mark in marks)
     width, height = panel.left + max(panel.right, legend), panel.above + panel.below + LEGEND
@@ -50,7 +48,11 @@ def draw_head_grid(grid: Tensor, *, title: str = "", signs: tuple[str, str] = ("
     )
     limit = compute_signed_limit(values.ravel().tolist())
     mesh = axes.pcolormesh(
-        np.ma.masked_invalid(values), cmap=COLORMAP, norm=Normalize(-limit, limit, clip=True), edgecolors=LINE, linewidth=0.5
+        np.ma.masked_invalid(values),
+        cmap=SIGNED_COLORMAP,
+        norm=Normalize(-limit, limit, clip=True),
+        edgecolors=LINE,
+        linewidth=0.5,
     )
     mesh.set_clip_on(False)  # the outer lines are as wide as the inner ones
     write_numbers(axes, panel, mesh)

@@ -42,7 +42,7 @@ def describe_example(example: Example) -> tuple[ExampleStep, ...]:
         return example.before + example.after
     said = write_sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)
     formulas = get_formulas(example.steps, example.scale, example.q) | dict(example.formulas)
-    told = (
+    shown = (
         ExampleStep(
             name,
             formulas[name],
@@ -51,7 +51,7 @@ def describe_example(example: Example) -> tuple[ExampleStep, ...]:
         )
         for name in list_active_steps(example.steps)
     )
-    return (*example.before, *told, *example.after)
+    return (*example.before, *shown, *example.after)
 
 
 def list_active_steps(steps: Steps) -> list[str]:
@@ -74,9 +74,9 @@ def get_formulas(steps: Steps, scale: float, q: Tensor | None = None) -> dict[st
     """Return the formula of each active step, in terms of the active step before it."""
     found, last = {}, "scores"
     width = None if q is None else q.shape[-1]
-    told = FORMULAS | {"scaled": format_scaling(scale, width), "masked": "{last}" + format_masking(steps)}
+    formulas = FORMULAS | {"scaled": format_scaling(scale, width), "masked": "{last}" + format_masking(steps)}
     for name in list_active_steps(steps):
-        found[name] = told[name].format(last=last)
+        found[name] = formulas[name].format(last=last)
         last = name
     return found
 
@@ -85,8 +85,8 @@ def make_titles(steps: Steps) -> dict[str, str]:
     """Return the formula of each active step as a title; the scale is computed from the scores."""
     largest = steps.scores.abs().nan_to_num(0.0, 0.0).argmax()
     score, scaled = (float(step.flatten()[largest]) for step in (steps.scores, steps.scaled))
-    told = get_formulas(steps, scaled / score if score else 1.0)
-    return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in told.items()}
+    formulas = get_formulas(steps, scaled / score if score else 1.0)
+    return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in formulas.items()}
 
 
 def format_masking(steps: Steps) -> str:
@@ -131,17 +131,19 @@ def write_sentences(steps: Steps, words: Sequence[str], query: int = -1, sources
     query = range(len(words))[query]
     heads = [Steps(*(part[head] for _, part in steps.items())) for head in range(len(steps.scores))]
     parts = [steps] if steps.scores.dim() == 2 else heads
-    told = {name: join_head_sentences([say(part, sides, query) for part in parts]) for name, say in HEAD_DESCRIBERS.items()}
+    sentences = {
+        name: join_head_sentences([say(part, sides, query) for part in parts]) for name, say in HEAD_DESCRIBERS.items()
+    }
     shared = {name: say(parts[0], sides, query) for name, say in SHARED_DESCRIBERS.items()}
-    return told | shared
+    return sentences | shared
 
 
 def join_head_sentences(parts: Sequence[str]) -> str:
     """Join the sentences of all heads into one, of the first four where there are more."""
     if len(parts) == 1:
         return capitalize_sentence(parts[0])
-    told = "; ".join(f"head {head}: {part.rstrip('.')}" for head, part in enumerate(parts[:4], 1))
-    return capitalize_sentence(told + ("; and so on." if len(parts) > 4 else "."))
+    sentence = "; ".join(f"head {head}: {part.rstrip('.')}" for head, part in enumerate(parts[:4], 1))
+    return capitalize_sentence(sentence + ("; and so on." if len(parts) > 4 else "."))
 
 
 def capitalize_sentence(text: str) -> str:

@@ -87,17 +87,17 @@ def print_unpadded(console: Console, renderable: RenderableType) -> None:
         raise ReaderGoneError from None
 
 
-def print_step(console: Console, scene: ExampleStep, number: int, view: TableView) -> None:
+def print_step(console: Console, step: ExampleStep, number: int, view: TableView) -> None:
     """Print an `ExampleStep`: its number, name and formula, its tables or lines, and its sentence."""
-    heading = Text(f"{number}  {escape_text(scene.heading)}")
-    heading.stylize("bold", 0, len(heading) - len(escape_text(scene.formula)))
+    heading = Text(f"{number}  {escape_text(step.heading)}")
+    heading.stylize("bold", 0, len(heading) - len(escape_text(step.formula)))
     print_wrapped(console, heading, hang=3)
-    for line in render_tables(scene.panels, view, console.width, get_palette(console)):
+    for line in render_tables(step.panels, view, console.width, get_palette(console)):
         console.print(line, no_wrap=True, overflow="crop", crop=True)
-    print_calculations(console, scene.lines)
-    for note in describe_hidden_columns(scene.panels, view):
+    print_calculations(console, step.lines)
+    for note in describe_hidden_columns(step.panels, view):
         print_wrapped(console, Text(note, style="dim"))
-    print_wrapped(console, Text(escape_text(scene.sentence), style="italic"))
+    print_wrapped(console, Text(escape_text(step.sentence), style="italic"))
     console.print()
 
 

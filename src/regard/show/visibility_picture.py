@@ -98,7 +98,11 @@ def render_svg(part: VisibilityCrop) -> tuple[str, float]:
     above = TITLE + 8 + LETTER * max(map(count_letters, part.columns))
     across = max(columns * part.cell, LETTER * len("difference")) + GAP
     width, height = left + 3 * across, above + rows * part.cell + 4
-    squares = {"expected": color_expected(part), "found": color_found(part), "difference": color_difference(part)}
+    squares = {
+        "expected": {format_color(shade(1)): part.expected},
+        "found": color_found(part),
+        "difference": color_difference(part),
+    }
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" ',
         f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="{TEXT}">',
@@ -142,11 +146,6 @@ def render_signs(part: VisibilityCrop, title: str, at: tuple[float, float]) -> I
         down = " ".join(f"{at[1] + (i + 0.5) * part.cell + 0.35 * size:.0f}" for i, _ in places)
         look = f'font-size="{size:.0f}" font-weight="bold" text-anchor="middle" fill="{ink}"'
         yield f'<text x="{across}" y="{down}" {look}>{sign * len(places)}</text>' if places else ""
-
-
-def color_expected(part: VisibilityCrop) -> Cells:
-    """Return the cells that may be seen, in the deepest color."""
-    return {format_color(shade(1)): part.expected}
 
 
 def color_found(part: VisibilityCrop) -> Cells:

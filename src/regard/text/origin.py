@@ -26,8 +26,8 @@ class Origin:
 
     def is_origin_of(self, folder: Path) -> bool:
         """Return whether a folder was prepared from the same contents, wherever they are, with the same settings."""
-        said = read_origin(folder)
-        return said is not None and (said.digest, said.settings) == (self.digest, self.settings)
+        header = read_origin(folder)
+        return header is not None and (header.digest, header.settings) == (self.digest, self.settings)
 
     def write(self, folder: Path) -> None:
         """Write the origin into a folder that was prepared from it."""
@@ -38,8 +38,8 @@ class Origin:
 def read_origin(folder: Path) -> Origin | None:
     """Read the origin of a folder; None if there is none."""
     try:
-        said = json.loads((folder / NAME).read_bytes())
-        return Origin(tuple(said["names"]), said["digest"], said["settings"])
+        header = json.loads((folder / NAME).read_bytes())
+        return Origin(tuple(header["names"]), header["digest"], header["settings"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

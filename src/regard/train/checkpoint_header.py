@@ -26,9 +26,9 @@ FOLDER_PATTERN = re.compile(r"step-(\d{8,18})")
 def write_header(folder: Path, says: Mapping[str, Any]) -> None:
     """Write run.json beside the files of a checkpoint, and flush it to disk."""
     files = {path.name: checksum_file(path) for path in folder.iterdir()}
-    said = add_checksum({"format": FORMAT, "version": VERSION, **says, "files": files})
+    stated = add_checksum({"format": FORMAT, "version": VERSION, **says, "files": files})
     with (folder / HEADER_NAME).open("w", encoding="utf-8") as file:
-        json.dump(said, file, indent=1)
+        json.dump(stated, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 

@@ -179,9 +179,9 @@ class TrainConfig:
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
             raise ConfigError(f"[model] must be a table of sizes, for example layers = 4; got {sizes!r}.")
-        asked = {**table, **flags}
-        check_setting_names(asked, [one.name for one in fields(cls)], "")
-        return cls(**{**asked, "model": parse_model_table({**sizes, **flags.get("model", {})})})
+        requested = {**table, **flags}
+        check_setting_names(requested, [one.name for one in fields(cls)], "")
+        return cls(**{**requested, "model": parse_model_table({**sizes, **flags.get("model", {})})})
 
     def to_table(self) -> dict[str, Any]:
         """Return the config as a table that `of` accepts, of values that JSON and TOML can represent."""

@@ -11,9 +11,9 @@ import numpy as np
 from numba import njit
 
 from regard.compiled.bfloat16 import convert_to_float32, store_number
-from regard.compiled.callback_arguments import Arguments, integer_fields
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
 
 CHUNK_ROWS = 16  # rows, or units of 1024 numbers, that a thread takes at a time

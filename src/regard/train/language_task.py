@@ -12,7 +12,6 @@ from regard.text.corpus import Batch, Corpus, Reader
 from regard.train import fused_ops, loss, task
 from regard.train.block_wrappers import wrap_blocks
 from regard.train.config import TrainConfig
-from regard.train.flops import count_flops_per_token
 from regard.train.seeds import derive_seed
 from regard.train.single_process import Engine
 from regard.weights import gpt2 as files
@@ -33,7 +32,7 @@ class LanguageTask:
     @property
     def flops(self) -> float:
         """Floating-point operations to train on one token."""
-        return count_flops_per_token(self.config.gpt2)
+        return self.config.gpt2.training_flops
 
     def identify_data(self) -> dict[str, int | str]:
         """Return values that identify the training part of the corpus, wherever it is stored."""

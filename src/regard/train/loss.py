@@ -10,12 +10,7 @@ from regard.train.fused_ops import cross_entropy
 
 
 def compute_loss(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    count: float | None = None,
-    mask_documents: bool = False,
-    smoothing: float = 0.0,
+    model: nn.Module, batch: Batch, *, count: float | None = None, mask_documents: bool = False, smoothing: float = 0.0
 ) -> Tensor:
     """Compute -Σ log p(target) / count over the real targets; count is their number, or their number in all batches of a step.
 

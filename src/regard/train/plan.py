@@ -15,7 +15,6 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.train.config import TrainConfig
-from regard.train.flops import count_flops_per_token
 
 FLOAT = 4  # bytes of a float32: weights at rest, gradients, moments, and sums of gradients
 NUMBER = 8  # bytes of an int64: a token, a target
@@ -120,7 +119,7 @@ def make_plan(config: TrainConfig, accelerators: int, engine: str) -> Plan:
         gathered = product * (whole - count_uncast_parameters(model, known)) if half else 0
         gradients = FLOAT * whole
         sent = 2 * (n - 1) * FLOAT * whole // n
-    flops = count_flops_per_token(model) * tokens * accumulate
+    flops = model.training_flops * tokens * accumulate
     again = 2 * sum(number for part, number in model.multiply_adds(model.context).items() if part != "head") / model.context
     return Plan(
         accelerators=n,

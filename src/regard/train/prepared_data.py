@@ -26,13 +26,13 @@ def load_or_prepare(
     longer exist, data that was made from sources of these names is loaded.
     """
     folder = Path(config.out) / "corpus"
-    said, trained = read_origin(folder), list_checkpoint_folders(folder.with_name("checkpoints"))
-    if said is None and trained:  # written by an older version without source.json; the checkpoint identifies its corpus
+    stated, trained = read_origin(folder), list_checkpoint_folders(folder.with_name("checkpoints"))
+    if stated is None and trained:  # written by an older version without source.json; the checkpoint identifies its corpus
         return load(folder)
     try:
         found = origin()
     except DataError:
-        if said is not None and said.names == names:
+        if stated is not None and stated.names == names:
             return load(folder)
         raise
     if found.is_origin_of(folder):

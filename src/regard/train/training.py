@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.malloc import trim_heap
-from regard.train import checkpoints, memory_reuse, optimizer
+from regard.malloc import keep_freed_memory, trim_heap
+from regard.train import checkpoints, optimizer
 from regard.train.checkpoints import CheckpointManager
 from regard.train.config import TrainConfig
 from regard.train.loss_spikes import RunningLoss
@@ -109,7 +109,7 @@ def make_training(subject: Task, engine: Engine, lock: RunLock | None) -> Traini
     trained, held_out = subject.make_readers(engine)
     with seed_generators(config.seed, 0, 0, engine.device):
         model = subject.make_model().to(engine.device)
-    memory_reuse.keep_freed_memory()
+    keep_freed_memory()
     called = engine.wrap_model(model.train())
     made = optimizer.make_optimizer(called, config)
     checkpoints.initialize_moments(called, made)

@@ -141,10 +141,10 @@ def make_pairs_origin(config: TrainConfig) -> Origin:
 def fit_vocabulary(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
     """Return the sizes with the pairs' vocabulary if none was given; raise ConfigError if the given one is too small for it."""
     assert isinstance(config.model, TranslatorSizes)
-    size, asked = corpus.text.vocabulary, config.model.vocabulary
-    if asked and asked < size:
-        raise ConfigError(f"model.vocabulary is {asked:,}, but the pairs have {size:,}. Leave it out.")
-    return replace(config.model, sizes={**config.model.sizes, "vocabulary": asked or size})
+    size, requested = corpus.text.vocabulary, config.model.vocabulary
+    if requested and requested < size:
+        raise ConfigError(f"model.vocabulary is {requested:,}, but the pairs have {size:,}. Leave it out.")
+    return replace(config.model, sizes={**config.model.sizes, "vocabulary": requested or size})
 
 
 def refuse_long_sentences(part: Part, context: int | None) -> None:

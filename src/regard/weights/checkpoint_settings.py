@@ -72,32 +72,32 @@ def infer_sizes(dialect: NamingScheme, shapes: Shapes, source: object) -> dict[s
     }
 
 
-def make_config_arguments(said: GivenSettings, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
+def make_config_arguments(stated: GivenSettings, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
     """Return the arguments of GPT2Config except `tied`, from the settings or, for those that are missing, from the tensors."""
     for name, only in SUPPORTED_VALUES.items():
-        if (said.get(name) or None) != (only or None) and name in said:
-            raise WeightsError(f"{source} has {show_settings({name: said[name]})}; regard computes only {name}={only!r}.")
-    found = {ours: number for ours, theirs in SIZES.items() if (number := find_size(said, theirs, source))}
+        if (stated.get(name) or None) != (only or None) and name in stated:
+            raise WeightsError(f"{source} has {show_settings({name: stated[name]})}; regard computes only {name}={only!r}.")
+    found = {ours: number for ours, theirs in SIZES.items() if (number := find_size(stated, theirs, source))}
     width = found.get("width", sizes["width"])
-    inner = 4 * width if said.get("model_type") else sizes["inner"]  # transformers' default
+    inner = 4 * width if stated.get("model_type") else sizes["inner"]  # transformers' default
     merged = {**sizes, "inner": inner, **found}
-    merged["heads"] = found.get("heads") or infer_heads(said, width, source)
+    merged["heads"] = found.get("heads") or infer_heads(stated, width, source)
     if width % merged["heads"]:
         raise WeightsError(f"{source}: the width {width} is not a multiple of the {merged['heads']} heads.")
-    epsilon = said.get("layer_norm_epsilon", 1e-5)
+    epsilon = stated.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise WeightsError(f"{source} has layer_norm_epsilon={show_value(epsilon)}; it must be above 0 and below 1.")
     return {
         **merged,
-        "dropout": find_dropout(said, source),
-        "activation": find_activation(said, activation, source),
+        "dropout": find_dropout(stated, source),
+        "activation": find_activation(stated, activation, source),
         "epsilon": epsilon,
     }
 
 
-def find_size(said: GivenSettings, theirs: tuple[str, ...], source: object) -> int | None:
+def find_size(stated: GivenSettings, theirs: tuple[str, ...], source: object) -> int | None:
     """Return a size stored under any of its names, None if it is missing."""
-    given = {name: said[name] for name in theirs if said.get(name) is not None}
+    given = {name: stated[name] for name in theirs if stated.get(name) is not None}
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
         raise WeightsError(f"{source} has {show_settings(given)}; it must be a whole number of at least 1.")
     if len(set(given.values())) > 1:
@@ -105,9 +105,9 @@ def find_size(said: GivenSettings, theirs: tuple[str, ...], source: object) -> i
     return next(iter(given.values()), None)
 
 
-def infer_heads(said: GivenSettings, width: int, source: object) -> int:
+def infer_heads(stated: GivenSettings, width: int, source: object) -> int:
     """Return the number of heads if the settings do not include it; it cannot be inferred from tensors."""
-    if said.get("model_type") == "gpt2":
+    if stated.get("model_type") == "gpt2":
         return 12  # transformers' default
     if width not in RELEASED:
         raise WeightsError(
@@ -117,10 +117,10 @@ def infer_heads(said: GivenSettings, width: int, source: object) -> int:
     return width // HEAD_WIDTH
 
 
-def find_dropout(said: GivenSettings, source: object) -> float:
+def find_dropout(stated: GivenSettings, source: object) -> float:
     """Return the dropout probability, the same for its three places."""
-    default = dict.fromkeys(DROPOUTS[:3], 0.1) if said.get("model_type") else {}  # transformers'
-    given = default | {name: said[name] for name in DROPOUTS if said.get(name) is not None}
+    default = dict.fromkeys(DROPOUTS[:3], 0.1) if stated.get("model_type") else {}  # transformers'
+    given = default | {name: stated[name] for name in DROPOUTS if stated.get(name) is not None}
     if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
         raise WeightsError(f"{source} has {show_settings(given)}; a probability is from 0 to below 1.")
     if len(set(given.values())) > 1:
@@ -128,21 +128,21 @@ def find_dropout(said: GivenSettings, source: object) -> float:
     return float(next(iter(given.values()), 0.0))
 
 
-def find_activation(said: GivenSettings, otherwise: str, source: object) -> str:
+def find_activation(stated: GivenSettings, otherwise: str, source: object) -> str:
     """Return regard's name of the activation."""
-    name = said.get("activation_function")
+    name = stated.get("activation_function")
     if name is not None and not (isinstance(name, str) and name in ACTIVATIONS):
         raise WeightsError(f"{source} has activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
     return otherwise if name is None else ACTIVATIONS[name]
 
 
-def refuse_unknown_settings(said: GivenSettings, source: object) -> None:
+def refuse_unknown_settings(stated: GivenSettings, source: object) -> None:
     """Raise WeightsError if a checkpoint's own settings include an unknown one, which might change the results."""
     names = {*(name for theirs in SIZES.values() for name in theirs), *DROPOUTS, *IGNORED_SETTINGS}
-    strange = sorted(name for name in said if name not in names)
+    strange = sorted(name for name in stated if name not in names)
     if strange:
         raise WeightsError(
-            f"{source} has {show_settings({strange[0]: said[strange[0]]})}, which is not a known setting of a GPT-2."
+            f"{source} has {show_settings({strange[0]: stated[strange[0]]})}, which is not a known setting of a GPT-2."
         )
 
 

@@ -125,26 +125,26 @@ def infer_config(archive: TensorArchive, dialect: NamingScheme, stored: Tensors)
     """Return the arguments of GPT2Config, from the file's settings, those in the config beside it, and the tensors."""
     checkpoint_settings.refuse_unknown_settings(archive.says, archive.path)
     beside, file = checkpoint_settings.read_settings(archive.folder)
-    said = {**archive.says, **beside}
-    tied = is_tied(archive, dialect, stored, said.get("tie_word_embeddings", True if said.get("model_type") else None))
+    stated = {**archive.says, **beside}
+    tied = is_tied(archive, dialect, stored, stated.get("tie_word_embeddings", True if stated.get("model_type") else None))
     exact = dialect is NANOGPT and (archive.says or tied)  # minGPT is not tied, stores no settings, and uses the tanh form
     sizes = checkpoint_settings.infer_sizes(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)
     return {
-        **checkpoint_settings.make_config_arguments(said, sizes, "gelu" if exact else "gelu_tanh", file or archive.path),
+        **checkpoint_settings.make_config_arguments(stated, sizes, "gelu" if exact else "gelu_tanh", file or archive.path),
         "tied": tied,
     }
 
 
-def is_tied(archive: TensorArchive, dialect: NamingScheme, stored: Tensors, said: object) -> bool:
+def is_tied(archive: TensorArchive, dialect: NamingScheme, stored: Tensors, stated: object) -> bool:
     """Return whether the head is the token embedding: as the settings state or, if they do not, as the tensors show."""
-    if said is not None and not isinstance(said, bool):
-        raise WeightsError(f"{archive.path} has tie_word_embeddings={show_value(said)}; it must be true or false.")
+    if stated is not None and not isinstance(stated, bool):
+        raise WeightsError(f"{archive.path} has tie_word_embeddings={show_value(stated)}; it must be true or false.")
     head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
-    if head is None or tokens is None or said is False:
-        return dialect is not LECTURES and said is not False
+    if head is None or tokens is None or stated is False:
+        return dialect is not LECTURES and stated is not False
     if head.shape == tokens.shape and head.is_equal(tokens):
         return True
-    if said or archive.says:
+    if stated or archive.says:
         raise WeightsError(f"{head} differs from {tokens.name}, but the settings tie the head to the token embedding.")
     return False
 

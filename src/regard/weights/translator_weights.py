@@ -48,10 +48,10 @@ def read_settings(name: str | Path) -> TranslatorSettings:
     """Read the settings of a folder, or of a model included in the package, by name; raise WeightsError if there are none."""
     folder = find_folder(name)
     path = folder / SETTINGS
-    said = read_object(path)
-    kind, sizes = said.get("kind"), said.get("sizes")
+    stated = read_object(path)
+    kind, sizes = stated.get("kind"), stated.get("sizes")
     if not isinstance(kind, str) or not isinstance(sizes, dict):
-        raise WeightsError(f'{path}: "kind" must be a string and "sizes" an object; got {show_settings(said)}.')
+        raise WeightsError(f'{path}: "kind" must be a string and "sizes" an object; got {show_settings(stated)}.')
     wrong = {name: size for name, size in sizes.items() if is_invalid_size(name, size)}
     if wrong:
         raise WeightsError(
@@ -114,21 +114,21 @@ def dequantize_matrix(stored: StoredTensor, scale: StoredTensor) -> Tensor:
 
 def check_names_and_shapes(archive: TensorArchive, tensors: Mapping[str, Tensor]) -> None:
     """Raise WeightsError, naming the first one, if the tensors of a file are not those of the model."""
-    asked = {}
+    requested = {}
     for name, tensor in tensors.items():
-        asked[name] = tuple(tensor.shape)
+        requested[name] = tuple(tensor.shape)
         if tensor.dim() == 2 and name in archive.tensors and archive.tensors[name].dtype == torch.int8:
-            asked[name + SCALE] = (len(tensor),)
-    for name, shape in asked.items():
+            requested[name + SCALE] = (len(tensor),)
+    for name, shape in requested.items():
         if name not in archive.tensors:
-            raise WeightsError(f"{archive.path} has no {name}, which {describe_requirement(name, asked)} requires.")
+            raise WeightsError(f"{archive.path} has no {name}, which {describe_requirement(name, requested)} requires.")
         stored = archive.tensors[name]
         if stored.shape != shape:
-            required = describe_requirement(name, asked)
+            required = describe_requirement(name, requested)
             raise WeightsError(f"{stored} must have the shape {shape}, as {required} requires; it has {stored.shape}.")
-        if stored.dtype not in REAL_DTYPES and name + SCALE not in asked:
+        if stored.dtype not in REAL_DTYPES and name + SCALE not in requested:
             raise WeightsError(f"{stored} holds {stored.dtype}; weights must be one of {', '.join(map(str, REAL_DTYPES))}.")
-    strange = next((name for name in archive.tensors if name not in asked), None)
+    strange = next((name for name in archive.tensors if name not in requested), None)
     if strange is not None:
         raise WeightsError(f"{archive.tensors[strange]} is not part of the model that its {SETTINGS} describes.")
 
@@ -160,12 +160,12 @@ def save_translator(
     }
     if text is not None:
         text.save(folder)
-    said = json.dumps({"kind": kind, "sizes": {**sizes}}, indent=2)
+    stated = json.dumps({"kind": kind, "sizes": {**sizes}}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with write_atomically(folder / TENSORS, folder / SETTINGS) as (weights, settings):
             save_file(named, weights, {"format": "pt"})
-            settings.write_text(said + "\n", encoding="utf-8")
+            settings.write_text(stated + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the translator could not be written to {folder}: {error}.") from error
 

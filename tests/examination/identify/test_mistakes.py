@@ -70,7 +70,7 @@ def test_a_right_layer_says_how_exactly_it_is_right():
 
 
 @pytest.mark.slow
-def test_a_scale_without_a_name_is_told_beside_the_expected_one():
+def test_a_scale_without_a_name_is_reported_beside_the_expected_one():
     match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
     assert find_mistake(match, "scale").does == "the scores are multiplied by 0.3, but 0.5 is expected"
     assert "pass scale=0.3" in find_mistake(match, "scale").cure

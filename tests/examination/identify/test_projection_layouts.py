@@ -36,7 +36,7 @@ def first(module, width=C, out=C):
     return next(find_layouts(module, width, out))
 
 
-def test_separate_matrices_are_told_by_name_in_any_order():
+def test_separate_matrices_are_reported_by_name_in_any_order():
     class Turned(nn.Module):
         def __init__(self):
             super().__init__()

@@ -56,7 +56,7 @@ def test_a_variant_names_what_deviates():
     assert replace(RIGHT, scale="none", mask="zero").deviations == {"scale": "none", "mask": "zero"}
 
 
-def test_rows_that_a_variant_leaves_blind_are_told():
+def test_rows_that_a_variant_leaves_blind_are_reported():
     given = drawn()
     assert find_blind_queries(RIGHT, given).sum() == 0
     assert find_blind_queries(Variant(mask="strict"), given)[0].tolist() == [True] + [False] * (T - 1)

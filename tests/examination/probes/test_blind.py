@@ -25,12 +25,12 @@ def test_queries_hidden_in_the_place_of_keys_are_found():
     assert "last axis" in finding.cure
 
 
-def test_an_output_that_is_nan_throughout_is_told():
+def test_an_output_that_is_nan_throughout_is_reported():
     (finding,) = check_case(case_of(Layer(lambda scores: scores / 0 - scores / 0)))
     assert "every row of the output is NaN" in finding.evidence
 
 
-def test_weights_that_are_not_finite_are_told_by_name():
+def test_weights_that_are_not_finite_are_reported_by_name():
     layer = Layer(hiding(later))
     nn.init.constant_(layer.W_key.weight, torch.nan)
     (finding,) = check_case(case_of(layer))

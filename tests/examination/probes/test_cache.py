@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from examination import wrong_positions as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
+from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
 from regard.examination import cached_decoding, examine
 from regard.examination.probes.cache import check_case
@@ -95,9 +96,9 @@ def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found(monkeypatc
     own = layer.forward
 
     class Forgetful(type(layer)):
-        def forward(self, x, past_key_values=None, **more):
-            context = own(x, past_key_values=past_key_values, **more)
-            return context if past_key_values is None else own(x)
+        def forward(self, x, cache=None, **more):
+            context = own(x, **{CACHE: cache}, **more)
+            return context if cache is None else own(x)
 
     layer.__class__ = Forgetful
     (finding,) = check_case(case_of(layer))
@@ -140,7 +141,7 @@ def test_places_that_the_caller_gives_are_given():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_a_cache_in_any_dtype_is_told_right_from_wrong(dtype):
+def test_a_cache_in_any_dtype_is_classified_as_right_or_wrong(dtype):
     (finding,) = check_case(case_of(Cached(join=lambda past, new: new).to(dtype)))
     assert finding.kind == "wrong cache"
     (checked,) = check_case(case_of(Cached().to(dtype)))
@@ -156,7 +157,7 @@ def test_what_a_partial_holds_is_not_lost():
     assert "its own outputs differ" in unknown.needs
 
 
-def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_asked_anew():
+def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_called_anew():
     class Adding(Cached):
         def forward(self, x, past_key_value=None, use_cache=False):
             y = super().forward(x, past_key_value, use_cache)
@@ -186,7 +187,7 @@ def test_a_past_that_is_not_used_is_none():
     assert "`past`" in unknown.what
 
 
-def test_a_layer_that_leaks_is_not_asked_for_its_cache():
+def test_a_layer_that_leaks_is_not_tested_for_its_cache():
     assert not list(check_case(case_of(Cached(diagonal=lambda q, k: k))))
 
 

@@ -90,14 +90,14 @@ def test_what_is_divided_by_the_wrong_number_is_found(made):
     assert finding.kind == "dropout not rescaled"
 
 
-def test_dropout_of_scores_is_told_apart():
+def test_dropout_of_scores_is_distinguished():
     torch.manual_seed(0)
     (finding,) = findings(wrong.ScoresDropped())
     assert finding.kind == "dropout not rescaled"
     assert "scores are dropped" in finding.evidence
 
 
-def test_what_stands_after_a_norm_cannot_be_told():
+def test_what_stands_after_a_norm_cannot_be_determined():
     said = list(check_case(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
     assert kinds(said) == []
     assert any("without norms" in getattr(one, "needs", "") for one in said)
@@ -113,7 +113,7 @@ def test_what_training_does_to_buffers_is_not_taken_for_dropout():
     assert "buffers" in said[-1].needs
 
 
-def test_a_layer_without_dropout_is_asked_no_more():
+def test_a_layer_without_dropout_is_not_called_again():
     assert [one.what for one in check_case(case_of(Layer(weigh)))] == ["evaluation is not random"]
 
 

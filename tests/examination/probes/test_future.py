@@ -36,13 +36,13 @@ def test_the_evidence_names_the_first_query_that_leaks_and_a_token_after_it():
     assert float(re.search(r"by ([\d.e-]+)", finding.evidence)[1]) > 0.01
 
 
-def test_a_mask_that_begins_one_too_late_is_told():
+def test_a_mask_that_begins_one_too_late_is_reported():
     (finding,) = check_case(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
     assert "one token too many" in finding.evidence
     assert "triu(diagonal=1)" in finding.cure
 
 
-def test_a_faint_leak_is_found_and_told_to_be_faint():
+def test_a_faint_leak_is_found_and_reported_as_faint():
     (finding,) = check_case(case_of(Layer(hiding(later, -14.0))))
     assert "weakly" in finding.evidence
 

@@ -89,7 +89,7 @@ def test_what_a_model_holds_for_other_outputs_is_no_finding():
     assert findings(Model()) == []
 
 
-def test_weights_of_an_argument_that_is_not_given_cannot_be_told():
+def test_weights_of_an_argument_that_is_not_given_cannot_be_determined():
     (unknown,) = check_case(case_of(designs.OptionalContext().eval()))
     assert "k_context and v_context" in unknown.what
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_takes_only_one_way_back_is_no_finding():
     assert checked.sensitivity == "4 weights"
 
 
-def test_weights_that_were_made_in_inference_mode_cannot_be_told():
+def test_weights_that_were_made_in_inference_mode_cannot_be_determined():
     with torch.inference_mode():
         layer = Layer(weigh)
     (unknown,) = check_case(case_of(layer))

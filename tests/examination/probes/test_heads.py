@@ -27,7 +27,7 @@ def test_heads_that_attend_to_one_another_are_found():
     assert "the heads of each token attend to one another" in finding.evidence
 
 
-def test_which_of_q_k_and_v_are_viewed_is_told():
+def test_which_of_q_k_and_v_are_viewed_is_reported():
     (finding,) = said(made(SINGLE["split", "v"]))
     assert finding.evidence.startswith("v are split into heads by a view")
     assert ".transpose(1, 2)" in finding.cure
@@ -67,5 +67,5 @@ def test_heads_of_a_function_that_answer_to_anothers_keys_are_found():
     assert finding.kind == "mixed heads"
 
 
-def test_a_layer_that_shows_nothing_cannot_be_told():
+def test_a_layer_that_shows_nothing_cannot_be_determined():
     assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]

@@ -72,7 +72,7 @@ def test_refusing_more_tokens_is_no_fault(length):
 
 
 @pytest.mark.parametrize("expects", [Everything(), Window(2, 2), Causal() & Window(left=3)])
-def test_a_rule_that_is_kept_at_every_length_has_no_finding(expects):
+def test_a_mask_that_holds_at_every_length_has_no_finding(expects):
     assert kinds(check_case(case_of(Layer(hiding(lambda q, k: ~expects.table(q, k))), expects))) == []
 
 
@@ -86,7 +86,7 @@ def test_a_residual_is_no_leak():
     assert kinds(check_case(case_of(layer, strict))) == []
 
 
-def test_what_carries_its_own_padding_meets_no_other_length():
+def test_what_carries_its_own_padding_is_not_called_with_other_lengths():
     layer = Layer(hiding(lambda q, k: torch.arange(k) >= torch.tensor([3, 5]).view(2, 1, 1)))
     assert list(check_case(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))) == []
 

@@ -46,7 +46,7 @@ def test_without_positions_the_order_does_not_matter():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [sloped, by_place])
-def test_what_depends_on_order_and_holds_no_positions_cannot_be_told(bias):
+def test_what_depends_on_order_and_holds_no_positions_cannot_be_determined(bias):
     (one,) = said(Ruled(bias))
     assert isinstance(one, Unknown)
     assert "reordering tokens " in one.what
@@ -77,7 +77,7 @@ def test_weights_that_show_tell_distance_from_place():
 
 
 @pytest.mark.slow
-def test_a_function_with_a_bias_by_distance_is_told_from_one_by_place():
+def test_a_function_with_a_bias_by_distance_is_distinguished_from_one_by_place():
     def biased(bias):
         return lambda q, k, v: attention(q, k, v, bias=bias(q.shape[-2], k.shape[-2]).to(q))
 

@@ -59,7 +59,7 @@ def test_a_number_for_minus_infinity_is_judged_by_scores_of_ten_thousand(value, 
         assert "-torch.inf" in said[0].cure
 
 
-def test_a_layer_that_leaks_anyway_is_not_told_of_its_mask_again():
+def test_a_layer_that_leaks_anyway_is_not_warned_of_its_mask_again():
     assert kinds(check_case(case(Layer(lambda scores: scores.softmax(-1)), expects=Causal()))) == []
 
 

@@ -28,12 +28,12 @@ def test_padding_that_is_seen_is_a_finding_with_its_sequence():
     assert "sequence 0, which has length 3, is padding" in finding.evidence
 
 
-def test_padding_that_the_future_hides_from_real_queries_is_not_asked_about_them():
+def test_padding_that_the_future_hides_from_real_queries_is_not_tested_on_them():
     assert kinds(said(later(7, 7).expand(2, 7, 7), Causal() & Padding(LENGTHS))) == []
 
 
 @pytest.mark.parametrize("value", [-torch.inf, -1e9])
-def test_the_padding_of_the_wrong_side_is_told(value):
+def test_the_padding_of_the_wrong_side_is_reported(value):
     (finding,) = said(~REAL.flip(-1)[:, None], value=value)
     assert finding.kind == "padding leak"
     assert "its real tokens" in finding.evidence

@@ -53,14 +53,14 @@ def test_a_right_rule_is_checked(rule):
 
 
 @pytest.mark.parametrize("value", [-torch.inf, -1e9])
-def test_a_query_that_does_not_see_itself_is_told(value):
+def test_a_query_that_does_not_see_itself_is_reported(value):
     (finding,) = check_case(case_of(Layer(hiding(lambda q, k: later(q, k, 0), value))))
     assert finding.kind == "wrong mask"
     assert "does not see its own token" in finding.evidence
     assert "triu(diagonal=1)" in finding.cure
 
 
-def test_it_is_told_where_only_the_query_is_left_of_its_token():
+def test_a_lost_token_is_reported_where_only_its_query_is_left():
     (finding,) = check_case(case_of(Layer(hiding(lambda q, k: torch.eye(q, dtype=torch.bool))), Everything()))
     assert "its value does not reach output 0" in finding.evidence
 

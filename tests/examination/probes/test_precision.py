@@ -55,7 +55,7 @@ def test_a_right_layer_is_no_finding_in_any_dtype(layer, dtype):
     assert said
 
 
-def test_sums_kept_in_half_precision_are_found():
+def test_sums_in_half_precision_are_found():
     torch.manual_seed(0)
     (finding,) = check_case(case_of(wrong.HalfSums()))
     assert finding.kind == "wrong precision"
@@ -81,7 +81,7 @@ def test_what_autocast_gives_is_held_against_its_own_dtype():
     assert "bfloat16" in checked.what
 
 
-def test_what_does_not_run_in_float64_cannot_be_told():
+def test_what_does_not_run_in_float64_cannot_be_determined():
     class Single(Layer):
         def forward(self, x):
             return super().forward(x.float())
@@ -90,7 +90,7 @@ def test_what_does_not_run_in_float64_cannot_be_told():
     assert ".double()" in unknown.needs
 
 
-def test_a_layer_that_gives_something_else_for_many_tokens_is_asked_with_few():
+def test_a_layer_that_gives_something_else_for_many_tokens_is_called_with_few():
     class Few(Layer):
         def forward(self, x):
             return super().forward(x) if x.shape[1] < 256 else x.sum()

@@ -23,7 +23,7 @@ def test_exchanged_roles_of_a_layer_are_found(key):
     assert (finding.kind, finding.cause) == ("wrong roles", "roles")
 
 
-def test_what_stands_where_is_told():
+def test_the_axes_are_identified():
     (finding,) = said(made(SINGLE["roles", "qkk"]))
     assert finding.evidence.startswith("the key is used as the value. The outputs equal softmax(q kᵀ / √4) k")
     (finding,) = said(made(roles("v", "k", "v")))
@@ -41,7 +41,7 @@ def test_right_roles_are_checked(layer):
     assert [type(one) for one in said(made(layer))] == [Checked]
 
 
-def test_projections_without_names_cannot_be_told():
+def test_projections_without_names_cannot_be_determined():
     (one,) = said(made(Unnamed))
     assert isinstance(one, Unknown)
     assert "W_query" in one.needs
@@ -84,5 +84,5 @@ def test_an_input_that_nothing_hangs_on_is_found(place, name):
     assert finding.evidence == f"the output does not change with the {name}"
 
 
-def test_a_layer_that_shows_nothing_cannot_be_told():
+def test_a_layer_that_shows_nothing_cannot_be_determined():
     assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]

@@ -25,7 +25,7 @@ def test_a_wrong_scale_is_found_with_its_cure(name):
     assert "math.sqrt(k.shape[-1])" in finding.cure
 
 
-def test_the_width_of_the_model_in_the_place_of_the_heads_is_told():
+def test_the_width_of_the_model_in_the_place_of_the_heads_is_reported():
     assert "√12, where 12 is the width of all heads, not of one" in said(made(SINGLE["scale", "model"])).evidence
 
 
@@ -63,7 +63,7 @@ def test_returned_weights_show_the_scale_beside_a_residual():
 
 
 @pytest.mark.slow
-def test_what_cannot_be_told_says_what_to_pass():
+def test_what_cannot_be_determined_says_what_to_pass():
     for subject in (
         nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(),
         attention(turn=lambda x: x / x.norm(dim=-1, keepdim=True)),

@@ -81,7 +81,7 @@ def test_keys_that_fill_up_a_block_are_no_sink():
 
 
 @pytest.mark.slow
-def test_heads_that_are_mixed_or_subtracted_cannot_be_told():
+def test_heads_that_are_mixed_or_subtracted_cannot_be_determined():
     for subject in (made(designs.TalkingHeads), designs.differential):
         (one,) = said(subject)
         assert isinstance(one, Unknown)
@@ -103,7 +103,7 @@ def test_functions_outside_the_family_are_read():
 
 
 @pytest.mark.slow
-def test_the_row_that_does_not_add_to_one_is_told():
+def test_the_row_that_does_not_add_to_one_is_reported():
     (finding,) = [one for one in said(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
     assert "the weights of row 0 of head 0 sum to 0.5, not to 1" in finding.evidence
 

@@ -274,6 +274,7 @@ class Own(nn.Module):
             q, k, v = self.project(x)[..., : 3 * D].split(D, -1)
         else:
             q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        self.values = v.detach()
         return self.form(q, k, v) if self.part is None else self.form(q, k, v, self.part)
 
 

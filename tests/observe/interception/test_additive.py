@@ -154,7 +154,7 @@ def test_rows_that_move_are_followed_by_their_keys(whole):
     assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EQUAL
 
 
-def test_a_search_that_nobody_tells_of_is_told(recwarn):
+def test_a_search_that_nobody_reports_is_detected(recwarn):
     model, (start, keys) = Decoder("over"), given()
     state, twins = start[:1, :2].flatten(0, 1), keys[:1].expand(2, -1, -1)
 

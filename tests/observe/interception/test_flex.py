@@ -207,7 +207,7 @@ def test_a_function_that_cannot_be_tried_is_missed_and_the_error_is_the_models_o
 
 
 @pytest.mark.slow
-def test_a_stated_scale_grouped_heads_and_what_else_is_asked_for():
+def test_a_stated_scale_grouped_heads_and_other_arguments():
     q, k, v = QKV[0], QKV[1][:, :G].clone(), QKV[2][:, :G, :, :7].clone()
     model = Flex(scale=0.3, enable_gqa=True, return_aux=AuxRequest(lse=True))
     recording, _ = beheld(model, lambda m: m(q, k, v)[0])
@@ -279,7 +279,7 @@ def test_a_copy_and_a_pickle_made_inside_the_block_hold_nothing_of_ours():
     assert model.function is flex_attention
 
 
-def test_what_changes_attention_meets_every_name():
+def test_what_changes_attention_reaches_every_name():
     for model in (Flex(), ByName()):
         plain = model(*QKV)
         with record(model) as recording, intervene(model, KnockOut(0, 1)):
@@ -290,7 +290,7 @@ def test_what_changes_attention_meets_every_name():
 
 
 @pytest.mark.slow
-def test_given_tables_are_kept_once_for_what_they_are_alike_for():
+def test_given_tables_are_stored_once_for_what_they_are_alike_for():
     recording, _ = beheld(Flex(block_mask=blocks(MASKS["padding"][0], B, H)), lambda m: m(*QKV))
     assert isinstance(rule(recording.map(0)), Given)
     assert rule(recording.map(0)).given.shape == (B, 1, 1, T)

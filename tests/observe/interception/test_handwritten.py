@@ -1,4 +1,4 @@
-"""Attention written out by hand is reported with its module; softmaxes that are no attention are not."""
+"""Attention written out by hand is recorded by the name of its module; softmaxes that are no attention are not."""
 
 import math
 
@@ -6,9 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import BloomConfig, BloomForCausalLM
 
-from observe.beheld import beheld
+from observe.beheld import EQUAL, beheld
+from observe.family import Widened
 from regard import AdditiveAttention
+from regard.observe import record
+from regard.observe.intervene import KnockOut, intervene
 
 B, H, T, D, C = 2, 3, 5, 4, 12
 
@@ -73,24 +78,43 @@ class Model(nn.Module):
         return self.block["attn"](self.embed(x))
 
 
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def compute_weights(hand: Hand, x: Tensor) -> Tensor:
+    """softmax(q kᵀ / √d) of a module, (b, h, q, k), without what stands between the scores and the values."""
+    q, k, _ = hand.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+    return hand.softmax(q @ k.mT / math.sqrt(D))
+
+
 @pytest.mark.parametrize("softmax", softmaxes())
 @pytest.mark.parametrize("product", products())
-def test_attention_by_hand_is_missed_with_its_module(softmax, product):
+def test_attention_by_hand_is_recorded_as_its_weights(softmax, product, float64):
     model, x = Model(Hand(softmaxes()[softmax], products()[product])), torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: m(x), missing=True)
-    assert [one.module for one in recording.missed] == ["block.attn"]
-    assert "by hand" in recording.missed[0].reason
-    assert not recording.calls
+    hand = model.block["attn"]
+    if softmax == "biased and capped":
+        bias = torch.randn(T, T)
+        hand.softmax = lambda scores: (5 * torch.tanh(scores / 5) + bias).softmax(-1)
+    recording, _ = beheld(model, lambda m: m(x))
+    assert [call.name for call in recording.calls] == ["block.attn"]
+    hand.softmax = hand.softmax if softmax != "with dropout" else (lambda scores: scores.softmax(-1))
+    rounded = torch.finfo(torch.float32).eps if softmax == "in float32" else EQUAL
+    torch.testing.assert_close(recording.map(0).dense(), compute_weights(hand, model.embed(x)), rtol=0, atol=rounded)
+    assert bool(recording.notes) == (product == "sums")  # a sum of products is not followed to its factors
 
 
-def test_every_recording_says_so_and_every_module_is_named():
+def test_each_module_is_recorded_and_named():
     model = nn.Sequential(*(Model(Hand(softmaxes()["nn.Softmax"], products()["@"])) for _ in range(2)))
     model[0].head, model[1].head = nn.Identity(), nn.Identity()
     x = torch.randn(B, T, C)
     model[0].block["attn"].multiply = (products()["@"][0], lambda w, v: (w @ v).transpose(1, 2).flatten(2))
     for _ in range(2):
-        recording, _ = beheld(model, lambda m: m(x), missing=True)
-        assert [one.module for one in recording.missed] == ["0.block.attn", "1.block.attn"]
+        recording, _ = beheld(model, lambda m: m(x))
+        assert recording.names == ["0.block.attn", "1.block.attn"]
 
 
 class Additive(AdditiveAttention):
@@ -101,11 +125,12 @@ class Additive(AdditiveAttention):
         return scores.softmax(-1) @ keys
 
 
-def test_additive_attention_written_by_hand_is_missed():
+def test_additive_attention_written_by_hand_is_recorded():
     queries, keys = torch.randn(B, T, C), torch.randn(B, T + 2, C)
+    model = Additive(C, C, D).double()
     for _ in range(2):
-        recording, _ = beheld(Additive(C, C, D), lambda m: m(queries, keys), missing=True)
-        assert not recording.calls
+        recording, output = beheld(model, lambda m: m(queries.double(), keys.double()))
+        torch.testing.assert_close(recording.calls[0].map.dense()[:, 0] @ keys.double(), output, rtol=0, atol=EQUAL)
 
 
 class Pairs(nn.Module):
@@ -120,11 +145,66 @@ class Pairs(nn.Module):
         return self.score(torch.tanh(self.hidden(pairs))).squeeze(-1).softmax(-1) @ x
 
 
-def test_a_network_that_scores_pairs_is_missed():
-    model, x = Pairs(), torch.randn(B, T, C)
+def test_a_network_that_scores_pairs_is_recorded_with_its_bytes():
+    model, x = Pairs().double(), torch.randn(B, T, C).double()
     for _ in range(3):
-        recording, _ = beheld(model, lambda m: m(x), missing=True)
-        assert not recording.calls
+        recording, output = beheld(model, lambda m: m(x))
+        torch.testing.assert_close(recording.map(0).dense()[:, 0] @ x, output, rtol=0, atol=EQUAL)
+        assert f"{B * T * T * 8:,} bytes" in recording.notes[0]
+
+
+def build_bloom() -> nn.Module:
+    torch.manual_seed(5)
+    return BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=2, n_head=2, vocab_size=31)).eval()
+
+
+def test_a_head_that_is_knocked_out_adds_nothing():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with intervene(model, KnockOut(layer=0, head=1)):
+        logits = model(ids).logits
+    with torch.no_grad():
+        model.transformer.h[0].self_attention.dense.weight[:, 12:] = 0
+    torch.testing.assert_close(logits, model(ids).logits, rtol=0, atol=EQUAL)
+
+
+class SoftmaxGradients(TorchFunctionMode):
+    """Keeps every softmax with its gradient."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "softmax":
+            result.retain_grad()
+            self.weights.append(result)
+        return result
+
+
+def test_the_pull_is_weight_times_gradient():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with Widened(), record(model, keep="values") as recording:
+        attribution = recording.attribute(model(ids).logits[0, -1, 3])
+    with Widened(), SoftmaxGradients() as dense:
+        model(ids).logits[0, -1, 3].backward()
+    for layer, weights in enumerate(dense.weights):
+        expected = (weights * weights.grad).view(1, 2, T, T)
+        torch.testing.assert_close(attribution.map(layer, kind="pull").dense(), expected, rtol=0, atol=EQUAL)
+
+
+def test_a_generation_with_a_cache_is_stitched_to_one_map():
+    model = build_bloom()
+    ids = torch.randint(31, (1, T))
+    with record(model) as recording:
+        longer = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with record(model) as whole:
+        model(longer[:, :-1])
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    for layer in range(2):
+        found, expected = recording.map(layer), whole.map(layer)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found.dense(), expected.dense(), rtol=1e-4, atol=1e-6)
 
 
 class Mixture(nn.Module):
@@ -209,7 +289,7 @@ class Tagged(Tensor):
     """A subclass of tensors."""
 
 
-def test_attention_by_hand_of_a_subclass_of_tensor_is_missed():
+def test_attention_by_hand_of_a_subclass_of_tensor_is_recorded():
     model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), torch.randn(B, T, C).as_subclass(Tagged)
-    recording, _ = beheld(model, lambda m: m(x), missing=True)
-    assert [one.module for one in recording.missed] == ["block.attn"]
+    recording, _ = beheld(model, lambda m: m(x))
+    assert recording.names == ["block.attn"]

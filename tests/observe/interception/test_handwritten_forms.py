@@ -1,40 +1,114 @@
-"""No form of attention that is written out by hand is silent: it is recorded, or in missed by the name of its module."""
+"""Every form of attention written out by hand is recorded as what it computes, or is in missed by the name of its module."""
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from observe.beheld import beheld
+from observe.beheld import EQUAL, beheld
 from observe.interception import innocent
-from observe.interception.handwritten import MODULES, B, C, Own, T, batched, unbatched
+from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate, T, batched, unbatched
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in unbatched().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in batched().items()}
+REARRANGED = [
+    *("roll", "flip", "gather", "index_select", "take_along_dim", "repeat", "stack", "unbind and stack", "sort", "top k"),
+    *("top k into zeros", "a sink", "sums of what was expanded", "rolls"),
+]
+LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "mean", "a product with ones", "multi_dot"]
+NO_SOFTMAX = ["weights to a power", "relu", "squared relu", "nn.ReLU", "sigmoid"]
+SCRIPTED = ["a scripted product", "scripted as a whole"]
+MISSED = {f"(t, d): {name}" for name in (*REARRANGED, *LOOPS_OVER_KEYS, *NO_SOFTMAX, *SCRIPTED)}
+MISSED |= {
+    f"(b, h, t, d): {name}" for name in ("talking weights", "talking by einsum", "differential", "of the mean over heads")
+}
+STORED = {  # without a formula of q and k
+    f"(t, d): {name}"
+    for name in (
+        *("vecdot", "sums", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
+        *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask"),
+    )
+} | {"(b, h, t, d): talking heads"}
+JOINED = {  # of the weights (..., q, k) as a whole, in the order of the calls
+    "(t, d): growing prefixes": lambda w: torch.cat([row[: n + 1] for n, row in enumerate(w)]),
+    "(b, h, t, d): a loop over heads": lambda w: w.transpose(0, 1),
+}
+OUTPUTS = {  # of the output as (..., t, d)
+    "(t, d): einsum of the transposed": lambda y: y.mT,
+    "(b, h, t, d): bmm": lambda y: y.unflatten(0, (B, H)),
+    "(b, h, t, d): a loop over heads": lambda y: y.unflatten(-1, (H, D)).transpose(1, 2),
+    "(b, h, t, d): one query, summed": lambda y: y.unsqueeze(-2),
+}
+OTHER_MATRICES = {  # not of tokens and their values (..., q, k) alone
+    *("over channels", "local windows", "an Nyström form", "neighbours", "with keys and values alike"),
+}
 
 
-def assert_told(part: nn.Module, shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(nn.Linear(C, C), nn.ModuleDict({"own": part}))
+@pytest.fixture(autouse=True)
+def default_dtype():
+    """Compute in float64, also what the forms make themselves."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def build_model(part: nn.Module) -> nn.Module:
+    model = nn.Sequential(nn.Linear(C, C), nn.ModuleDict({"own": part})).double()
     model.forward = lambda x: model[1]["own"](model[0](x))
-    x = torch.randn(shape)
-    recording, _ = beheld(model, lambda m: m(x), missing=True)
-    assert {one.module for one in recording.missed} == {"1.own"}
-    assert not recording.calls
+    return model
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_told_with_the_name_of_its_module(name):
+def test_every_form_is_recorded_as_the_weights_that_its_output_has_of_its_values(name):
+    torch.manual_seed(3)
     form, shape = FORMS[name]
-    assert_told(Own(form), shape)
+    part, x = Own(form), torch.randn(shape)
+    recording, output = beheld(build_model(part), lambda m: m(x), missing=name in MISSED)
+    assert {call.name for call in recording.calls} | {one.module for one in recording.missed} == {"1.own"}
+    if name not in MISSED and name.split(": ")[1] not in OTHER_MATRICES:
+        output = OUTPUTS.get(name, lambda y: y)(output)
+        weights = output @ torch.linalg.pinv(part.values)  # each value has more numbers than there are values
+        weights = JOINED.get(name, lambda w: w)(weights)
+        found = torch.cat([call.map.dense().flatten() for call in recording.calls])
+        torch.testing.assert_close(found, weights.flatten(), rtol=0, atol=EQUAL)
+    assert bool(recording.notes) == (name in STORED), recording.notes
+
+
+class Softmaxes(TorchFunctionMode):
+    """Collects the results of every softmax."""
+
+    def __init__(self) -> None:
+        self.results: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "softmax":
+            self.results.append(result.detach())
+        return result
 
 
 @pytest.mark.parametrize("part", MODULES, ids=lambda part: part.__name__)
-def test_every_module_with_scores_of_another_kind_is_told(part):
-    assert_told(part(), (B, T, C))
+def test_every_module_with_scores_of_another_kind_is_recorded_as_its_softmax(part):
+    model, x = build_model(part()), torch.randn(B, T, C)
+    recording, _ = beheld(model, lambda m: m(x))
+    with Softmaxes() as said:
+        model(x)
+    assert len(recording.calls) in (1, 2)
+    for call in recording.calls:
+        found = call.map.dense().flatten().sort().values  # in whatever order the module has its axes
+        same = [one for one in said.results if one.numel() == found.numel()]
+        assert any((one.double().flatten().sort().values - found).abs().max() < 1e-6 for one in same)
+
+
+def test_the_names_of_modules_are_those_that_multiply_with_the_values():
+    recording, _ = beheld(build_model(Separate()), lambda m: m(torch.ones(B, T, C)))
+    assert recording.names == ["1.own"]
 
 
 @pytest.mark.parametrize("name", innocent.innocents())
-def test_softmaxes_and_products_that_are_no_attention_are_not_told(name):
+def test_softmaxes_and_products_that_are_no_attention_are_not_recorded(name):
     model = nn.Sequential(nn.Linear(innocent.C, innocent.C), innocent.innocents()[name])
     x = torch.randn(innocent.B, innocent.T, innocent.C)
     for _ in range(2):
-        beheld(model, lambda m: m(x))
+        recording, _ = beheld(model, lambda m: m(x))
+        assert len(recording.calls) == (name == "Rotary")  # whose kernel is recorded

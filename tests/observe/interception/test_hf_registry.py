@@ -9,10 +9,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from observe.beheld import EQUAL, assert_map
-from observe.beside import beside, handed_out, largest, mapped, run, same
+from observe.eager_weights import compare_with_eager, handed_out, largest, mapped, run, same
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
-from observe.written_out import HAND
 from regard import Given, attend
 from regard.observe import record, recorder
 from regard.observe.interception import hf_registry
@@ -35,14 +34,14 @@ def named(name):
 @every
 def test_the_output_inside_is_the_output_outside_to_the_bit(family):
     for side in family.sides:
-        assert beside(family, side).unchanged, side
+        assert compare_with_eager(family, side).unchanged, side
 
 
 @pytest.mark.slow
 @every
 def test_every_layer_is_recorded_once_and_nothing_is_missed(family):
     for side in family.sides:
-        found = beside(family, side)
+        found = compare_with_eager(family, side)
         assert found.maps > 0
         assert found.recorded == found.maps + family.beside
         assert family.apart or not found.missed
@@ -51,42 +50,27 @@ def test_every_layer_is_recorded_once_and_nothing_is_missed(family):
 @every
 def test_the_map_is_what_the_same_model_says_with_eager_attention(family):
     for side in family.sides:
-        assert beside(family, side).difference < EQUAL, side
+        assert compare_with_eager(family, side).difference < EQUAL, side
 
 
 @every
 def test_the_map_in_float32_is_the_one_in_float64_within_its_rounding(family):
-    found, allowed = beside(family, family.sides[-1]).rounding
+    found, allowed = compare_with_eager(family, family.sides[-1]).rounding
     assert found <= allowed
 
 
 @every
 def test_the_map_of_eager_attention_is_its_weights_where_nothing_is_seen_too(family):
     for side in family.sides:
-        assert beside(family, side).eager < EQUAL, side
+        assert compare_with_eager(family, side).eager < EQUAL, side
 
 
 @every
-def test_attentions_asked_for_inside_are_maps(family):
+def test_attentions_requested_inside_are_maps(family):
     for side in family.sides:
-        found = beside(family, side)
+        found = compare_with_eager(family, side)
         assert found.asked < EQUAL, side
         assert found.handed == (0 if family.apart else found.maps)
-
-
-@of(HAND)
-def test_attention_written_out_by_hand_is_missed_by_the_name_of_its_module(family):
-    model = family.build()
-    modules = dict(model.named_modules())
-    for side in family.sides:
-        given = family.feed(model, side)
-        plain, _ = run(model, given)
-        inside, recording = run(model, given, recorded=True)
-        assert same(plain, inside)
-        assert recording.missed
-        for one in recording.missed:
-            assert one.module in modules
-            assert "att" in one.module
 
 
 def test_a_family_that_hands_out_the_mean_over_heads_is_recorded_with_each():
@@ -220,7 +204,7 @@ def fail(*args):
     raise ZeroDivisionError
 
 
-def test_a_function_of_ones_own_in_the_registry_is_met_and_still_there(monkeypatch):
+def test_a_function_of_ones_own_in_the_registry_is_intercepted_and_still_there(monkeypatch):
     seen = []
     former = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
@@ -249,7 +233,7 @@ def test_a_function_put_into_the_registry_inside_stays_there(monkeypatch):
     assert ALL_ATTENTION_FUNCTIONS._local_mapping["sdpa"] is own
 
 
-def test_two_models_of_one_config_are_told_apart():
+def test_two_models_of_one_config_are_distinguished():
     model, other = named("bert").build(), named("bert").build()
     other.config = model.config
     given = named("bert").feed(model)
@@ -313,7 +297,7 @@ def test_keys_in_pages_that_flash_attention_reads_itself_are_missed(monkeypatch)
     assert not recording.calls
 
 
-def test_keys_in_pages_that_a_function_gathers_are_met_at_the_kernel():
+def test_keys_in_pages_that_a_function_gathers_are_intercepted_at_the_kernel():
     q, calls = torch.randn(1, 4, 3, 12), Calls()
     with record(calls) as recording:
         calls(q, q, q, None, cache=object())
@@ -344,7 +328,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_every_way_to_look_a_function_up_has_the_door(look):
+def test_every_way_to_look_a_function_up_is_intercepted(look):
     q, calls = torch.randn(1, 4, 3, 12), Calls(look=look)
     with record(calls) as recording:
         _, weights = calls(q, q, q, None, output_attentions=True)
@@ -352,7 +336,7 @@ def test_every_way_to_look_a_function_up_has_the_door(look):
     assert torch.equal(weights.dense(), recording.map(0).dense())
 
 
-def test_a_function_that_was_looked_up_before_is_met_at_the_kernel():
+def test_a_function_that_was_looked_up_before_is_intercepted_at_the_kernel():
     former = ALL_ATTENTION_FUNCTIONS["sdpa"]
     q, calls = torch.randn(1, 4, 3, 12), Calls(look=lambda name: former)
     with record(calls) as recording:
@@ -435,7 +419,7 @@ def test_a_padding_mask_of_flash_attention_may_be_written_to_afterwards():
     assert torch.equal(passage.mask.table(7, 7).expand(2, 1, 7, 7)[1, 0], torch.ones(7, 7).tril().bool())
 
 
-def test_sinks_of_the_module_are_met_in_its_own_function():
+def test_sinks_of_the_module_are_intercepted_in_its_own_function():
     family = named("gpt_oss")
     model = family.build()
     _, recording = run(model, family.feed(model), recorded=True)

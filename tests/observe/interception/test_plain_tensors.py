@@ -105,7 +105,7 @@ class Biased(nn.Module):
         return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias * 2)
 
 
-def test_a_bias_that_is_differentiated_is_kept_as_numbers():
+def test_a_bias_that_is_differentiated_is_stored_as_numbers():
     model, x = Biased(), torch.randn(B, H, T, C)
     weights = dict(model.named_parameters())
     recording, _ = beheld(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))

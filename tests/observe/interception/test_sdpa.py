@@ -50,7 +50,7 @@ def qkv(*lead: int, g: int = H, dtype: torch.dtype = torch.float32) -> tuple[Ten
 
 
 @pytest.mark.parametrize("build", [Kernel, ByName, lambda: Kernel(torch.ops.aten.scaled_dot_product_attention)])
-def test_the_kernel_is_met_by_whatever_name_it_is_called(build):
+def test_the_kernel_is_intercepted_by_whatever_name_it_is_called(build):
     q, k, v = qkv(B)
     recording, _ = beheld(build(), lambda m: m(q, k, v))
     assert_map(recording.map(0), softmaxed(q, k), q, k)
@@ -83,7 +83,7 @@ class Merged(nn.Module):
 
 
 @pytest.mark.parametrize("heads", [1, H])
-def test_heads_that_are_joined_with_the_batch_are_told_apart(heads):
+def test_heads_that_are_joined_with_the_batch_are_distinguished(heads):
     model, x = Merged(heads), torch.randn(B, Q, H * D)
     recording, _ = beheld(model, lambda m: m(x))
     q, k, _ = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in model.project(x).chunk(3, -1))
@@ -149,14 +149,14 @@ def test_a_stated_scale():
     assert_map(recording.map(0), softmaxed(q, k, scale=0.3), q, k, scale=0.3)
 
 
-def test_grouped_heads_are_kept_once_for_their_group():
+def test_grouped_heads_are_stored_once_for_their_group():
     q, k, v = qkv(B, g=G)
     recording, _ = beheld(Kernel(enable_gqa=True), lambda m: m(q, k, v))
     assert_map(recording.map(0), softmaxed(q, k), q, k)
     assert recording.map(0).nbytes == 4 * (q.numel() + k.numel())
 
 
-def test_one_head_of_keys_for_all_is_kept_once():
+def test_one_head_of_keys_for_all_is_stored_once():
     q, k, v = qkv(B, g=1)
     recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
     assert_map(recording.map(0), softmaxed(q, k), q, k)
@@ -327,7 +327,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_cross_attention_is_told_by_what_it_is_made_from_not_by_lengths(style):
+def test_cross_attention_is_determined_by_what_it_is_made_from_not_by_lengths(style):
     model, x, y = Attend(style), torch.randn(B, Q, H * D), torch.randn(B, Q, H * D)
     recording, _ = beheld(model, lambda m: m(x, y))
     assert [call.kind for call in recording.calls] == ["cross"]
@@ -369,7 +369,7 @@ def test_learned_queries_cross():
     assert [call.kind for call in recording.calls] == ["cross"]
 
 
-def test_what_is_kept_is_detached_and_safe_against_writing_in_place():
+def test_what_is_stored_is_detached_and_safe_against_writing_in_place():
     q, k, v = (x.requires_grad_() for x in qkv(B))
     model = Kernel()
     with record(model) as recording:

@@ -105,7 +105,7 @@ def handed(m, compiled):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("before", [True, False])
-def test_compiled_code_that_runs_the_model_is_told_and_not_compiled_anew(form, before):
+def test_compiled_code_that_runs_the_model_is_reported_and_not_compiled_anew(form, before):
     model, counter = Model(), torch._dynamo.testing.CompileCounter()
     function = FORMS[form](model, counter)
     if before:
@@ -148,7 +148,7 @@ def test_compiled_functions_without_attention_change_nothing():
     assert counter.frame_count == frames
 
 
-def test_a_compiled_function_that_computes_attention_is_told_with_its_module():
+def test_a_compiled_function_that_computes_attention_is_reported_with_its_module():
     model = nn.Sequential(nn.Linear(C, C), Held()).requires_grad_(False)
     recording, _ = beheld(model, lambda m: m(X), missing=True)
     told(recording, "1")
@@ -273,5 +273,5 @@ model.function = __import__("torch.nn.attention.flex_attention", fromlist=["flex
 
 
 @pytest.mark.slow
-def test_where_torch_compile_is_first_met_inside_the_block():
+def test_where_torch_compile_is_first_called_inside_the_block():
     subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=300)

@@ -164,7 +164,7 @@ def test_what_is_kept_of_a_backward_is_a_row_for_each_token():
     config = GPT2.load("pocket").config
     assert found.nbytes == 8 * config.layers * config.width * 24
     assert not any(gradient.requires_grad or gradient.grad_fn for gradient in found.attribution.gradients.values())
-    assert all(call.stored.context is None for call in entry.recording.calls)
+    assert all(call.stored.graph is None for call in entry.recording.calls)
 
 
 def test_gradients_of_many_targets_make_room_and_those_of_a_recording_go_with_it(monkeypatch):

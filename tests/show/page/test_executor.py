@@ -40,7 +40,7 @@ def test_an_answer_that_takes_too_long_is_given_up(recording, monkeypatch):
         go_on.set()
 
 
-def test_a_fault_of_ours_is_told_in_a_sentence_and_goes_to_the_log(recording, monkeypatch, caplog):
+def test_a_fault_of_ours_is_reported_in_a_sentence_and_goes_to_the_log(recording, monkeypatch, caplog):
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: 1 // 0)
     with asking(recording) as client:
         status, sentence = client.refused("/api/r/r1/cell", q=1, k=0)

@@ -95,7 +95,7 @@ def test_opening_a_head_ends_with_its_size_and_profiles(client, recording):
     assert last["columns"]["received"] == pytest.approx(head.received()[0, 0].tolist(), abs=1e-12)
 
 
-def test_steps_and_examples_are_told(client):
+def test_steps_and_examples_are_described(client):
     steps = client.json("/api/r/r1/steps", **HEAD, q=3)
     assert (len(steps["q"]), steps["focus"], steps["rows"]) == (11, 3, list(TEXT))
     assert client.json("/api/example", name="heads", head=1)["heads"] == 2

@@ -47,7 +47,7 @@ def test_a_small_picture_has_the_largest_weight_of_each_pixel():
         assert abs(int(found[1, r, c]) - int(encode_weights(pixel, torch.tensor(r >= c)))) <= 1
 
 
-def test_of_a_large_layer_some_rows_are_looked_at(monkeypatch):
+def test_of_a_large_layer_some_rows_are_examined(monkeypatch):
     monkeypatch.setattr(head_pictures, "MAX_FULL_WEIGHTS", 2 * 97 * 97 - 1)
     monkeypatch.setattr(head_pictures, "SAMPLED_ROWS", 2)  # of a pixel of two rows, and so all, but for the odd ones
     entry = RecordingEntry("r1", long())

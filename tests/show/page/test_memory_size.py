@@ -22,7 +22,7 @@ def test_a_recording_of_many_calls_holds_the_pieces_of_all():
     recording = in_steps()
     calls = [call.stored for call in recording.calls]
     keys = [x for strand in recording.last.histories.values() for x in strand.keys]
-    assert memory_size.measure_recording(recording) == sum(one.q.nbytes + one.values.nbytes for one in calls) + sum(
+    assert memory_size.measure_recording(recording) == sum(one.q.nbytes + one.v.nbytes for one in calls) + sum(
         x.nbytes for x in keys
     )
 

@@ -94,7 +94,7 @@ def test_a_translator_of_two_texts_is_not_asked():
         assert examined(client, summary["id"])[0] == 404
 
 
-def test_of_a_model_whose_answer_is_no_tensor_the_layers_are_told_and_the_rest_is_not_guessed():
+def test_of_a_model_whose_answer_is_no_tensor_the_layers_are_shown_and_the_rest_is_not_guessed():
     with asking(MuteSpeaker()) as client:
         status, found = examined(client, typed(client)["id"])
         assert (status, found["reach"]) == (200, None)

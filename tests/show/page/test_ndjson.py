@@ -90,7 +90,7 @@ def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_stream_there_is_no_room_for_is_told_to_try_again(recording, monkeypatch):
+def test_a_stream_there_is_no_room_for_gets_the_advice_to_try_again(recording, monkeypatch):
     monkeypatch.setattr("regard.show.page.executor.MAX_REQUESTS", 0)
     with asking(recording) as client:
         status, sentence = client.refused("/api/r/r1/open")

@@ -39,7 +39,7 @@ def test_answers_are_packed_for_those_who_unpack_them(client):
 
 
 @pytest.mark.slow
-def test_it_ends_cleanly_when_it_is_told_to():
+def test_it_ends_cleanly_at_a_signal():
     for one in (signal.SIGINT, signal.SIGTERM):
         command = [sys.executable, "-m", "regard", "serve", "--model", "sorter", "--text", TEXT]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -66,7 +66,7 @@ def test_the_steps_of_a_short_text_are_those_of_its_map(model):
     json.dumps(found, allow_nan=False)
 
 
-def test_a_long_text_is_told_by_one_row_whose_weights_are_those_of_the_whole():
+def test_a_long_text_is_shown_by_one_row_whose_weights_are_those_of_the_whole():
     one, place = entry(211), Place(layer=2, head=1)
     found = compute_head_steps(one, place, 200, MOST)
     row = one.get_map(place)[0, 0, 200]
@@ -95,7 +95,7 @@ def test_numbers_that_json_cannot_hold_are_refused_in_words():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_example_of_the_lectures_is_told_whole(name):
+def test_every_example_of_the_lectures_is_described_whole(name):
     found, known = get_example_steps(name), build_example(name)
     json.dumps(found, allow_nan=False)
     assert [one["name"] for one in found["before"] + found["after"]] == [one.name for one in known.before + known.after]
@@ -133,7 +133,7 @@ def test_a_head_that_an_example_has_not_is_refused():
         get_example_steps("heads", 2)
 
 
-def test_additive_scores_are_told_as_they_are():
+def test_additive_scores_are_described_as_they_are():
     torch.manual_seed(0)
     model = regard.AdditiveAttention(5, 6, 7).double()
     with regard.record(model, keep="values") as recording, torch.no_grad():

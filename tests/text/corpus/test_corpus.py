@@ -130,7 +130,7 @@ def test_a_foreign_a_newer_and_a_damaged_index_are_named(tmp_path, change, says)
         Corpus.load(tmp_path / "corpus")
 
 
-def test_a_folder_that_is_no_corpus_is_told_what_makes_one(tmp_path):
+def test_a_folder_that_is_no_corpus_is_refused_with_what_makes_one(tmp_path):
     with pytest.raises(DataError, match=r"is not a corpus: it has no corpus\.json"):
         Corpus.load(tmp_path)
 

@@ -60,7 +60,7 @@ def test_what_is_written_is_the_same_for_any_number_of_processes(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_text_that_cannot_be_encoded_is_named_whichever_process_met_it(tmp_path):
+def test_a_text_that_cannot_be_encoded_is_named_in_whichever_process_it_is_read(tmp_path):
     for workers in (1, 2):
         with pytest.raises(DataError, match="document 2: 'x' is not a letter"):
             prepare(["abc", "a", "axb"], Letters("abc"), tmp_path / "corpus", workers=workers)
@@ -75,7 +75,7 @@ prepare(["abc"], Letters("abc"), "corpus", workers=2)
 
 
 @pytest.mark.slow
-def test_a_script_that_is_read_again_by_each_process_is_told_so(tmp_path):
+def test_a_script_that_is_read_again_by_each_process_gets_an_error_that_says_so(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert 'under `if __name__ == "__main__":`' in ran.stderr

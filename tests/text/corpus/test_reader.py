@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from execution_counts import count_lines
 from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
 from text.corpus.small import corpus
-from traced import count_lines
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
 
@@ -154,7 +154,7 @@ def test_there_is_no_batch_before_the_first_and_none_of_one_token(made, tmp_path
         Reader(corpus(tmp_path, ["a"]), batch=1, context=1)
 
 
-def test_a_damaged_shard_is_met_while_reading(tmp_path):
+def test_a_damaged_shard_is_found_while_reading(tmp_path):
     made = numbered(tmp_path, [50])
     path = tmp_path / "corpus" / "tokens-00001.npy"
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")

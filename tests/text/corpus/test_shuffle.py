@@ -15,7 +15,7 @@ def test_every_place_goes_to_another_and_each_is_reached(count, seed, epoch):
 
 
 @given(st.integers(1, 300), st.integers(0, 99), st.lists(st.tuples(st.integers(0, 299), st.integers(0, 9)), min_size=1))
-def test_where_a_place_goes_does_not_depend_on_what_is_asked_beside_it(count, seed, asked):
+def test_where_a_place_goes_does_not_depend_on_the_rest_of_the_batch(count, seed, asked):
     places, epochs = np.array([(place % count, epoch) for place, epoch in asked]).T
     together = shuffle_places(places, count, seed, epochs).tolist()
     assert together == [order(count, seed, epoch)[place] for place, epoch in zip(places, epochs, strict=True)]

@@ -45,7 +45,7 @@ def test_every_pair_is_read_once_an_epoch_by_all_ranks_together(part, tokens, ep
 
 
 @given(st.integers(0, 99), st.integers(1, 200))
-def test_a_target_is_foretold_from_what_stands_before_it_and_padding_is_nothing(part, n, tokens):
+def test_a_target_is_predicted_from_what_stands_before_it_and_padding_is_nothing(part, n, tokens):
     batch = PairReader(part, tokens, seed=3).read(n)
     assert {x.dtype for x in (batch.sources, batch.lengths, batch.before, batch.targets)} == {torch.int64}
     assert batch.before.shape == batch.targets.shape

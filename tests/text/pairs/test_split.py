@@ -35,7 +35,7 @@ def test_the_hardest_part_has_what_several_are_given():
     assert parts([*pairs, SentencePair("a dog", "y")]) == ["test", "train", "valid", "test"]
 
 
-def test_the_shares_are_about_those_that_are_asked_for():
+def test_the_shares_are_about_the_requested_ones():
     found = Counter(choose_part(f"sentence {n}", 0.1, 0.2) for n in range(10_000))
     assert found["test"] == pytest.approx(2000, abs=150)
     assert found["valid"] == pytest.approx(1000, abs=120)

@@ -5,7 +5,6 @@ import pytest
 
 from regard.models import GPT2Config
 from regard.train import begin, follow
-from regard.train.flops import count_flops_per_token
 from regard.train.listeners.progress_printer import ProgressPrinter, format_duration, select_columns
 from train import small
 
@@ -63,7 +62,7 @@ def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_p
     monkeypatch.setenv("COLUMNS", "80")
     training, page = begin(small.config(folder, out=str(tmp_path))), io.StringIO()
     follow(
-        training, [ProgressPrinter(1e4 * count_flops_per_token(training.config.model), page)]
+        training, [ProgressPrinter(1e4 * training.config.model.training_flops, page)]
     )  # the model that the corpus's vocabulary gives
     for line in page.getvalue().splitlines()[1:]:
         cells = line.replace(",", "").split()
@@ -76,12 +75,10 @@ def test_training_on_a_token_takes_six_operations_a_parameter_and_those_of_atten
     config = GPT2Config.small()
     products = sum(config.parts[name] for name in ("token embedding", "attention", "feed-forward"))
     attention = 12 * 12 * 768 * 1024 / 2  # two products of two, forward and twice backward, half of the square hidden
-    assert count_flops_per_token(config) == pytest.approx(
-        6 * products + attention, rel=2e-3
-    )  # biases and half a diagonal are beside
+    assert config.training_flops == pytest.approx(6 * products + attention, rel=2e-3)  # biases and half a diagonal are beside
 
 
-def test_skipped_batches_and_samples_are_told_and_steer_no_terminal(folder, tmp_path, monkeypatch):
+def test_skipped_batches_and_samples_are_reported_and_control_no_terminal(folder, tmp_path, monkeypatch):
     training, page = begin(small.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
 
     def changed(training, report):
@@ -95,5 +92,5 @@ def test_skipped_batches_and_samples_are_told_and_steer_no_terminal(folder, tmp_
 @pytest.mark.parametrize(
     ("seconds", "says"), [(0.4, "0:00"), (61, "1:01"), (3599.7, "1h 00m"), (7260, "2h 01m"), (90000, "1d 1h")]
 )
-def test_time_is_told_in_two_parts(seconds, says):
+def test_time_is_written_in_two_parts(seconds, says):
     assert format_duration(seconds) == says

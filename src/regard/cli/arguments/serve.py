@@ -8,8 +8,8 @@ EPILOG = """\
 RECORDING is what `regard look --out` or recording.save wrote. With a model the
 page runs the text that is typed into it; a translator (a folder, or a name as
 in `regard translate --model`) translates it. Both may be given; without either,
-the pocket model is used. For other machines (--host 0.0.0.0) the link contains
-a token; requests without it are refused."""
+it is smollm2 if that is installed, else the pocket model. For other machines
+(--host 0.0.0.0) the link contains a token; requests without it are refused."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help=f"the model for the typed text, as in regard look, or a translator ({MODEL} without RECORDING)",
+        help="the model for the typed text, as in regard look, or a translator; without RECORDING, smollm2 if it is installed, "
+        f"else {MODEL}",
     )
     parser.add_argument("--text", metavar="TEXT", help="the first text: a file, the words themselves, or -")
     parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (127.0.0.1)")

@@ -48,7 +48,7 @@ def concatenate_outputs(parts: list[Affine]) -> Affine:
 def find_matrices(module: nn.Module, width: int) -> Iterator[Affine]:
     """Yield every matrix of a module, in the order in which it holds them; `width` is that of the input."""
     for path, part in module.named_modules():
-        own = {name: cast_parameter(one) for name, one in part.named_parameters(recurse=False)}
+        own = {name: one.detach().to("cpu", DOUBLE) for name, one in part.named_parameters(recurse=False)}
         if isinstance(part, nn.Embedding) or not own:
             continue
         if is_linear_layer(part, own):
@@ -84,7 +84,8 @@ def find_parameter_matrices(path: str, own: dict[str, Tensor], width: int) -> It
     for name, one in own.items():
         if id(one) in biases:
             continue
-        full, bias = f"{path}.{name}".lstrip("."), flatten_bias(find_bias(name, own))
+        full, bias = f"{path}.{name}".lstrip("."), find_bias(name, own)
+        bias = None if bias is None else bias.flatten()
         if one.dim() == 2:
             stored_turned = name.endswith("_weight") or one.shape[0] != width  # as in torch.nn.functional
             weight = one.T if stored_turned and one.shape[1] == width else one
@@ -113,16 +114,6 @@ def find_bias(name: str, own: dict[str, Tensor]) -> Tensor | None:
     return None
 
 
-def flatten_bias(bias: Tensor | None) -> Tensor | None:
-    """Return a bias with one axis."""
-    return None if bias is None else bias.flatten()
-
-
 def match_bias(bias: Tensor | None, width: int) -> Tensor | None:
     """Return a bias if it has this width, else None."""
     return bias if bias is not None and len(bias) == width else None
-
-
-def cast_parameter(one: Tensor) -> Tensor:
-    """Return a parameter in float64, detached, on the CPU."""
-    return one.detach().to("cpu", DOUBLE)

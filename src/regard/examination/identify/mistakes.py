@@ -51,11 +51,7 @@ MASKS = {
     ),
     "strict": ("wrong mask", "a query does not see its own token", "Hide with triu(diagonal=1), not triu(diagonal=0)."),
     "beyond": ("future leak", "a query sees one token too many", "Hide with triu(diagonal=1), not triu(diagonal=2)."),
-    "one added": (
-        "future leak",
-        "1 is added to visible scores, or subtracted from hidden ones, and nothing is hidden",
-        MASK,
-    ),
+    "one added": ("future leak", "1 is added to visible scores, or subtracted from hidden ones, and nothing is hidden", MASK),
     "one added to hidden": ("future leak", "1 is added to hidden scores", MASK),
     "minus one": ("future leak", "hidden scores are set to -1 instead of -inf", MASK),
 }

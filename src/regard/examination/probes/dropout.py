@@ -35,8 +35,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     change = measure_randomness(case)
     if change > 0:
         what = "function" if case.subject.module is None else "layer in evaluation mode"
-        told = f"two calls of the {what} with the same input differ by {change:.2g}"
-        yield Finding("dropout in evaluation", told, DRAWN, 3.0, "dropout")
+        evidence = f"two calls of the {what} with the same input differ by {change:.2g}"
+        yield Finding("dropout in evaluation", evidence, DRAWN, 3.0, "dropout")
         return
     yield Checked("evaluation is not random", "two calls give the same outputs")
     call = make_training_call(case)
@@ -113,10 +113,10 @@ def measure_spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
 def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
     """Check dropout in training, if the subject takes single tokens and as many sequences as there are draws."""
     try:
-        said = list(check_single_token(case, call)) if case.can_resize and case.subject.form == "x" else []
+        results = list(check_single_token(case, call)) if case.can_resize and case.subject.form == "x" else []
     except Exception:  # refusing another shape is allowed
-        said = []
-    yield from said or [Unknown(f"whether {RESCALED}", "a layer that accepts a single token and any number of sequences")]
+        results = []
+    yield from results or [Unknown(f"whether {RESCALED}", "a layer that accepts a single token and any number of sequences")]
 
 
 def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
@@ -124,15 +124,15 @@ def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | U
     one = case.make_inputs(1, 2)
     case.run_subject(*one)
     if measure_spread(call, one, case) == 0:
-        told = describe_score_dropout(case, call)
-        if told is not None:
-            yield Finding("dropout not rescaled", told, AFTER, 1.0, "dropout")
+        evidence = describe_score_dropout(case, call)
+        if evidence is not None:
+            yield Finding("dropout not rescaled", evidence, AFTER, 1.0, "dropout")
     elif not is_affine(case):
         yield Unknown(f"whether {RESCALED}", "the attention alone, without norms and feed-forward parts")
     else:
-        told = describe_mean_difference(case, call)
-        if told is not None:
-            yield Finding("dropout not rescaled", f"with a single token {told}", DIVIDE, 1.5, "dropout")
+        evidence = describe_mean_difference(case, call)
+        if evidence is not None:
+            yield Finding("dropout not rescaled", f"with a single token {evidence}", DIVIDE, 1.5, "dropout")
         else:
             yield Checked(RESCALED, f"{DRAWS} draws of one token; a mean {100 * LEAST:.1f} % off might be detected")
 

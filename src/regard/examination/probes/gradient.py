@@ -32,8 +32,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     unknown = list(find_unregistered(module))
     if unknown:
-        told = f"{format_names(unknown)} in a plain list or attribute: missing from parameters()"
-        yield Finding("not trainable", told, LIST, 1.0, "gradient")
+        evidence = f"{format_names(unknown)} in a plain list or attribute: missing from parameters()"
+        yield Finding("not trainable", evidence, LIST, 1.0, "gradient")
     asking = {name: weight for name, weight in module.named_parameters() if weight.requires_grad and weight.is_floating_point()}
     if not asking:
         return
@@ -46,15 +46,15 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it {error.did}")
         return
     if found is None:
-        told = f"none of its {len(asking)} weights with requires_grad=True gets a gradient from the output"
-        yield Finding("not trainable", told, CUT, 1.3, "gradient")
+        evidence = f"none of its {len(asking)} weights with requires_grad=True gets a gradient from the output"
+        yield Finding("not trainable", evidence, CUT, 1.3, "gradient")
         return
     got = dict(zip(asking, found, strict=True))
     broken = [name for name, slope in got.items() if slope is not None and not slope.isfinite().all()]
     without = [name for name, slope in got.items() if slope is None and has_trained_neighbor(module, name, got)]
-    if broken and has_finite_output(case):
-        told = f"the gradient of {format_names(broken)} is NaN, though every output is finite"
-        yield Finding("not trainable", told, NAN, 1.2, "gradient")
+    if broken and case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all():
+        evidence = f"the gradient of {format_names(broken)} is NaN, though every output is finite"
+        yield Finding("not trainable", evidence, NAN, 1.2, "gradient")
     elif without and (spare := find_unused_source(case)):
         yield Unknown(
             f"whether {format_names(without)} gets a gradient: it may be used only with `{spare}`",
@@ -147,11 +147,6 @@ def get_owner_path(module: nn.Module, name: str) -> str:
     """Return the path of the module that holds a weight, or that holds the weight's linear layer."""
     owner = name.rpartition(".")[0]
     return owner.rpartition(".")[0] if owner and isinstance(module.get_submodule(owner), nn.Linear) else owner
-
-
-def has_finite_output(case: Case) -> bool:
-    """Return whether every output is a number; if not, another probe reports it."""
-    return bool(case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all())
 
 
 def find_unregistered(module: nn.Module) -> Iterator[str]:

@@ -103,8 +103,8 @@ def report_inverted_mask(case: Case, table: VisibilityComparison) -> Finding:
     i = int(telling[b].any(-1).int().argmax())
     sees = [int(j) for j in table.found[b, i].nonzero().flatten()]
     may = [int(j) for j in table.expected[b, i].nonzero().flatten()]
-    told = f"query {i} sees token{format_plural(sees)}, but should see token{format_plural(may)}: the mask is inverted"
-    return Finding("inverted mask", told, INVERT, strength=1.3, cause="mask")
+    evidence = f"query {i} sees token{format_plural(sees)}, but should see token{format_plural(may)}: the mask is inverted"
+    return Finding("inverted mask", evidence, INVERT, strength=1.3, cause="mask")
 
 
 def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:

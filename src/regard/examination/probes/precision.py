@@ -26,8 +26,10 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     step, bend = max(((step, measure_bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
     if bend > CURVED * step:
-        told = f"in float64, for an input step of {step:g}, outputs are off a straight line by {bend:.2g} of their change"
-        yield Finding("wrong precision", f"{told}; intermediate results are rounded to fewer bits", INSIDE, 1.0, "precision")
+        evidence = f"in float64, for an input step of {step:g}, outputs are off a straight line by {bend:.2g} of their change"
+        yield Finding(
+            "wrong precision", f"{evidence}; intermediate results are rounded to fewer bits", INSIDE, 1.0, "precision"
+        )
         return
     if exact is case:
         yield Checked(
@@ -65,15 +67,15 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
     share, error, budget, t = max(shares)
     times = HALF_TIMES if torch.finfo(dtype).bits == 16 else TIMES
     if share > times:
-        told = f"with {t} tokens, outputs in {bits} differ from float64 by {error:.2g} of the largest"
+        evidence = f"with {t} tokens, outputs in {bits} differ from float64 by {error:.2g} of the largest"
         yield Finding(
-            "wrong precision", f"{told}; rounding inputs and weights changes them by {budget:.1g}", SUMS, 1.0, "precision"
+            "wrong precision", f"{evidence}; rounding inputs and weights changes them by {budget:.1g}", SUMS, 1.0, "precision"
         )
     else:
-        told = (
+        evidence = (
             f"with {t} tokens, {share:.2g} times the effect of rounding inputs and weights; {times:g} times would be detected"
         )
-        yield Checked(f"the error in {bits} is that of a correct layer", told)
+        yield Checked(f"the error in {bits} is that of a correct layer", evidence)
 
 
 def get_coarser_dtype(case: Case) -> torch.dtype:

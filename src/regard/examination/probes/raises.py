@@ -42,7 +42,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if change <= COMPILED * dependency.estimate_rounding(case.subject.dtype) * largest:
         yield Checked("compiled and uncompiled outputs are equal", f"to within {change:.1g}; all other checks ran uncompiled")
     else:
-        told = f"compiled, its output differs by {change:.2g}, with outputs up to {largest:.2g}"
+        evidence = f"compiled, its output differs by {change:.2g}, with outputs up to {largest:.2g}"
         yield Finding(
-            "wrong precision", told, "Compile it again (torch.compiler.reset()), or report it to torch.", cause="compiled"
+            "wrong precision", evidence, "Compile it again (torch.compiler.reset()), or report it to torch.", cause="compiled"
         )

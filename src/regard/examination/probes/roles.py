@@ -66,8 +66,8 @@ def check_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if slope is None:
         yield Unknown("whether query and key are exchanged", "the function without its changes to q and k before the scores")
     elif abs(slope.across) > abs(slope.along):
-        told = f"log weights follow k qᵀ (times {slope.across:.3g}), not q kᵀ (times {slope.along:.1g})"
-        yield Finding("wrong roles", f"{told}: queries and keys are exchanged", ROLE, 1.5, "roles")
+        evidence = f"log weights follow k qᵀ (times {slope.across:.3g}), not q kᵀ (times {slope.along:.1g})"
+        yield Finding("wrong roles", f"{evidence}: queries and keys are exchanged", ROLE, 1.5, "roles")
     else:
         yield Checked(WHAT, f"log weights follow q kᵀ times {slope.along:.3g}, and k qᵀ times {slope.across:.0e}")
 

@@ -53,7 +53,7 @@ def find_head_width(case: Case) -> int | None:
 def report_wrong_scale(found: float, expected: float, d: int, stated: bool) -> Finding:
     """Return the finding of a wrong scale that was measured from weights."""
     meant = "the stated" if stated else f"1 / √{d} ="
-    told = f"log weights follow the scores times {found:.4g}, but {meant} {expected:.4g} is expected"
+    evidence = f"log weights follow the scores times {found:.4g}, but {meant} {expected:.4g} is expected"
     line = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k split into heads"
     cure = f"Multiply the scores by {expected:.4g}: {line}. If {found:.4g} is intended, pass scale={found:.4g}."
-    return Finding("wrong scale", told, cure, 1.5, "scale")
+    return Finding("wrong scale", evidence, cure, 1.5, "scale")

@@ -8,9 +8,9 @@ to store and load it.
 import numpy as np
 from numba import njit
 
-from regard.compiled.callback_arguments import Arguments, integer_fields
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, hyperbolic_tangent
 
 

@@ -19,6 +19,7 @@ from regard.observe.interception import (
     hf_registry,
     module_calls,
     recurrences,
+    reentrant_checkpoints,
     started_threads,
     torch_compile,
     torchscript,
@@ -48,6 +49,7 @@ def build_patches() -> list[AttributePatch]:
         + torchscript.build_patches()
         + started_threads.build_patches()
         + recurrences.build_patches()
+        + reentrant_checkpoints.build_patches()
     )
     return ours + torch_compile.build_patches(ALL_PATCHES.apply)
 

@@ -44,7 +44,8 @@ def read_call(
     q, k, v, weight = (unwrap_tensor(x) for x in (q, k, v, weight))
     with disable_autocast(q.device):  # computed without torch.autocast
         found = request(q, k, v, weight, mask, offset)
-    call = AttentionCall("additive", found.q, found.k, found.v, mask=found.mask, scale=1.0, offset=found.offset, weight=weight)
+    arguments: dict[str, Any] = {name: getattr(found, name) for name in ("q", "k", "v", "mask", "offset")}
+    call = AttentionCall(kernel="additive", **arguments, scale=1.0, weight=weight)
     call.is_cross = made_apart is not False or found.q.shape[2] != found.k.shape[2]
     call.can_use_cache, call.is_stepwise, call.parent_rows = False, True, find_parent_rows(STATE.frames[-1].args)
     four = (*found.q.shape[:3], found.v.shape[3])

@@ -1,22 +1,41 @@
 """One intercepted attention call, in regard's terms."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.observe.score_arguments import ScoreArguments
+from regard.map.attention_map import AttentionMap
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 
 
-@dataclass(eq=False)
-class AttentionCall(ScoreArguments):
-    """The arguments of an attention kernel: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), and how they are scored."""
+@dataclass(eq=False, kw_only=True)
+class CallArguments:
+    """What an intercepted or stored call states besides its keys: queries, values, and how scores become weights."""
+
+    q: Tensor  # (b, h, q, d)
+    v: Tensor | None = None  # (b, g, k, e)
+    mask: Mask = EVERYTHING  # on the call's own queries and keys
+    offset: Offset = 0
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    weight: Tensor | None = None  # (d,) of additive scores; None for dot products
+
+    def build_map(self, k: Tensor, **changes: Any) -> AttentionMap:
+        """Return the map of the queries and keys k (b, g, k, d), with these arguments except for `changes`."""
+        given = {one.name: getattr(self, one.name) for one in fields(CallArguments) if one.name != "v"}
+        return AttentionMap(**given | {"k": k} | changes)
+
+
+@dataclass(eq=False, kw_only=True)
+class AttentionCall(CallArguments):
+    """An intercepted call of an attention kernel: its arguments, and what the interception found out about its caller."""
 
     kernel: str
-    q: Tensor
-    k: Tensor
-    v: Tensor | None = None
+    k: Tensor  # (b, g, k, d)
     dropout: float = 0.0
     module: nn.Module | None = None  # the caller, if known
     is_cross: bool | None = None  # whether it is cross attention, if the kernel determines it
@@ -24,6 +43,7 @@ class AttentionCall(ScoreArguments):
     can_use_cache: bool = True  # whether more keys than queries may mean that the first keys come from a cache
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
+    note: str = ""  # how much of it is stored as it is, and why
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
 
 
@@ -37,6 +57,7 @@ class CallAdapter:
     read_weights: Callable[[Any], Tensor | None] | None = (
         None  # result to the weights (b, h, q, k) that the caller's code computed
     )
+    is_reversible: bool = True  # whether a result that was converted to a context and back is the same to the bit
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
 
 

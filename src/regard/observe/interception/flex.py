@@ -103,7 +103,7 @@ def read_call(
     rule, offset, bias, softcap = infer_flex_rule(block_mask, score_mod, q, k)
     bias = None if bias is None else unwrap_tensor(bias)
     scored: dict[str, Any] = {"mask": rule, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias}
-    return AttentionCall("flex", q, k, v, has_separate_sources=made_apart, **scored)
+    return AttentionCall(kernel="flex", q=q, k=k, v=v, has_separate_sources=made_apart, **scored)
 
 
 def intercept_compiled(function: Any, args: Any, kwargs: Any) -> bool:

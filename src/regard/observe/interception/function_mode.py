@@ -20,6 +20,8 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.beam_rows import find_parent_rows
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
+from regard.observe.interception.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
@@ -28,10 +30,6 @@ from regard.observe.interception.thread_state import STATE, dispatch_call, infer
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
-BY_HAND = (
-    "attention is computed by hand here, without a kernel to record: call torch.nn.functional.scaled_dot_product_attention "
-    "or regard.attention instead"
-)
 
 
 class AttentionFunctionMode(TorchFunctionMode):
@@ -54,18 +52,23 @@ class AttentionFunctionMode(TorchFunctionMode):
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
                 made = args[0] if result is None else result
+                found = None
                 if kernel:
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.traces):
-                    self.follow_function(name, role, args, kwargs, made)
+                    found = self.tracker.follow_function(frames, func, name, role, args, kwargs, made)
+                if found is not None and isinstance(result, Tensor):
+                    result = made = self.intercept_handwritten(found, result)
                 frames[-1].log_operation(args, kwargs, made, name)
         return result
 
-    def follow_function(self, name: str, role: Role | None, args: Any, kwargs: Any, made: Any) -> None:
-        """Follow the scores and weights that a function makes; report attention that is written out by hand."""
-        found = self.tracker.follow_function(STATE.frames, name, role, args, kwargs, made)
-        if found is not None:
-            report_missed(found, BY_HAND)
+    def intercept_handwritten(self, found: HandwrittenCall, result: Tensor) -> Tensor:
+        """Intercept attention that is written out by hand, whose last product has just been computed."""
+        kernel = f"by hand: {found.steps}"
+        context: Tensor = dispatch_call(
+            kernel, lambda: result, lambda: read_handwritten_call(found, self.tracker.table, result)
+        )
+        return context
 
 
 @cache
@@ -76,6 +79,8 @@ def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, 
     """
     named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
     name = str(getattr(named, "__name__", ""))
+    if name == "__get__":
+        name = str(named.__self__.__name__)  # a property, as mT
     return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
 
 
@@ -99,7 +104,7 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
             "bias": bias,
             "sinks": sinks,
         }
-        call = AttentionCall("regard", q, k, v, dropout, has_separate_sources=made_apart, **scored)
+        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=made_apart, **scored)
         call.parent_rows = find_parent_rows(STATE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))

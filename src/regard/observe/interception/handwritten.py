@@ -14,12 +14,26 @@ from torch import Tensor, nn
 
 from regard.observe.interception.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
-from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, list_entries
+from regard.observe.interception.handwritten_call import HandwrittenCall
+from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
+from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
+from regard.observe.interception.score_form import (
+    PERMUTES,
+    SAME,
+    VIEWS,
+    StepKind,
+    extend_form,
+    follow_dims,
+    is_inactive_dropout,
+    start_form,
+)
 from regard.observe.interception.traces import Trace, Traced, TraceKind, Traces, is_followable, join_roots
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
+NO_PRODUCT = "another function than a product"
+LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
 MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
 
@@ -27,9 +41,9 @@ class HandwrittenTracker(Traces):
     """The scores, weights and weighted values of one forward, followed from operation to operation."""
 
     def follow_function(
-        self, frames: list[ModuleFrame], name: str, role: Role | None, args: Any, kwargs: Any, result: Any
-    ) -> str | None:
-        """Follow a function; return the steps of attention that it completes, as in "softmax and matmul", or None."""
+        self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
+    ) -> HandwrittenCall | None:
+        """Follow a function; return the call of attention that it completes, or None."""
         given = [x for x in find_tensors(args, kwargs) if not x.is_nested]
         traced = self.find_all(given)
         results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
@@ -41,15 +55,16 @@ class HandwrittenTracker(Traces):
             self.follow_softmax(role, name, args, kwargs, traced, results[0])
         elif not traced:
             if given and results[0].numel() < given[0].numel() and is_pair_score(frames[-1], given[0], results[0]):
-                self.start(results[0], TraceKind.SCORES, pairs=True)
+                self.start_scores(results[0])
         else:
             others = [x for x in given if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: one[1].kind)
             pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
             trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
+            trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.kind is TraceKind.WEIGHTED:
                 several = sum(one.kind is TraceKind.WEIGHTED for _, one in traced) > 1
-                return self.follow_sum(role, name, x, trace, several, others, results)
+                return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
             elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, given, x, trace, results[0])):
@@ -61,11 +76,18 @@ class HandwrittenTracker(Traces):
         if not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
             return
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
-            self.start(y, TraceKind.SCORES, pairs=True)
+            self.start_scores(y)
             return
         trace = self.find(x)
         if trace is not None and is_head_mixing(x, y, list(child.parameters())):
             plain = isinstance(child, STRAIGHT) or next(child.parameters(), None) is not None
+            if isinstance(child, nn.Dropout) and child.training and child.p and trace.kind is TraceKind.WEIGHTS:
+                trace = keep_undropped(trace, x)
+            elif not (isinstance(child, nn.Identity | nn.Dropout) and x.shape == y.shape):
+                kept = trace.dims if x.shape == y.shape else None
+                trace = trace._replace(
+                    dims=kept, form=None, changes=(*trace.changes, describe_mixing(type(child).__name__, x, y))
+                )
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
@@ -77,34 +99,93 @@ class HandwrittenTracker(Traces):
         scores = [one for one in traced if one[1].pairs]
         kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
         if scores or extent != 1:
-            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name))
+            known: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
+            if len(scores) == 1:
+                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps")}
+                if "softmin" in name and known["form"] is not None:
+                    known["form"] = known["form"].add_step(StepKind.MULTIPLY, -1.0)
+            dims = known["dims"]
+            if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
+                known["keys"] = dims[axis]
+            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name), **known)
 
-    def follow_product(self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor) -> str | None:
-        """Follow a product that sums over an axis, or a distance; return the steps of attention that it completes, or None."""
+    def follow_product(
+        self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor
+    ) -> HandwrittenCall | None:
+        """Follow a product that sums over an axis, or a distance; return the call of attention that it completes, or None."""
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
+        product = label_product(name, args, kwargs)
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
             if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace)):
-                return self.report_steps(trace, name)
+                return self.complete_call(trace, x, product, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
-                return self.report_steps(trace, "mul", name)  # with ones
+                return self.complete_call(trace, x, None, "mul", name)  # with ones
         self.drop(y)
         computed = [x for x in operands if has_tokens(frames[-1], x)]
         if len(computed) > 1:
             if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
-                function = traced[0][1].function if weights else ""
-                self.start(y, TraceKind.WEIGHTS if weights else TraceKind.SCORES, pairs=True, function=function)
+                if weights:
+                    dims = self.table.add_dims(y.shape)
+                    self.start(y, TraceKind.WEIGHTS, pairs=True, function=traced[0][1].function, dims=dims)
+                else:
+                    self.start_scores(y, product)
         elif traced:
             x, trace = traced[0]
             if is_head_mixing(x, y, [v for v in operands if v is not x]):
-                self.follow(y, trace)
+                self.follow(y, self.mix_heads(trace, x, y, product, name))
         elif computed and y.numel() < computed[0].numel() and is_pair_score(frames[-1], computed[0], y):
-            self.start(y, TraceKind.SCORES, pairs=True)
+            self.start_scores(y)
         return None
+
+    def start_scores(self, y: Tensor, product: LabelledProduct | None = None) -> None:
+        """Start following scores of pairs, with their formula if they are a product of two tensors."""
+        form = None if product is None else start_form(self.table, product)
+        if form is not None and len(form.dims) != y.dim():
+            form = None
+        dims = self.table.add_dims(y.shape) if form is None else form.dims
+        self.start(y, TraceKind.SCORES, pairs=True, dims=dims, form=form, changes=() if form is not None else (NO_PRODUCT,))
+
+    def mix_heads(self, trace: Trace, x: Tensor, y: Tensor, product: LabelledProduct | None, name: str) -> Trace:
+        """Return the trace of scores or weights whose heads a small matrix mixed."""
+        dims = trace.dims if x.shape == y.shape else None
+        if product is not None and trace.dims is not None:
+            place = 0 if product.operands[0] is x else 1
+            dims = product.build_dims(self.table, {place: trace.dims})[2]
+        return trace._replace(
+            dims=dims, form=None, undropped=None, changes=(*trace.changes, describe_mixing(strip_affixes(name), x, y))
+        )
+
+    def follow_axes(
+        self, trace: Trace, func: Any, name: str, args: Any, kwargs: Any, x: Tensor, traced: list[Traced], results: list[Tensor]
+    ) -> Trace:
+        """Return the trace of a function's result with its axes, and with its formula if these are scores."""
+        y, changes = results[0], (*trace.changes, strip_affixes(name))
+        dims = None
+        if trace.dims is not None and len(results) == 1:
+            dims = follow_dims(self.table, trace.dims, name, func, args, kwargs, x, y)
+        if dims is None:
+            return trace._replace(dims=None, form=None, undropped=None, changes=changes)
+        if trace.kind is TraceKind.SCORES or trace.function == "tanh":  # bounded scores, not yet weights
+            form, others = trace.form, [one for one in traced if one[0] is not x]
+            if form is not None:
+                other = others[0][1].form if others else None
+                form = extend_form(self.table, form, name, args, kwargs, x, dims, other)
+            return trace._replace(dims=dims, form=form, changes=trace.changes if form is not None else changes)
+        if strip_affixes(name) == "dropout":
+            trace = trace._replace(dims=dims)
+            return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
+        undropped = trace.undropped
+        if undropped is not None:
+            before = undropped[0].clone() if is_in_place(name) else undropped[0]
+            again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
+            undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
+        is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
+        return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
 
     def is_attention_product(
         self, frames: list[ModuleFrame], name: str, args: Any, operands: list[Tensor], x: Tensor, trace: Trace
@@ -132,7 +213,8 @@ class HandwrittenTracker(Traces):
         values = [v for v in given if v is not x and self.is_value(frames[-1], v, trace)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
         if values:
-            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared), name)
+            factors = (x, values[0]) if len(given) == 2 else None
+            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors), name)
         return bool(values)
 
     def follow_other(
@@ -156,9 +238,18 @@ class HandwrittenTracker(Traces):
                 self.drop(y)  # a loss, or a mean of all
 
     def follow_sum(
-        self, role: Role | None, name: str, x: Tensor, trace: Trace, several: bool, others: list[Tensor], results: list[Tensor]
-    ) -> str | None:
-        """Follow weighted values; return the steps of attention where they are summed over the keys, or None.
+        self,
+        role: Role | None,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        x: Tensor,
+        trace: Trace,
+        several: bool,
+        others: list[Tensor],
+        results: list[Tensor],
+    ) -> HandwrittenCall | None:
+        """Follow weighted values; return the call of attention where they are summed over the keys, or None.
 
         A sum with other tokens ends the following.
         """
@@ -166,9 +257,10 @@ class HandwrittenTracker(Traces):
         if role is Role.SUM:
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
             if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
-                return self.report_steps(trace, "mul", name)
+                product = None if trace.factors is None else label_sum(*trace.factors, name, args, kwargs, x)
+                return self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
         if role is Role.ADD and several and trace.pairs:
-            return self.report_steps(trace, "mul", name)
+            return self.complete_call(trace, x, None, "mul", name)
         for one in results:
             if role is Role.SUM or (role is Role.ADD and others):
                 self.drop(one)
@@ -176,11 +268,25 @@ class HandwrittenTracker(Traces):
                 self.follow(one, trace, name)
         return None
 
-    def report_steps(self, trace: Trace, *names: str) -> str:
-        """Return the steps of attention in words, and clear the followed tensors."""
-        self.clear()
+    def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
+        """Return the call that a product of weights x with values completes, and forget the followed tensors."""
+        if trace.factors is not None:
+            known = self.find(x)
+            trace = trace if known is None else known._replace(function=trace.function)
+        self.traces.clear()
         steps = [trace.function, *map(strip_affixes, names)]
-        return f"{', '.join(steps[:-1])} and {steps[-1]}"
+        place = 0 if product is None or product.operands[0] is x else 1
+        return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:
+    """Return a function's name, with what it does where it mixes the heads of scores or weights x."""
+    return f"{name}, which mixes the heads," if x.dim() > 2 and x.shape == y.shape else name
+
+
+def keep_undropped(trace: Trace, x: Tensor) -> Trace:
+    """Return the trace of dropped weights with the weights x before dropout."""
+    return trace if trace.undropped or trace.dims is None else trace._replace(undropped=(x.detach(), trace.dims))
 
 
 def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:

@@ -137,8 +137,10 @@ def build_call(
         rule, offset, bias = infer_mask(mask, causal, given.get("position_bias"), q, k)
     scale, sinks = given.get("scaling"), given.get("s_aux")
     return AttentionCall(
-        f"attention registry: {implementation}",
-        *(q, k, v),
+        kernel=f"attention registry: {implementation}",
+        q=q,
+        k=k,
+        v=v,
         mask=rule,
         scale=None if scale is None else float(scale),
         softcap=given.get("softcap"),

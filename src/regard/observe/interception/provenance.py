@@ -110,12 +110,7 @@ class ModuleFrame:
         self.noted.clear()
 
     def resolve_operation(
-        self,
-        name: str,
-        child: bool,
-        given: "list[weakref.ref[Tensor]]",
-        sizes: list[int],
-        results: "list[weakref.ref[Tensor]]",
+        self, name: str, child: bool, given: "list[weakref.ref[Tensor]]", sizes: list[int], results: "list[weakref.ref[Tensor]]"
     ) -> None:
         """Compute the sources of an operation's results: those of the largest argument, or of all that it joins."""
         joins, sources, most = name in JOINS, NOTHING, -1

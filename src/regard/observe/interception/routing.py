@@ -63,8 +63,12 @@ def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> boo
 
 
 def is_residual(frames: list[ModuleFrame], x: Tensor, made: Tensor) -> bool:
-    """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection."""
-    return x.shape == made.shape and id(weakref.ref(x)) in find_ancestors(frames, made)
+    """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection.
+
+    A bias of scores (b, h, q, k) that earlier layers shared is one of their ancestors too, but not within the running module.
+    """
+    inside = frames[-1:] if made.dim() > 3 else frames
+    return x.shape == made.shape and id(weakref.ref(x)) in find_ancestors(inside, made)
 
 
 def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:

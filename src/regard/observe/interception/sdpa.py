@@ -60,7 +60,10 @@ def read_call(
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     call = AttentionCall(
-        *("sdpa", q, k, v),
+        kernel="sdpa",
+        q=q,
+        k=k,
+        v=v,
         mask=rule[0],
         scale=scale,
         bias=rule[2],

@@ -36,6 +36,7 @@ class Watcher(Protocol):
 
     names: dict[int, str]  # of the watched modules, by id
     can_change_calls: bool  # whether it may change a call; such a watcher handles a call before those that only record
+    needs_graph: bool  # whether it keeps the graph of calls, so that reentrant checkpoints may not cut it
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""

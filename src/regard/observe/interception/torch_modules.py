@@ -93,7 +93,7 @@ def read_multi_head(run: Callable[[], Any], given: dict[str, Any], crosses: bool
         q, k = project_queries_and_keys(given)
         both = given["attn_mask"], given["key_padding_mask"]
         mask, _, bias = infer_once(both, q, k, lambda: infer_masks(*both, q, k), "True hides")
-    call = AttentionCall("multi head", q, k, mask=mask, bias=bias, is_cross=crosses, can_use_cache=False)
+    call = AttentionCall(kernel="multi head", q=q, k=k, mask=mask, bias=bias, is_cross=crosses, can_use_cache=False)
     return call, CallAdapter(run)
 
 
@@ -225,7 +225,7 @@ def intercept_fast_path(
         owner = STATE.frames[-1].module.modules()
         attention = next((m for m in owner if getattr(m, "in_proj_weight", None) is weight), None)
         return AttentionCall(
-            "fast path", q, k, mask=rule, bias=added, module=attention, is_cross=False, can_use_cache=False
+            kernel="fast path", q=q, k=k, mask=rule, bias=added, module=attention, is_cross=False, can_use_cache=False
         ), CallAdapter(run)
 
     return dispatch_call("fast path", run, read_call)

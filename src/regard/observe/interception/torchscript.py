@@ -42,7 +42,11 @@ def follow_scripted(function: Any, args: Any, kwargs: Any, result: Any) -> None:
     else:
         first = (Role.PRODUCT, Role.SOFTMAX, Role.LOG_SOFTMAX, Role.NONLINEAR)
         role = next((one for one in first if one in roles), None)
-        STATE.mode.follow_function(function.name, role, args, kwargs, result)
+        found = STATE.mode.tracker.follow_function(
+            STATE.frames, function, f"torch.jit {function.name}", role, args, kwargs, result
+        )
+        if found is not None:
+            STATE.mode.intercept_handwritten(found, result)
     STATE.frames[-1].log_operation(args, kwargs, result, "matmul" if Role.PRODUCT in roles else function.name)
 
 

@@ -4,9 +4,12 @@ import weakref
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from regard.observe.interception.provenance import has_own_data, is_in_place
+from regard.observe.interception.score_form import ScoreForm
+from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 
 
 class TraceKind(IntEnum):
@@ -28,6 +31,13 @@ class Trace(NamedTuple):
     extent: int = 0  # length of the axis of the softmax; 0 if unknown
     shared: bool = False  # whether several rows of weights share the values
     function: str = ""  # that turned scores into weights
+    dims: Dims | None = None  # the axes of its dimensions; None if a function rearranged them
+    form: ScoreForm | None = None  # the formula of its scores; None if it is not known
+    keys: Axes | None = None  # the axes of the softmax
+    undropped: tuple[Tensor, Dims] | None = None  # the weights before dropout
+    factors: tuple[Tensor, Tensor] | None = None  # the weights and the values that were multiplied entry by entry
+    eps: float = 0.0  # the coarsest rounding on the way
+    changes: tuple[str, ...] = ()  # functions after which the axes or the formula were not known
 
 
 Traced = tuple[Tensor, Trace]
@@ -38,11 +48,13 @@ class Traces:
 
     def __init__(self) -> None:
         self.traces: dict[int, Trace] = {}  # by the tensor's id
+        self.table = AxisTable()
         self.count = 0
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         self.traces.clear()
+        self.table.clear()
         self.count = 0
 
     def find(self, x: Tensor) -> Trace | None:
@@ -58,7 +70,7 @@ class Traces:
         """Follow a tensor, and its base if the function of this name wrote into it."""
         self.put(x, trace)
         if name and is_in_place(name) and x._base is not None:
-            self.put(x._base, trace)
+            self.put(x._base, trace._replace(dims=None, form=None, changes=(*trace.changes, name)))
 
     def put(self, x: Tensor, trace: Trace) -> None:
         """Store the trace of a tensor until the tensor is freed."""
@@ -68,7 +80,7 @@ class Traces:
             if key in traces and traces[key].tensor is gone:
                 del traces[key]
 
-        traces[key] = trace._replace(tensor=weakref.ref(x, forget))
+        traces[key] = trace._replace(tensor=weakref.ref(x, forget), eps=max(trace.eps, torch.finfo(x.dtype).eps))
 
     def drop(self, x: Tensor) -> None:
         """Stop following a tensor."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
-from regard.map.pooling import SignedPicture, bin_edges
+from regard.map.pooling import bin_edges
 from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import record
@@ -182,14 +182,12 @@ def compute_line(m: AttributionMap, heads: Sequence[int], *, q: int | None = Non
 def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) -> Tensor:
     """Draw a tile of a map of one matrix at a zoom level: the mean, or the entry that is largest in size, of each pixel.
 
-    At level z a pixel covers 2^z queries by 2^z keys; NaN where nothing is visible. The matrix is traversed in blocks.
+    At level z a pixel covers 2^z queries by 2^z keys; NaN where nothing is visible. The rows of the tile are traversed.
     """
     rows, columns = (
         find_tile_edges(name, place, level, m.shape[axis]) for name, place, axis in (("row", row, 2), ("column", column, 3))
     )
-    pixels = SignedPicture.allocate(rows, columns, m.left.dtype)
-    for _, _, run, entries in m.iterate_blocks():
-        pixels.add_block(run, entries)
+    (pixels,) = m.draw_pictures(rows, columns)
     picture = pixels.pool("max" if how == "max" else "mean")
     seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(picture, dtype=torch.bool))
     return picture.masked_fill(~seen, torch.nan)

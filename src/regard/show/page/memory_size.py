@@ -23,7 +23,7 @@ def measure_histories(histories: Sequence[KVHistory]) -> int:
     stored_calls = [stored for history in histories for stored in history.stored_calls]
     found = [keys for history in histories for keys in history.keys]
     for stored in stored_calls:
-        own = stored.q, stored.values, stored.bias, stored.sinks, stored.weight
+        own = stored.q, stored.v, stored.bias, stored.sinks, stored.weight
         found += [x for x in own if x is not None] + list(stored.mask.tensors)
     return count_storage_bytes(found)
 

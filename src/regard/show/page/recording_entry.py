@@ -286,7 +286,9 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         ],
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
-        "values": any(stored.values is not None for call in entry.recording.last.calls for stored in call.history.stored_calls),
+        "values": any(
+            stored.v is not None for call in entry.recording.last.softmax_calls for stored in call.history.stored_calls
+        ),
         "missed": [
             f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
             for one in entry.recording.missed[:MAX_MISSED]

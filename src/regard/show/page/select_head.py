@@ -34,15 +34,15 @@ def select_history_head(history: KVHistory, head: int) -> KVHistory:
 
 def select_call_head(stored: StoredCall, own: slice, head: int) -> StoredCall:
     """Select one head of a call."""
-    values = stored.values
-    if values is not None:
-        group = head * values.shape[1] // stored.q.shape[1]
-        values = values[:, group : group + 1]
+    v = stored.v
+    if v is not None:
+        group = head * v.shape[1] // stored.q.shape[1]
+        v = v[:, group : group + 1]
     bias = stored.bias
     return replace(
         stored,
         q=stored.q[:, own],
-        values=values,
+        v=v,
         mask=stored.mask.select_heads(own),
         bias=bias if bias is None or bias.shape[1] == 1 else bias[:, own],
         sinks=None if stored.sinks is None else stored.sinks[own],

@@ -114,8 +114,8 @@ def get_example_steps(name: str, head: int = 0) -> dict[str, Any]:
         "focus": found.focus,
         "formulas": dict(found.formulas),
         "sentences": dict(found.sentences),
-        "before": [convert_scene(one) for one in found.before],
-        "after": [convert_scene(one) for one in found.after],
+        "before": [convert_step(one) for one in found.before],
+        "after": [convert_step(one) for one in found.after],
         "head": head,
         "heads": heads,
     }
@@ -155,7 +155,7 @@ def collect_example_arguments(found: Example, steps: Steps, head: int | None) ->
     }
 
 
-def convert_scene(one: ExampleStep) -> dict[str, Any]:
+def convert_step(one: ExampleStep) -> dict[str, Any]:
     """Convert an `ExampleStep` to JSON."""
     return {
         "name": one.name,

@@ -53,8 +53,8 @@ class CorpusIndex:
 
     def write(self, folder: Path) -> None:
         """Write corpus.json."""
-        said = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
-        (folder / NAME).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        header = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
+        (folder / NAME).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
 
 
 def read_index(folder: Path) -> CorpusIndex:
@@ -68,34 +68,34 @@ def read_index(folder: Path) -> CorpusIndex:
 def read_checked_index(path: Path, form: str, name: str, version: int, parse: Callable[[dict[str, Any]], T]) -> T:
     """Read the index in a file of this form and verify its version and checksum; raise DataError if one does not match."""
     try:
-        said = json.loads(path.read_bytes())
-        if not isinstance(said, dict) or said.get("format") != form:
+        header = json.loads(path.read_bytes())
+        if not isinstance(header, dict) or header.get("format") != form:
             raise DataError(f"{path} is not an index of {name} that regard prepared.")
-        if not isinstance(said["version"], int) or said["version"] > version:
-            raise DataError(f"{path} has version {said['version']}, and this regard reads up to {version}: update regard.")
-        index = parse(said)
+        if not isinstance(header["version"], int) or header["version"] > version:
+            raise DataError(f"{path} has version {header['version']}, and this regard reads up to {version}: update regard.")
+        index = parse(header)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise make_damage_error(path, f"{type(error).__name__}: {error}") from None
-    if index.checksum != said.get("checksum"):
+    if index.checksum != header.get("checksum"):
         raise make_damage_error(path, "its content is not what was written")
     return index
 
 
-def parse_index(said: dict[str, Any]) -> CorpusIndex:
+def parse_index(header: dict[str, Any]) -> CorpusIndex:
     """Parse an index; raise KeyError, TypeError or ValueError if it is invalid."""
-    shards, starts = tuple(Column(**shard) for shard in said["shards"]), Column(**said["starts"])
+    shards, starts = tuple(Column(**shard) for shard in header["shards"]), Column(**header["starts"])
     counts = [shard.count for shard in shards]
     if (
         not counts
-        or sum(counts) != said["tokens"]
+        or sum(counts) != header["tokens"]
         or any(one != counts[0] for one in counts[:-1])
         or not 0 < counts[-1] <= counts[0]
     ):
-        raise ValueError(f"{said['tokens']!r} tokens are not those of its shards")
-    if starts.count != said["documents"] or not starts.count or starts.dtype != "<i8":
-        raise ValueError(f"{said['documents']!r} documents are not those of {starts.name}")
+        raise ValueError(f"{header['tokens']!r} tokens are not those of its shards")
+    if starts.count != header["documents"] or not starts.count or starts.dtype != "<i8":
+        raise ValueError(f"{header['documents']!r} documents are not those of {starts.name}")
     return CorpusIndex(
-        said["tokens"], said["documents"], said["vocabulary"], shards, starts, check_tokenizer_files(said["text"])
+        header["tokens"], header["documents"], header["vocabulary"], shards, starts, check_tokenizer_files(header["text"])
     )
 
 

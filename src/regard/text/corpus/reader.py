@@ -1,6 +1,7 @@
 """Reader: batch n of a corpus, independent of what was read before; every epoch has each token once."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ class Batch:
     documents: Tensor
 
 
+def check_reader(reader: Any, **least: int) -> None:
+    """Raise ConfigError unless a reader's numbers are whole and at least these, and its rank is below its world."""
+    for name, number in least.items():
+        value = getattr(reader, name)
+        if not isinstance(value, int) or value < number:
+            raise ConfigError(f"{name} must be a whole number of at least {number}, got {value!r}.")
+    if reader.rank >= reader.world:
+        raise ConfigError(f"rank is counted from 0 and below world, got rank={reader.rank}, world={reader.world}.")
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """The batches of a corpus in the order of a seed, or one rank's share of their rows.
@@ -42,12 +53,7 @@ class Reader:
     world: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("context", 1), ("seed", 0), ("rank", 0), ("world", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-        if self.rank >= self.world:
-            raise ConfigError(f"rank is counted from 0 and below world, got rank={self.rank}, world={self.world}.")
+        check_reader(self, batch=1, context=1, seed=0, rank=0, world=1)
         if self.batch % self.world:
             raise ConfigError(f"batch must be a multiple of world, got batch={self.batch}, world={self.world}.")
         if self.corpus.tokens < 2:

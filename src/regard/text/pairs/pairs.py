@@ -50,8 +50,8 @@ class PairsIndex:
 
     def write(self, folder: Path) -> None:
         """Write pairs.json."""
-        said = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
-        (folder / NAME).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        header = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
+        (folder / NAME).write_text(json.dumps(header, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ def read_index(folder: Path) -> PairsIndex:
     return read_checked_index(path, FORMAT, "sentence pairs", VERSION, parse_index)
 
 
-def parse_index(said: dict[str, Any]) -> PairsIndex:
+def parse_index(header: dict[str, Any]) -> PairsIndex:
     """Parse an index; raise KeyError, TypeError or AttributeError if it is invalid."""
-    parts = {name: {one: Column(**said["parts"][name][one]) for one in COLUMNS} for name in PARTS}
-    return PairsIndex(said["vocabulary"], said["rule"], parts, check_tokenizer_files(said["text"]))
+    parts = {name: {one: Column(**header["parts"][name][one]) for one in COLUMNS} for name in PARTS}
+    return PairsIndex(header["vocabulary"], header["rule"], parts, check_tokenizer_files(header["text"]))

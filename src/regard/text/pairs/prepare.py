@@ -1,6 +1,6 @@
 """Prepare sentence pairs: split them into parts, learn a vocabulary from the training part, and write tokens to disk."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,8 @@ def prepare(
         parts[name].append(one)
     if not parts["train"]:
         raise DataError(f"there is no sentence pair to train on in {', '.join(map(str, sources))}.")
-    text = vocabulary if isinstance(vocabulary, BytePair) else train_encoding(parts["train"], vocabulary)
+    sides = (side for one in parts["train"] for side in (one.source, one.target))
+    text = vocabulary if isinstance(vocabulary, BytePair) else BytePair.train(sides, vocabulary)
     with replace_folder(Path(folder), list_former_files) as beside:
         text.save(beside)
         columns = {name: write_part(beside, name, some, text) for name, some in parts.items()}
@@ -58,11 +59,6 @@ def check_settings(languages: tuple[str, str], valid: float, test: float) -> Non
         raise ConfigError(f"languages must be two different file endings, for example en and fr; got {languages!r}.")
     if min(valid, test) < 0 or valid + test >= 1:
         raise ConfigError(f"valid and test are shares, together below 1; got valid={valid!r}, test={test!r}.")
-
-
-def train_encoding(pairs: Iterable[SentencePair], vocabulary: int) -> BytePair:
-    """Train an encoding on both sides of pairs."""
-    return BytePair.train((side for one in pairs for side in (one.source, one.target)), vocabulary)
 
 
 def write_part(folder: Path, name: str, pairs: Sequence[SentencePair], text: BytePair) -> dict[str, Column]:

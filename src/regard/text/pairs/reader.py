@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.text.corpus.reader import NO_TARGET
+from regard.text.corpus.reader import NO_TARGET, check_reader
 from regard.text.corpus.shuffle import shuffle_places
 from regard.text.pairs.pairs import Part
 
@@ -49,12 +49,7 @@ class PairReader:
     world: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("seed", 0), ("rank", 0), ("world", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-        if self.rank >= self.world:
-            raise ConfigError(f"rank is counted from 0 and below world, got rank={self.rank}, world={self.world}.")
+        check_reader(self, tokens=1, seed=0, rank=0, world=1)
         if not len(self.part):
             raise DataError(f"there is no sentence pair in {self.part!r}.")
 

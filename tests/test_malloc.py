@@ -7,7 +7,7 @@ from regard.malloc import find_glibc
 
 HELD = """
 from pathlib import Path
-from regard.train import memory_reuse
+from regard import malloc
 import ctypes
 
 def megabytes():
@@ -21,10 +21,10 @@ def taken_and_freed():
     libc.free(here)
 
 before = megabytes()
-memory_reuse.keep_freed_memory()
+malloc.keep_freed_memory()
 taken_and_freed()
 kept = megabytes() - before
-memory_reuse.restore_malloc_defaults()
+malloc.restore_malloc_defaults()
 print(kept > 190, megabytes() - before < 20)
 """
 

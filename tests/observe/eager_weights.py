@@ -39,7 +39,7 @@ class Beside:
 
 
 @functools.cache
-def beside(family: Family, side: str) -> Beside:
+def compare_with_eager(family: Family, side: str) -> Beside:
     """A family recorded as it runs by itself, and as it runs eager attention."""
     model = family.build()
     plain, _ = run(model, family.feed(model, side))
@@ -110,7 +110,7 @@ def handed_out(output: Any, part: str | None = None) -> Handed:
         if name.endswith("attentions"):
             kind = "cross" if "cross" in name else "self"
             found |= {(kind, PARTS.get(name, part), n): one for n, one in enumerate(value or ())}
-        elif hasattr(value, "items"):
+        elif hasattr(value, "items") and not name.startswith("image_"):  # of packed pictures, piece by piece, since 5.24
             found |= handed_out(value, name.split("_")[0])
     return found
 

@@ -1,6 +1,6 @@
 """Runs that are killed: a process that has imported everything forks each of them, which costs no second a run.
 
-python nursery.py CONFIG KILLS SEED. CONFIG is a file of JSON. Half of the runs are killed while a checkpoint is being
+python fork_server.py CONFIG KILLS SEED. CONFIG is a file of JSON. Half of the runs are killed while a checkpoint is being
 written, half at other moments; the last is let live. Prints a JSON object: the kills, and how many of them
 left half a checkpoint behind.
 """

@@ -1,4 +1,4 @@
-"""Doors open and shut: nested recordings, and the modes of others around them, inside them and across them."""
+"""watch_modules entered and left: nested recordings, and the modes of others around them, inside them and across them."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 """Runs of several processes: torchrun starts this file, which trains a list of configs one after the other.
 
-    torchrun --nproc-per-node=2 tests/train/together.py CONFIGS.json
+    torchrun --nproc-per-node=2 tests/train/distributed_runs.py CONFIGS.json
 
 CONFIGS.json is a list of [config, {"timeout": seconds, "last": the step to stop after, "fault": what befalls the second process
 in step 3: "error", SIGKILL or SIGSTOP, "float64": whether it computes in float64}]. The first process writes log.jsonl into

@@ -1,0 +1,191 @@
+"""The formula of followed scores: the product of two tensors, and the steps that scaled, bounded, shifted and masked it."""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.labelled_product import LabelledProduct
+from regard.observe.interception.tensor_axes import AxisTable, Dims, find_permutation
+
+VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
+PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
+SAME = {  # functions that keep every number, or change only what no softmax sees: a lower bound, NaN
+    *("contiguous", "clone", "detach", "positive", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias"),
+    *("nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max", "requires_grad", "data"),
+}
+MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
+    *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),
+    *("narrow", "repeat", "repeat_interleave", "tile", "cat", "concat", "concatenate", "stack", "unbind", "split", "chunk"),
+    *("sort", "msort", "argsort", "topk", "scatter", "scatter_add", "index_put", "setitem", "index_copy", "index_add", "pad"),
+    *("unfold", "fold", "as_strided", "diagonal", "diag_embed", "masked_select", "copy", "permute_copy", "constant_pad_nd"),
+}
+KEEPING = VIEWS | SAME | {"expand", "broadcast_to", "expand_as", "getitem", "log_softmax", "exp"}  # the softmax is the same
+
+
+class StepKind(Enum):
+    """What a step does to scores."""
+
+    MULTIPLY = auto()
+    ADD = auto()
+    FILL = auto()  # writes a number where a table is True
+    TANH = auto()
+
+
+class ScoreStep(NamedTuple):
+    """One step: its operand, the axes of that if it is a tensor, and the factor of what is added or the number filled in."""
+
+    kind: StepKind
+    operand: "Tensor | float | ScoreForm | None" = None
+    dims: Dims = ()
+    amount: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreForm:
+    """Scores as the product of a and b, with the axes of each tensor, and the steps that followed."""
+
+    a: Tensor
+    b: Tensor
+    a_dims: Dims
+    b_dims: Dims
+    dims: Dims  # of the scores
+    steps: tuple[ScoreStep, ...] = ()
+
+    def add_step(self, *step: Any, dims: Dims | None = None) -> "ScoreForm":
+        """Return the form with one more step, and with other axes if the step broadcast the scores."""
+        return replace(self, steps=(*self.steps, ScoreStep(*step)), dims=self.dims if dims is None else dims)
+
+
+def start_form(table: AxisTable, product: LabelledProduct) -> ScoreForm:
+    """Return the form of scores that a product has just made."""
+    a, b, dims = product.build_dims(table, {})
+    form = ScoreForm(*product.operands, a, b, dims)
+    if product.factor != 1:
+        form = form.add_step(StepKind.MULTIPLY, product.factor)
+    if product.added is not None:
+        start, beta = product.added
+        form = form.add_step(StepKind.ADD, start.detach(), select_dims(start, dims), beta)
+    return form
+
+
+def select_dims(x: Tensor, dims: Dims) -> Dims:
+    """Return the axes of a tensor that is broadcast against one of these axes; its dimensions of size 1 have none."""
+    own = dims[len(dims) - x.dim() :]
+    return tuple(axes if size > 1 else () for axes, size in zip(own, x.shape, strict=True))
+
+
+def follow_dims(
+    table: AxisTable, dims: Dims, name: str, func: Any, args: Any, kwargs: Any, x: Tensor, y: Tensor
+) -> Dims | None:
+    """Return the axes of the result y of a function of a followed tensor x; None if it moved entries.
+
+    A function that is not known and keeps the shape is taken to be one of each entry.
+    """
+    core = name if name in PERMUTES else strip_affixes(name)
+    is_first = bool(args) and args[0] is x
+    if core in VIEWS or (core == "getitem" and is_view_index(args[1])):
+        return table.regroup(dims, y.shape)
+    if core in PERMUTES:
+        if core in ("T", "mT", "H", "mH"):
+            order = [*range(x.dim())][::-1] if core in ("T", "H") else [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]
+        else:
+            order = find_permutation(x, func, args, kwargs)
+        return tuple(dims[n] for n in order)
+    if core in ("expand", "broadcast_to", "expand_as"):
+        return table.align(dims, y.shape) if y.numel() == x.numel() else None
+    if core in MOVERS and not (core == "setitem" and is_first):  # writing into a followed tensor moves none of its entries
+        return None
+    return table.align(dims, y.shape)
+
+
+def is_view_index(index: Any) -> bool:
+    """Return whether an index only adds axes of size 1."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(one is None or one is Ellipsis or (isinstance(one, slice) and one == slice(None)) for one in entries)
+
+
+def extend_form(
+    table: AxisTable, form: ScoreForm, name: str, args: Any, kwargs: Any, x: Tensor, dims: Dims, other: ScoreForm | None
+) -> ScoreForm | None:
+    """Return the form of the result of a function of scores x; None if the formula cannot express it.
+
+    `dims` are the axes of the result; `other` is the form of another argument, if it is also followed.
+    """
+    core = strip_affixes(name)
+    form = replace(form, dims=dims)
+    if core in KEEPING or name in PERMUTES or is_inactive_dropout(core, args, kwargs):
+        return form
+    if core == "tanh":
+        return form.add_step(StepKind.TANH)
+    if core == "neg":
+        return form.add_step(StepKind.MULTIPLY, -1.0)
+    if core in ("masked_fill", "where", "setitem"):
+        return extend_by_fill(form, core, args, kwargs, x)
+    values = [value for value in (*args, kwargs.get("other")) if value is not x and isinstance(value, Tensor | int | float)]
+    return extend_by_arithmetic(table, form, name, args, kwargs, x, values[0], other) if values else None
+
+
+def extend_by_arithmetic(
+    table: AxisTable, form: ScoreForm, name: str, args: Any, kwargs: Any, x: Tensor, value: Any, other: ScoreForm | None
+) -> ScoreForm | None:
+    """Return the form of a sum, difference, product or quotient of scores x and a value; None for another function."""
+    core = strip_affixes(name)
+    is_first = bool(args) and args[0] is x
+    turned = name.startswith("__r") or not is_first  # the value is on the left
+    operand = value.detach() if isinstance(value, Tensor) else float(value)
+    dims = select_dims(value, form.dims) if isinstance(value, Tensor) else ()
+    if core in ("mul", "multiply"):
+        return None if other is not None else form.add_step(StepKind.MULTIPLY, operand, dims)
+    if core in ("div", "divide", "true_divide", "truediv"):
+        if turned or kwargs.get("rounding_mode"):
+            return None
+        return form.add_step(StepKind.MULTIPLY, 1 / operand, dims)
+    if core not in ("add", "sub", "subtract", "rsub"):
+        return None
+    amount = float(kwargs.get("alpha", 1))
+    if core != "add":
+        turned = turned != (core == "rsub")
+        amount = -amount
+        if turned:
+            form, amount = form.add_step(StepKind.MULTIPLY, -1.0), -amount
+    if other is not None and len(form.dims) == len(other.dims) and table.identify(form.dims, other.dims):
+        return form.add_step(StepKind.ADD, other, form.dims, amount)
+    return form.add_step(StepKind.ADD, operand, dims, amount)
+
+
+def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
+    """Return the form of scores x with a number written where a table is True; None if it is not a number or a table."""
+    if core == "where":
+        given = [*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)]
+        if len(given) != 3:
+            return None
+        table = given[1] if given[0] is x else given[0]
+        value = given[2] if given[0] is x or given[1] is x else given[1]
+        table = ~table if given[0] is x or given[1] is x else table
+    else:
+        given = [*args[1:], *(kwargs[name] for name in ("mask", "value") if name in kwargs)]
+        if len(given) != 2:
+            return None
+        table, value = given
+    if (
+        not isinstance(table, Tensor)
+        or table.dtype not in (torch.bool, torch.uint8)
+        or (core == "setitem" and table.shape != x.shape)
+    ):
+        return None
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return None
+    return form.add_step(StepKind.FILL, table.detach().bool(), select_dims(table, form.dims), float(value))
+
+
+def is_inactive_dropout(core: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a function is a dropout that drops nothing."""
+    if core != "dropout":
+        return False
+    p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True))
+    return not training or p == 0

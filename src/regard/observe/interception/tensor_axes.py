@@ -1,0 +1,139 @@
+"""Axes of followed tensors: which axes of a product each dimension holds, through views, permutations and broadcasts."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observe.interception.plain_tensors import UnreadableError
+
+Axes = tuple[int, ...]  # numbers of axes, outermost first; an axis of size 1 is left out
+Dims = tuple[Axes, ...]  # the axes that each dimension of a tensor holds
+
+
+class AxisTable:
+    """The sizes of the axes of one forward, and the axes that a view split them into."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.parts: dict[int, Axes] = {}  # outer and inner part of a split axis, or the axis that one is the same as
+
+    def clear(self) -> None:
+        """Forget all axes."""
+        self.sizes.clear()
+        self.parts.clear()
+
+    def add_axis(self, size: int) -> Axes:
+        """Return a new axis of this size; none for size 1."""
+        if size == 1:
+            return ()
+        number = len(self.sizes)
+        self.sizes[number] = size
+        return (number,)
+
+    def add_dims(self, shape: Sequence[int]) -> Dims:
+        """Return a new axis for each dimension of a shape."""
+        return tuple(self.add_axis(size) for size in shape)
+
+    def expand_axes(self, axes: Axes) -> Axes:
+        """Return axes with those that were split replaced by their parts."""
+        found: list[int] = []
+        for axis in axes:
+            found += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
+        return tuple(found)
+
+    def expand_dims(self, dims: Dims) -> Dims:
+        """Return dimensions with axes that were split replaced by their parts."""
+        return tuple(map(self.expand_axes, dims))
+
+    def get_sizes(self, axes: Axes) -> list[int]:
+        """Return the sizes of axes."""
+        return [self.sizes[axis] for axis in axes]
+
+    def regroup(self, dims: Dims, shape: Sequence[int]) -> Dims | None:
+        """Return the axes of a tensor's dimensions after a view to another shape; None if they cannot be told apart."""
+        waiting = [axis for axes in self.expand_dims(dims) for axis in axes]
+        found = []
+        for size in shape:
+            axes: list[int] = []
+            while size > 1:
+                if not waiting:
+                    return None
+                axis = waiting.pop(0)
+                if size % self.sizes[axis]:
+                    if self.sizes[axis] % size:
+                        return None
+                    axis, inner = self.split_axis(axis, size)
+                    waiting.insert(0, inner)
+                axes.append(axis)
+                size //= self.sizes[axis]
+            found.append(tuple(axes))
+        return None if waiting else tuple(found)
+
+    def split_axis(self, axis: int, outer: int) -> tuple[int, int]:
+        """Split an axis into an outer part of a size and an inner part; return both."""
+        (one,), (other,) = self.add_axis(outer), self.add_axis(self.sizes[axis] // outer)
+        self.parts[axis] = one, other
+        return one, other
+
+    def identify(self, dims: Dims, others: Dims) -> bool:
+        """Make the axes of two tensors of one shape the same ones; return whether they could be."""
+        for axes, theirs in zip(self.expand_dims(dims), self.expand_dims(others), strict=True):
+            if self.get_sizes(axes) != self.get_sizes(theirs):
+                return False
+            for axis, other in zip(axes, theirs, strict=True):
+                if axis != other:
+                    self.parts[other] = (axis,)
+        return True
+
+    def align(self, dims: Dims, shape: Sequence[int]) -> Dims | None:
+        """Return the dimensions of a tensor after it was broadcast to a shape; None if it was not.
+
+        New axes are added for what was expanded.
+        """
+        if len(dims) > len(shape):
+            return None
+        found = []
+        for axes, size in zip(((),) * (len(shape) - len(dims)) + dims, shape, strict=True):
+            if axes and math.prod(self.get_sizes(self.expand_axes(axes))) != size:
+                return None
+            found.append(axes or self.add_axis(size))
+        return tuple(found)
+
+    def arrange(self, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
+        """Return a tensor with one dimension for each group of axes, of size 1 where it has none of the group.
+
+        A group of which it has some axes is expanded, except the group `shared`, if it lacks only the innermost of them.
+        Raises UnreadableError if it has an axis that is in no group.
+        """
+        have = [axis for axes in self.expand_dims(dims) for axis in axes]
+        groups = self.expand_dims(groups)
+        wanted = [axis for group in groups for axis in group]
+        if not set(have) <= set(wanted) or len(set(have)) < len(have):
+            raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
+        x = x.reshape(self.get_sizes(tuple(have)))
+        x = x.permute([have.index(axis) for axis in wanted if axis in have])
+        x = x.reshape([self.sizes[axis] if axis in have else 1 for axis in wanted])
+        sizes = []
+        full = []
+        for n, group in enumerate(groups):
+            inside = [axis in have for axis in group]
+            keeps = not any(inside) or (n == shared and inside == sorted(inside, reverse=True))
+            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, inside, strict=True)]
+            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, inside, strict=True) if there or not keeps))
+        return x.expand(full).reshape(sizes)
+
+    def restore(self, x: Tensor, groups: Dims, dims: Dims, shape: Sequence[int]) -> Tensor:
+        """Return a tensor with one dimension for each group as a tensor of other dimensions and a shape: undo `arrange`."""
+        groups = self.expand_dims(groups)
+        have = [axis for group in groups for axis in group]
+        order = [have.index(axis) for axes in self.expand_dims(dims) for axis in axes]
+        return x.reshape(self.get_sizes(tuple(have))).permute(order).reshape(shape)
+
+
+def find_permutation(x: Tensor, function: Any, args: Any, kwargs: Any) -> list[int]:
+    """Return the dimension of x that each dimension of function(x) is, for a function that only permutes dimensions."""
+    sample = torch.empty_strided(x.shape, [1 + n for n in range(x.dim())], device="meta")
+    return [stride - 1 for stride in function(sample, *args[1:], **kwargs).stride()]

@@ -1,0 +1,152 @@
+"""LeGrad: which tokens raise the score that each layer would give through the model's own head."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, ShapeError
+from regard.map.attention_map import Index
+from regard.map.attribution_map import AttributionMap
+from regard.map.indexing import select_places
+from regard.mechanism.arguments import check_instance, check_integer
+from regard.observe.attribution import attribute
+from regard.observe.block_outputs import is_inside
+from regard.observe.record import record
+from regard.observe.recording import Recording
+from regard.probe.evaluation_mode import evaluate_mode
+from regard.probe.head_effects import Measure, call_model, check_numbers, require_gradients
+
+Blocks = dict[str, Any]  # by the path of a block: what it returned
+
+
+@dataclass(frozen=True, eq=False)
+class LeGrad:
+    """How much each token raises the score of each layer: scores (b, layers, k), of the layers in `numbers`.
+
+    The score of token j in layer l is the mean over heads and queries i of the positive part of ∂s_l/∂A_ij, with s_l the number
+    that the model gives if all later layers are left out.
+    """
+
+    numbers: tuple[int, ...]
+    scores: Tensor
+
+    def merge(self, tokens: Index = slice(None)) -> Tensor:
+        """Return the mean over the layers, for some tokens, scaled to 0 to 1 in each row of the batch, (b, n).
+
+        The paper leaves out the token of the class: tokens=slice(1, None). A row of equal scores is 0.
+        """
+        mean = self.scores.mean(1)[:, select_places("tokens", tokens, self.scores.shape[2]).to(self.scores.device)]
+        low, high = mean.amin(-1, keepdim=True), mean.amax(-1, keepdim=True)
+        return (mean - low) / (high - low).masked_fill(high == low, 1)
+
+
+def legrad(model: nn.Module, inputs: Any, measure: Measure, *, layers: Sequence[int] | None = None) -> LeGrad:
+    """Compute LeGrad of a model with self-attention in blocks, such as a vision transformer or BERT.
+
+    inputs is a tensor for the model, or a dict of its arguments; measure takes what the model returns and gives a number, or
+    one (b,) for each row, such as the logit of a class. For each of the layers (all by default) the model runs once more on the
+    output of its block, with every block left out, so that its own pooling, norm and head give that layer's score. Nothing of
+    T x T is kept. The model's mode and parameters are left as they were.
+    Raises ConfigError where the layers are not in blocks of their own, or a score has no gradient.
+    Source: Bousselham et al. 2024, "LeGrad: An Explainability Method for Vision Transformers via Feature Formation
+    Sensitivity".
+    """
+    check_instance("model", model, nn.Module)
+    with evaluate_mode(model), torch.enable_grad(), require_gradients(model):
+        outputs: Blocks = {}
+        with record(model, keep="values") as recording, watch_outputs(model, outputs):
+            call_model(model, inputs)
+        blocks = find_blocks(recording, outputs)
+        chosen = range(len(blocks)) if layers is None else [check_integer("a layer", layer) for layer in layers]
+        scores = {}
+        for layer in chosen:
+            with leave_out_blocks(model, [outputs[name] for name in blocks], blocks, layer):
+                scores[layer] = check_numbers(measure(call_model(model, inputs))).sum()
+        return collect_scores(recording, scores)
+
+
+def collect_scores(recording: Recording, scores: Mapping[int, Tensor]) -> LeGrad:
+    """Return LeGrad of a recording with values and gradients, given the score of each layer, a number of the same graph.
+
+    For scores that are not those of the model's own head, such as the similarity of an image's features with a text.
+    Raises ConfigError for a score that does not depend on its layer by a gradient.
+    """
+    means = [
+        mean_columns(attribute(recording, score, layers=[layer]).map(layer, kind="gradient")) for layer, score in scores.items()
+    ]
+    if len({one.shape for one in means}) != 1:
+        raise ShapeError(f"LeGrad needs layers with equally many tokens, got {[tuple(one.shape) for one in means]}.")
+    return LeGrad(tuple(scores), torch.stack(means, 1))
+
+
+def mean_columns(gradients: AttributionMap) -> Tensor:
+    """Return the mean of the positive part of each column over heads and queries, (b, k), block by block."""
+    b, h, q, k = gradients.shape
+    found = torch.zeros(b, k, dtype=torch.float64, device=gradients.device)
+    for n, _, run, entries in gradients.iterate_blocks():
+        found[n].index_add_(0, run.columns, entries.clamp(min=0).sum(0, dtype=torch.float64))
+    return found / (h * q)
+
+
+def find_blocks(recording: Recording, outputs: Blocks) -> list[str]:
+    """Return the path of the block of each layer: the outermost module of a list that holds this layer's self-attention alone.
+
+    Raises ConfigError where there is none.
+    """
+    names, found = recording.layers(), []
+    for name in names:
+        around = [block for block in outputs if [other for other in names if is_inside(other, block)] == [name]]
+        if not around:
+            raise ConfigError(
+                f"{name} is in no block of its own, a module in a list of modules that returns the stream (b, t, c)."
+            )
+        found.append(min(around, key=len))
+    return found
+
+
+@contextmanager
+def watch_outputs(model: nn.Module, outputs: Blocks) -> Iterator[None]:
+    """Keep what the modules of lists of modules return, with its graph, by their paths, while the context is active."""
+
+    def make_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            if get_stream(output) is not None:
+                outputs[name] = output
+
+        return keep
+
+    handles = [
+        module.register_forward_hook(make_hook(name))
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2].isdigit()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def get_stream(output: Any) -> Tensor | None:
+    """Return the residual stream (b, t, c) that a module returns, alone or first in a tuple; None if it returns none."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    return first if isinstance(first, Tensor) and first.dim() == 3 and first.is_floating_point() else None
+
+
+@contextmanager
+def leave_out_blocks(model: nn.Module, outputs: Sequence[Any], blocks: Sequence[str], layer: int) -> Iterator[None]:
+    """Make every block return what the block of one layer returned, without computing anything, while the context is active."""
+    stream = get_stream(outputs[layer])
+    modules = [model.get_submodule(name) for name in blocks]
+    for module, output in zip(modules, outputs, strict=True):
+        answer = (stream, *output[1:]) if isinstance(output, tuple) else stream
+        vars(module)["forward"] = lambda *args, answer=answer, **kwargs: answer
+    try:
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop("forward")
