@@ -1,7 +1,8 @@
 """Every family of models that was tried: how far its recorded maps are from what the same model says with eager attention.
 
 `python -m benchmarks.families` prints the table. Small configs of transformers with random weights in float32, sequences
-padded on the right, on the left and not at all; 0 to 1 is the range of a weight.
+padded on the right, on the left and not at all; 0 to 1 is the range of a weight. Families without a softmax are at the end:
+their difference is that of the map times the values from the layer's own output, relative to the largest of a head.
 """
 
 import sys
@@ -17,7 +18,9 @@ from observe.eager_weights import compare_with_eager
 from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
 from observe.family import Family
+from observe.recurrent_models import RECURRENT, RecurrentFamily, draw_tokens
 from observe.written_out import HAND, UNCOMPARED, compare_with_attentions
+from regard.observe import record
 
 TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"
 COLUMNS = ["family", "class", "runs", "padding", "maps", "by itself", "run eager"]
@@ -37,7 +40,22 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         table.add(family.name, family.model, "", "", "", NOTES[family.name], "")
     for family in HAND:
         measure_handwritten(table, family)
+    for recurrent in RECURRENT:
+        add_recurrent(table, recurrent)
     return table
+
+
+def add_recurrent(table: Table, family: RecurrentFamily) -> None:
+    """Add a family with layers without a softmax, run once without padding."""
+    model, tokens = family.build(), draw_tokens(37)
+    with torch.no_grad():
+        outside = model(tokens)[0]
+        with record(model) as recording:
+            assert torch.equal(model(tokens)[0], outside), family.name
+    assert not recording.missed, family.name
+    maps = [recording.map(layer, kind="implicit") for layer in range(len(recording.layers("implicit")))]
+    error = max(one.certificate().error for one in maps)
+    table.add(family.name, type(model).__name__, "implicit", "", len(maps), error, "")
 
 
 def measured(table: Table, family: Family) -> None:

@@ -131,7 +131,7 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
-    calls = [call.stored for run in recording.runs for call in run.calls]
+    calls = [call.stored for run in recording.runs for call in run.softmax_calls]
     if layers is not None:
         histories = [one for layer in layers for one in recording.last.find_histories(layer, "self", None)]
         calls = [stored for history in histories for stored in history.stored_calls]

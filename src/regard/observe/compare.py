@@ -10,11 +10,11 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
-from regard.mechanism.arguments import check_count, describe_value
+from regard.mechanism.arguments import check_choice, check_count, describe_value
 from regard.observe import text_table
 from regard.observe.head_divergence import jensen_shannon
 from regard.observe.map_view import MapView
-from regard.observe.recording import Recording
+from regard.observe.recording import KINDS, Recording
 from regard.observe.words import TextPair
 from regard.observe.words import split_rows as words_of
 
@@ -155,6 +155,7 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
         pairs = [MapPair("", tuple(range(a.shape[1])), a, b)]
     else:
+        check_choice("kind", kind, KINDS)
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
         if len(names) != len(others) or not names:
             raise ShapeError(

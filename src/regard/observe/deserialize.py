@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.mechanism.arguments import check_instance, check_path
 from regard.mechanism.masks import CLASSES, Mask
-from regard.observe import recording_file
+from regard.observe import implicit_serialization, recording_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
     REAL,
@@ -26,6 +26,7 @@ from regard.observe.header_values import (
     require_rows,
     require_text,
 )
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.recording import KINDS, Call, Recording, Run
@@ -82,7 +83,7 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
         None if row is None else require_count(row) for row in require_list(found.get("rows", []))
     ]  # older files have none
     turns, masks = ParentRowsChecker(run.parent_rows), MaskReader(tensors)
-    histories = []
+    histories: list[KVHistory] = []
     for one in require_list(found["strands"]):
         history = deserialize_history(one, run.parent_rows, tensors, masks)
         turns.check_history(history)
@@ -92,10 +93,26 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
             if (name, kind) != (history.name, history.kind):
                 raise ValueError(f"{history.name} is stored under the key of {name!r:.40}")
             run.histories[name, kind, require_count(visit), require_count(turn)] = history
-    for history, stored in found["calls"]:
-        owner = histories[require_count(history)]
-        run.calls.append(Call(owner, owner.stored_calls[require_count(stored)]))
+    implicit = [deserialize_implicit(one, run, tensors) for one in require_list(found.get("implicit", []))]  # as above
+    for number, stored in found["calls"]:
+        if require_count(number) < len(histories):
+            owner = histories[number]
+            run.calls.append(Call(owner, owner.stored_calls[require_count(stored)]))
+        else:
+            other = implicit[number - len(histories)]
+            run.calls.append(ImplicitCall(other, other.stored_calls[require_count(stored)]))
     return run
+
+
+def deserialize_implicit(found: dict[str, Any], run: Run, tensors: dict[str, Tensor]) -> ImplicitHistory:
+    """Build the history of a recurrence, and add it to its run under its key."""
+    history = implicit_serialization.deserialize_history(found, tensors)
+    if found["key"] is not None:
+        name, kind, visit, turn = require_list(found["key"], 4)
+        if (name, kind) != (history.name, history.kind):
+            raise ValueError(f"{history.name} is stored under the key of {name!r:.40}")
+        run.implicit_histories[name, kind, require_count(visit), require_count(turn)] = history
+    return history
 
 
 def deserialize_history(

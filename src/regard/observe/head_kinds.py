@@ -12,12 +12,12 @@ from torch import Tensor
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
 from regard.map.indexing import check_slice
-from regard.mechanism.arguments import check_index, check_instance, check_integer, check_sequence, describe_value
+from regard.mechanism.arguments import check_choice, check_index, check_instance, check_integer, check_sequence, describe_value
 from regard.observe import detectors, text_table, words
 from regard.observe.detectors import NEAR, Queries
 from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, define_user_scores, estimate_heads
 from regard.observe.map_view import MapView
-from regard.observe.recording import Recording, join_names
+from regard.observe.recording import IMPLICIT, KINDS, Recording, join_names
 from regard.observe.score_interval import Score
 from regard.observe.words import Class, Tokens
 
@@ -233,10 +233,13 @@ def heads(
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
     wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections, scores)
     wanted.check()
+    check_choice("kind", kind, KINDS)
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
+    if not rows and recording.layers(IMPLICIT, part):
+        return Heads(rows, ("no layer has a softmax; recording.map(layer, kind='implicit') is the map of one without.",))
     return Heads(rows, wanted.describe_missing_scores(kind), define_user_scores(scores))
 
 

@@ -19,6 +19,7 @@ from regard.mechanism.masks import Given
 from regard.observe import interception
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
@@ -307,6 +308,12 @@ class Intervention:
 
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
+
+    def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
+        """Do nothing when a recurrence ran: it stays unchanged."""
+
+    def handle_recurrent_module(self, module: nn.Module) -> None:
+        """Do nothing when a recurrent module ran."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Do nothing for a call that could not be intercepted: it stays unchanged."""

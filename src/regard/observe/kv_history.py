@@ -1,7 +1,7 @@
 """The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -104,15 +104,11 @@ class KVHistory:
 
     def reorder_rows(self, x: Tensor, made: int, wanted: int) -> Tensor:
         """Reorder the batch rows of x, made at one step, to those of a later step."""
-        rows = None
-        steps: Sequence[int] = range(wanted, made, -1)
-        if len(steps) > len(self.parent_rows):
-            steps = sorted((step for step in self.parent_rows if step in steps), reverse=True)
-        for step in steps:
-            turn = self.parent_rows.get(step)
-            if turn is not None:
-                rows = turn if rows is None else turn[rows]
-        return x if rows is None else x[rows.to(x.device)]
+        return reorder_rows(self.parent_rows, x, made, wanted)
+
+    def fork(self, parent_rows: "dict[int, Tensor]") -> "KVHistory":
+        """Return a history with the same calls, which another run continues."""
+        return replace(self, parent_rows=parent_rows, stored_calls=[*self.stored_calls], keys=[*self.keys], steps=[*self.steps])
 
     def crop(self, known: int) -> "KVHistory":
         """Return the history of a cache that was cut to its first `known` keys."""
@@ -252,6 +248,19 @@ class KVHistory:
                 whole[..., stored.first : stored.stop] = stored.bias
             rows.append(self.reorder_rows(whole, stored.step, self.stored_calls[-1].step) if len(whole) > 1 else whole)
         return stack_tables(rows)
+
+
+def reorder_rows(parent_rows: Mapping[int, Tensor], x: Tensor, made: int, wanted: int) -> Tensor:
+    """Reorder the batch rows of x, made at one step, to those of a later step; parent_rows are those of the run, by step."""
+    rows = None
+    steps: Sequence[int] = range(wanted, made, -1)
+    if len(steps) > len(parent_rows):
+        steps = sorted((step for step in parent_rows if step in steps), reverse=True)
+    for step in steps:
+        turn = parent_rows.get(step)
+        if turn is not None:
+            rows = turn if rows is None else turn[rows]
+    return x if rows is None else x[rows.to(x.device)]
 
 
 def find_table_size(parts: list[Tensor]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,12 +56,12 @@ class OpenRun:
     def fork(self) -> "OpenRun":
         """Return a new run with the same history."""
         turns = dict(self.run.parent_rows)
-        histories = {
-            key: replace(one, parent_rows=turns, stored_calls=[*one.stored_calls], keys=[*one.keys], steps=[*one.steps])
-            for key, one in self.run.histories.items()
-        }
+        histories = {key: one.fork(turns) for key, one in self.run.histories.items()}
+        implicit = {key: one.fork() for key, one in self.run.implicit_histories.items()}
         tokens = {root: [*parts] for root, parts in self.tokens.items()}
-        return OpenRun(Run(histories, parent_rows=turns), dict(self.roots), tokens=tokens, last=self.last)
+        return OpenRun(
+            Run(histories, parent_rows=turns, implicit_histories=implicit), dict(self.roots), tokens=tokens, last=self.last
+        )
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
         """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
@@ -163,6 +163,14 @@ def find_cache(args: Any, kwargs: Any) -> Any:
         if speaks and not isinstance(value, PLAIN) and type(value).__weakrefoffset__:
             return value
     return None
+
+
+def has_cached_keys(cache: Any) -> bool:
+    """Return whether a cache says that it holds keys; False for one that cannot say."""
+    try:
+        return int(cache.get_seq_length()) > 0
+    except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
+        return False
 
 
 def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:

@@ -28,6 +28,9 @@ def record(
 ) -> Iterator[Recording]:
     """Record every attention call of a model in the context: its q, k and rule, O(T), from which its maps are computed.
 
+    Of layers without a softmax, such as Mamba, the factors of the implied matrix are recorded: recording.map(layer,
+    kind="implicit").
+
     layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the memory, keep="values"
     also keeps the values, keep="residual" the residual stream after each block, keep=("bfloat16", "values") does two of these.
     to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output, gradients and random numbers

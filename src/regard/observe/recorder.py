@@ -15,17 +15,20 @@ from regard.mechanism.masks import Given
 from regard.observe.block_outputs import is_inside
 from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
+from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
-from regard.observe.recording import Call, Recording
+from regard.observe.recording import IMPLICIT, Call, Recording
 from regard.observe.run_tracker import RunTracker
 from regard.observe.selection import Selection
 from regard.observe.store import Store
 
 WEIGHT_TOLERANCE = 2e-2  # tolerance to weights that a model's own code computed, perhaps in half precision
 OTHERWISE = "its own attention does not compute a softmax of q and k"
+UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
 ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
@@ -42,6 +45,7 @@ class Recorder:
         self.recording = Recording(type(modules[""]).__name__)
         self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
         self.attended: set[str] = set()  # modules with self-attention
+        self.read_modules: set[str] = set()  # recurrent modules that ran
         self.tracker = RunTracker(self.names, self.store.cast_and_select, self.report_missed)
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -88,6 +92,43 @@ class Recorder:
         for n in [n for n, row in enumerate(rows) if row is None]:
             self.report_missed(MissedCall("generate", root, ENDED.format(n)))
 
+    def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
+        """Record a recurrence that ran in the module of this name."""
+        try:
+            with disable_tracking():
+                self.record_recurrence(call, name)
+        except Exception as error:  # a failure here must not stop the model
+            self.report_missed(MissedCall(call.kernel, name, explain_error(error)))
+
+    def record_recurrence(self, call: RecurrenceCall, name: str) -> None:
+        """Add a recurrence to the recording, unless its layer is not selected."""
+        tracker = self.tracker
+        if not self.selection.has_layer(name, lambda: tracker.layer_numbers.assign_number(name, IMPLICIT)):
+            return
+        key, history = tracker.place_recurrence(call.kernel, call.initial_state, name)
+        stored = StoredRecurrence.copy_factors(call.read(), self.store.store, tracker.step)
+        history = ImplicitHistory(name) if history is None else history
+        history.append_call(stored)
+        tracker.run.implicit_histories[key] = history
+        tracker.run.calls.append(ImplicitCall(history, stored))
+        self.add_run()
+
+    def handle_recurrent_module(self, module: nn.Module) -> None:
+        """Report a recurrent module as missed if nothing of it is in the recording, neither as recorded nor as missed."""
+        path = self.names[id(module)]
+        if path in self.read_modules:
+            return
+        self.read_modules.add(path)
+        known = [*(call.name for call in self.tracker.run.calls), *(one.module for one in self.recording.missed)]
+        is_known = any(not path or name == path or name.startswith(f"{path}.") for name in known)
+        if not is_known and self.selection.has_layer(path, lambda: -1):
+            self.report_missed(MissedCall(type(module).__name__, path, UNREAD))
+
+    def add_run(self) -> None:
+        """Add the current run to the recording, if it is new."""
+        if self.tracker.run not in self.recording.runs:
+            self.recording.runs.append(self.tracker.run)
+
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
         if missed not in self.recording.missed:
@@ -109,7 +150,7 @@ class Recorder:
         if len(names) != 1:
             return
         run, step = self.tracker.run, self.tracker.step
-        call = next((call for call in reversed(run.calls) if call.name == names[0] and call.kind == "self"), None)
+        call = next((call for call in reversed(run.softmax_calls) if call.name == names[0] and call.kind == "self"), None)
         if call is None or call.step != step or output.shape[:2] != (len(call.stored.q), call.stored.q.shape[2]):
             return
         with disable_tracking():
@@ -130,13 +171,13 @@ class Recorder:
             history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)
         tracker.run.histories[key] = history
-        tracker.run.calls.append(Call(history, stored))
-        if tracker.run not in self.recording.runs:
-            self.recording.runs.append(tracker.run)
+        recorded = Call(history, stored)
+        tracker.run.calls.append(recorded)
+        self.add_run()
         note = f"{name}: {call.note}"
         if call.note and note not in self.recording.notes:
             self.recording.notes.append(note)
-        return tracker.run.calls[-1]
+        return recorded
 
 
 def disable_tracking() -> AbstractContextManager[object]:

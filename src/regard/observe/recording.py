@@ -12,11 +12,13 @@ from torch import Tensor
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
 from regard.map import AttentionMap, DifferentiableMap
+from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
 from regard.observe import recording_file
 from regard.observe.attribution import Attribution, attribute
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.serialize import serialize_recording
@@ -24,7 +26,8 @@ from regard.observe.words import TextPair, Words, select_axis_words
 from regard.terminal_escapes import escape_controls
 
 DECODERS = ("decoder", "language_model", "text_decoder")  # the default among several parts of a model
-KINDS = ("self", "cross")
+KINDS = ("self", "cross")  # of attention with a softmax
+IMPLICIT = "implicit"  # the kind of attention without one
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +70,15 @@ class Run:
     """One forward of the model, or a prompt and the steps that continued it."""
 
     histories: dict[HistoryKey, KVHistory] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call | ImplicitCall] = field(default_factory=list)
     parent_rows: dict[int, Tensor] = field(default_factory=dict)
     rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
+    implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
+
+    @property
+    def softmax_calls(self) -> list[Call]:
+        """The calls of attention with a softmax, in order."""
+        return [call for call in self.calls if isinstance(call, Call)]
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +88,8 @@ class Run:
     @property
     def parts(self) -> list[str]:
         """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        paths = [re.sub(r"\d+", "*", name).split(".") for name in self.names]
+        names = list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names
+        paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
         for components in zip(*paths, strict=False):
             if len(set(components)) > 1:
                 lengths = {len(path) for path in paths}
@@ -96,7 +106,7 @@ class Run:
 
         Raises MissingNameError if no recorded module belongs to the part.
         """
-        check_choice("kind", kind, KINDS)
+        check_choice("kind", kind, (*KINDS, IMPLICIT))
         if part is None:
             part = next((one for one in self.parts if one in DECODERS), None)
         elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
@@ -108,7 +118,13 @@ class Run:
 
     def list_all_visits(self, kind: str) -> list[tuple[str, int]]:
         """Return the modules of a kind, of all parts, with the number of each visit."""
-        return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.histories if one == kind))
+        histories = self.implicit_histories if kind == IMPLICIT else self.histories
+        return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
+
+    @overload
+    def map(  # type: ignore[overload-overlap]
+        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
+    ) -> ImplicitMap: ...
 
     @overload
     def map(
@@ -122,15 +138,19 @@ class Run:
 
     def map(
         self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
-    ) -> AttentionMap | DifferentiableMap:
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
         """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
 
         layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
         the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
-        default the decoder, if the model has one. With grad=True it is a DifferentiableMap, through which a loss on the weights
-        reaches the model: of one forward that was recorded with keep="values" and with gradients.
+        default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
+        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
+        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
         Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
         """
+        if kind == IMPLICIT:
+            implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
+            return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
         histories = self.find_histories(layer, kind, part)
         found = join_differentiable_maps(histories) if grad else join_maps(histories)
         heads = histories[0].heads
@@ -146,10 +166,14 @@ class Run:
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
+        if kind == IMPLICIT:
+            return tuple(range(sum(len(one.heads) for one in self.find_implicit_histories(layer, part))))
         return self.find_histories(layer, kind, part)[0].heads
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them."""
+        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
+        if kind == IMPLICIT:
+            return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
         histories = self.find_histories(layer, kind, part)
         found = [history.join_values() for history in histories]
         kept = [x for x in found if x is not None]
@@ -178,6 +202,17 @@ class Run:
 
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes."""
+        check_choice("kind", kind, KINDS)
+        visit = self.find_visit(layer, kind, part)
+        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
+
+    def find_implicit_histories(self, layer: int | str, part: str | None) -> list[ImplicitHistory]:
+        """Return the histories of a layer without a softmax: one for each call that one visit of its module makes."""
+        visit = self.find_visit(layer, IMPLICIT, part)
+        return [history for (name, _, turn, _), history in self.implicit_histories.items() if (name, turn) == visit]
+
+    def find_visit(self, layer: int | str, kind: str, part: str | None) -> tuple[str, int]:
+        """Return the module of a layer and the number of its visit. Raises ConfigError if it was not recorded."""
         visits = self.list_visits(kind, part)
         if isinstance(layer, str):
             named = [
@@ -195,16 +230,14 @@ class Run:
                     f"{layer} ran {len(named)} times in one forward: pass the number of a run, layer=0 to {len(visits) - 1}, "
                     f"or use recording[{layer!r}]."
                 )
-            visit = named[0]
-        elif not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
-            other = [one for one in KINDS if one != kind and self.list_visits(one, part)]
+            return named[0]
+        if not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
+            other = [one for one in (*KINDS, IMPLICIT) if one != kind and self.list_visits(one, part)]
             hint = f" For {' or '.join(other)} attention, pass kind=." if other and not visits else ""
             raise OutOfRangeError(
                 f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(layer)}.{hint}"
             )
-        else:
-            visit = visits[layer]
-        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
+        return visits[layer]
 
     def __repr__(self) -> str:
         return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
@@ -224,7 +257,7 @@ class Recording(HtmlRepr):
         super().__setattr__(name, TextPair.from_tokens(value) if name == "tokens" else value)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Call | ImplicitCall]:
         """All calls of all runs, in order."""
         return [call for run in self.runs for call in run.calls]
 
@@ -233,7 +266,7 @@ class Recording(HtmlRepr):
         """The recorded modules, in the order they first ran."""
         return list(dict.fromkeys(call.name for call in self.calls))
 
-    def __getitem__(self, name: str) -> list[Call]:
+    def __getitem__(self, name: str) -> list[Call | ImplicitCall]:
         """Return the calls of a module, by its path. Raises MissingNameError if it was not recorded."""
         check_instance("a name in a recording", name, str, "Use recording.calls[n] for a call by number.")
         found = [call for call in self.calls if call.name == name]
@@ -262,6 +295,11 @@ class Recording(HtmlRepr):
         return self.last.layers(kind, part)
 
     @overload
+    def map(  # type: ignore[overload-overlap]
+        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
+    ) -> ImplicitMap: ...
+
+    @overload
     def map(
         self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
     ) -> AttentionMap: ...
@@ -273,7 +311,7 @@ class Recording(HtmlRepr):
 
     def map(
         self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
-    ) -> AttentionMap | DifferentiableMap:
+    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
         """Return the map of a layer of the last run, or of one of its heads, with a graph if grad; see Run.map."""
         return self.last.map(layer, head, kind, part, grad=True) if grad else self.last.map(layer, head, kind, part)
 
@@ -295,7 +333,7 @@ class Recording(HtmlRepr):
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
-        return select_axis_words(self.tokens, kind, self.last.find_histories(layer, kind, part)[0].name)
+        return select_axis_words(self.tokens, kind, self.last.find_visit(layer, kind, part)[0])
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""

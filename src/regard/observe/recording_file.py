@@ -14,7 +14,7 @@ from regard.atomic_write import write_atomically
 from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
-FORMAT, VERSION = "regard recording", 3  # 2 adds additive scores and words of each axis; 3 adds checksums
+FORMAT, VERSION = "regard recording", 4  # 2 adds additive scores and words of each axis; 3 checksums; 4 recurrences
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 ATTEMPTS = 100  # to read a file that is being replaced
 
@@ -26,7 +26,7 @@ def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -
     header = {**header, "versions": {"torch": torch.__version__}}
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION),
+        "version": str(VERSION if any(run.get("implicit") for run in header["runs"]) else 3),  # others are read by earlier code
         HEADER: json.dumps(header),
         SUMS: json.dumps(compute_checksums(tensors)),
     }

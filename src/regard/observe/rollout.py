@@ -9,9 +9,9 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.indexing import select_places
-from regard.mechanism.arguments import check_instance, check_number, check_sequence
+from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
-from regard.observe.recording import Recording
+from regard.observe.recording import IMPLICIT, KINDS, Recording
 
 ROWS = 64  # per product
 
@@ -37,8 +37,11 @@ def rollout(
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     if not 0 <= check_number("residual", residual) < 1:
         raise ConfigError(f"residual must be the share of the residual stream, at least 0 and below 1; got {residual}.")
-    if isinstance(kind, str) and kind == "cross":
-        raise ConfigError("rollout needs self attention: the queries of cross attention belong to another text than the keys.")
+    if check_choice("kind", kind, (*KINDS, IMPLICIT)) != "self":
+        raise ConfigError(
+            "rollout needs self attention: the queries of cross attention belong to another text than the keys, and rows of "
+            "implicit attention do not sum to 1."
+        )
     names = recording.layers(kind=kind, part=part)
     chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
     if not chosen:

@@ -8,18 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.decoder_steps import has_equal_rows, match_step
+from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers
-from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, select_run
-from regard.observe.recording import HistoryKey, Run
+from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, has_cached_keys, select_run
+from regard.observe.recording import IMPLICIT, HistoryKey, Run
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"
 TWINS = "rows with equal keys may have been swapped between its steps; maps assume that they were not"
+UNKNOWN_STATE = "it continues a state that no recorded call has left: enter record before the prompt"
+RESTARTED = "its scan starts from nothing in the middle of a run; its map is that of the tokens since then"
 ROUNDS = "its cache returns rounded keys; maps use the keys before rounding"
 Placement = tuple[HistoryKey, KVHistory | None, CacheMatch | None]  # its key; what it continues and where, None if it is new
 Cast = Callable[[AttentionCall, Tensor], Tensor]  # keys or queries of a call as they are stored
@@ -93,6 +96,44 @@ class RunTracker:
         if kind == "self":
             self.update_parent_rows(match.rows)
         return key, history, match
+
+    def place_recurrence(self, kernel: str, initial: Tensor | None, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
+        """Return where a recurrence belongs, and the history that it continues; None if it starts from nothing.
+
+        The current run, its steps, and the parent rows of the history are updated; those of the run too if nothing but
+        recurrences is in it, since some models do not move their states with their keys. Raises UnreadableError if it
+        continues a state that no recorded call has left.
+        """
+        key = name, IMPLICIT, *self.count_visit(name, IMPLICIT)
+        if self.is_undecided:
+            self.decide_run_by_state(key, initial)
+        history = self.run.implicit_histories.get(key)
+        if initial is None:
+            if history is not None:
+                self.report(MissedCall(kernel, name, RESTARTED))
+            return key, None
+        match = None if history is None else history.match_state(initial)
+        if history is None or match is None:
+            raise UnreadableError(UNKNOWN_STATE)
+        if match.parents is not None:
+            history.parent_rows[self.step] = match.parents
+        if not self.run.histories:
+            self.update_parent_rows(match.parents)
+        return key, history
+
+    def decide_run_by_state(self, key: HistoryKey, initial: Tensor | None) -> None:
+        """Decide by its first recurrence whether a forward continues a run or begins a new one.
+
+        A state that no recorded call has left decides nothing: self-attention may.
+        """
+        for running in self.runs:
+            history = running.run.implicit_histories.get(key)
+            is_same = history is not None and history.match_state(initial) is not None
+            if is_same or (initial is None and running.has_cache(self.cache) and has_cached_keys(self.cache)):
+                self.continue_run(running)
+                return
+        if initial is None:
+            self.begin_run() if self.root in self.runs.current.roots else self.begin_root()
 
     def update_parent_rows(self, rows: Tensor | None) -> None:
         """Set each row's parent row in the previous step, None if no row moved.
@@ -181,9 +222,13 @@ class RunTracker:
         running, history, match = chosen
         if match.known < history.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
             running = running.fork()  # its own cache may continue as well
+        self.continue_run(running, match.known - history.past)
+
+    def continue_run(self, running: OpenRun, known: int | None = None) -> None:
+        """Make this forward the next step of a run, of which the first `known` tokens remain; all of them by default."""
         self.runs.switch_to(running)
         running.roots[self.root] = running.roots.get(self.root, -1) + 1
-        running.add_forward(self.root, self.forwards, self.cache, self.tokens, match.known - history.past)
+        running.add_forward(self.root, self.forwards, self.cache, self.tokens, known)
         self.is_undecided = False
 
     def begin_run(self) -> None:

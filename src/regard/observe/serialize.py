@@ -6,6 +6,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.mechanism.masks import CLASSES, Given, Mask
+from regard.observe import implicit_serialization
+from regard.observe.implicit_history import ImplicitCall
 from regard.observe.kv_history import StoredCall
 from regard.observe.words import TextPair
 
@@ -61,11 +63,17 @@ def serialize_tokens(tokens: Any) -> Any:
 
 
 def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
-    """Return a Run as plain values: its histories, and its calls by the indices of history and stored call."""
-    histories = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.calls)]))
-    for history in histories:
+    """Return a Run as plain values: its histories, and its calls by the indices of history and stored call.
+
+    Histories of recurrences are counted after the others.
+    """
+    softmax = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.softmax_calls)]))
+    others = (call.history for call in run.calls if isinstance(call, ImplicitCall))
+    implicit = list(dict.fromkeys([*run.implicit_histories.values(), *others]))
+    for history in softmax:
         history.check_unchanged()
-    keys = {id(history): list(key) for key, history in run.histories.items()}
+    histories = [*softmax, *implicit]
+    keys = {id(history): list(key) for key, history in (*run.histories.items(), *run.implicit_histories.items())}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {
         "turns": {str(step): packed.add(rows) for step, rows in run.parent_rows.items()},
@@ -81,8 +89,9 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
                 "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
                 "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }
-            for history in histories
+            for history in softmax
         ],
+        "implicit": [implicit_serialization.serialize_history(one, keys.get(id(one)), packed) for one in implicit],
         "calls": [[histories.index(call.history), places[id(call.stored)]] for call in run.calls],
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.recording import KINDS
+from regard.observe.recording import IMPLICIT, KINDS
 from regard.observe.words import MARKS, TextPair, Words
 
 AxisWords = tuple[list[str], list[str]]
@@ -20,9 +20,20 @@ def choose_attention_kind(recording: Recording, asked: str | None = None) -> str
     Raises ConfigError where the recording has no attention of the kind `asked`.
     """
     there = [kind for kind in KINDS if recording.layers(kind)]
-    if asked is None or asked in there:
+    implicit = describe_implicit_layers(recording)
+    if asked in there or (asked is None and (there or implicit is None)):
         return asked or (there or KINDS)[0]
-    raise ConfigError(f"this recording has no {asked} attention; it has {' and '.join(there) or 'none at all'}.")
+    said = f"this recording has no {asked or KINDS[0]} attention; it has {' and '.join(there) or 'none at all'}."
+    raise ConfigError(f"{said} {implicit}" if implicit else said)
+
+
+def describe_implicit_layers(recording: Recording) -> str | None:
+    """Return the sentence that stands where layers without a softmax are not drawn; None if there are none."""
+    count = len(recording.last.list_all_visits(IMPLICIT))
+    if not count:
+        return None
+    layers = "one layer attends" if count == 1 else f"{count} layers attend"
+    return f"Not drawn here: {layers} without a softmax. recording.map(layer, kind='implicit') is a map of its signed entries."
 
 
 def get_key_words(recording: Recording, row: int, count: int) -> list[str]:

@@ -69,7 +69,7 @@ def list_likeliest(chosen: TokenChoice, n: int, text: PieceTokenizer) -> list[tu
 
 def find_attended(recording: Recording, layers: int, words: list[str]) -> list[AttendedToken]:
     """Return the tokens that the last query attends to most, by the mean over the heads of the last `layers` layers."""
-    weights = torch.cat([call.map[0, :, -1] for call in recording.last.calls[-layers:]]).mean(0)
+    weights = torch.cat([call.map[0, :, -1] for call in recording.last.softmax_calls[-layers:]]).mean(0)
     first = len(words) - len(weights)
     values, places = weights.topk(min(MAX_ATTENDED, len(weights)))
     return [

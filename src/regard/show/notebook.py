@@ -20,7 +20,8 @@ from regard.mechanism import Steps
 from regard.observe import Recording
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UNBOUNDED_SCORES
-from regard.show.axis_words import get_key_words
+from regard.observe.recording import KINDS
+from regard.show.axis_words import describe_implicit_layers, get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
 from regard.show.map_sampling import pool_cells
@@ -85,6 +86,8 @@ CAPTION = "Rows are queries, from the top; columns are keys."
 
 def render_recording(recording: Recording) -> str:
     """Render the beginning of the text of a recording, and every head of its last run as a small picture."""
+    if not any(recording.layers(kind) for kind in KINDS):
+        return f"<div><b>{escape_html(recording.model or 'Recording')}</b>: {describe_implicit_layers(recording)}</div>"
     kind = "self" if recording.layers() else "cross"
     maps = [recording.map(layer, kind=kind) for layer in range(len(recording.layers(kind)))]
     shapes = [m.shape for m in maps]
@@ -105,7 +108,9 @@ def render_recording(recording: Recording) -> str:
     look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
     matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
     sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
-    said = f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}"
+    said = " ".join(
+        filter(None, [f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}", describe_implicit_layers(recording)])
+    )
     return render_page(title, [render_figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
 
 

@@ -19,6 +19,7 @@ from regard.observe.interception import (
     function_mode,
     hf_registry,
     module_calls,
+    recurrences,
     reentrant_checkpoints,
     started_threads,
     torch_compile,
@@ -49,6 +50,7 @@ def build_patches() -> list[AttributePatch]:
         + block_sparse.build_patches()
         + torchscript.build_patches()
         + started_threads.build_patches()
+        + recurrences.build_patches()
         + reentrant_checkpoints.build_patches()
     )
     return ours + torch_compile.build_patches(ALL_PATCHES.apply)

@@ -15,6 +15,7 @@ from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.recurrences import is_recurrent_name, report_recurrent_module
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -77,10 +78,13 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
     """Call a module inside a new frame, so that the attention calls in it are intercepted."""
     frame = push_frame(module, args, kwargs)
     try:
-        if isinstance(module, FAST) == STATE.is_in_fast_path:
-            return call(module, *args, **kwargs)
-        with switch_interception(not STATE.is_in_fast_path):
-            return call(module, *args, **kwargs)
+        if isinstance(module, FAST) != STATE.is_in_fast_path:
+            with switch_interception(not STATE.is_in_fast_path):
+                return call(module, *args, **kwargs)
+        result = call(module, *args, **kwargs)
+        if is_recurrent_name(type(module).__name__):
+            report_recurrent_module(module)
+        return result
     finally:
         pop_frame(frame)
 

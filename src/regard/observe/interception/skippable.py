@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
+from regard.observe.interception.recurrences import is_recurrent_name
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
@@ -31,6 +32,8 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         kind: Any = type(module)
         names, own = find_used_attributes(kind), vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        if is_recurrent_name(kind.__name__):  # to be reported if it is not read
             continue
         functions = [own[name] for name in names if name in own and callable(own[name])]
         if all(part is None or id(part) in found for part in module._modules.values()) and all(map(is_trusted, functions)):

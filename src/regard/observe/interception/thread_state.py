@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.mask_inference import InferredRule, infer_rule
 
 MASKS = 8  # cached until the forward ends
@@ -45,6 +46,12 @@ class Watcher(Protocol):
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Handle an attention call in the module of this name and return what the caller gets."""
+
+    def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
+        """Handle a recurrence that ran in the module of this name."""
+
+    def handle_recurrent_module(self, module: nn.Module) -> None:
+        """Handle the end of a watched module that mixes tokens by a recurrence, read or not."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""

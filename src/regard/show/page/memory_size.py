@@ -12,7 +12,10 @@ from regard.observe.map_view import MapView
 
 def measure_recording(recording: Recording) -> int:
     """Compute the bytes of all runs of a recording; what several calls share is counted once."""
-    return measure_histories([history for run in recording.runs for history in run.histories.values()])
+    implicit = [x for run in recording.runs for history in run.implicit_histories.values() for x in history.tensors]
+    return measure_histories([history for run in recording.runs for history in run.histories.values()]) + (
+        count_storage_bytes(implicit)
+    )
 
 
 def measure_histories(histories: Sequence[KVHistory]) -> int:

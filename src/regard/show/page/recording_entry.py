@@ -19,6 +19,7 @@ from regard.observe.kv_history import KVHistory
 from regard.observe.recording import KINDS
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
+from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
 from regard.show.page import memory_size
 from regard.show.page.select_head import select_head
 
@@ -82,6 +83,10 @@ class RecordingEntry:
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        implicit = describe_implicit_layers(self.recording) if self.recording.runs else None
+        self.notes = [*self.notes, *([] if implicit is None else [implicit])]
+
     @cached_property
     def attention_layers(self) -> list[AttentionLayers]:
         """Recorded layers by kind and part."""
@@ -94,6 +99,8 @@ class RecordingEntry:
                 if names:
                     numbers = tuple(self.recording.heads(n, kind, part) for n in range(len(names)))
                     found.append(AttentionLayers(kind, part, tuple(names), shapes, numbers))
+        if not found:
+            choose_attention_kind(self.recording)  # raises ConfigError, with what the recording has instead
         return found
 
     def get_layers(self, place: Place) -> AttentionLayers:
@@ -292,7 +299,9 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         ],
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
-        "values": any(stored.v is not None for call in entry.recording.last.calls for stored in call.history.stored_calls),
+        "values": any(
+            stored.v is not None for call in entry.recording.last.softmax_calls for stored in call.history.stored_calls
+        ),
         "missed": [
             f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
             for one in entry.recording.missed[:MAX_MISSED]

@@ -1,0 +1,215 @@
+"""ImplicitMap: the token-to-token matrix of a layer without a softmax, which is never stored."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map import indexing
+from regard.map.attention_map import Index
+from regard.map.convolution import Convolution, ConvolutionPlane
+from regard.map.linear_recurrence import LinearRecurrence, RecurrencePlane
+from regard.map.signed_map import SignedMap
+from regard.mechanism.arguments import LARGEST_POSITION, check_integer, describe_value
+from regard.mechanism.scores import score_dtype
+
+BLOCK_NUMBERS = 2**21  # entries computed at a time: 16 MiB of float64
+MOST_ROWS = 256  # of a block
+Mechanism = LinearRecurrence | Convolution
+MECHANISMS: dict[str, type[LinearRecurrence] | type[Convolution]] = {
+    "linear recurrence": LinearRecurrence,
+    "convolution": Convolution,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitBlock:
+    """Complete rows of entries, for the queries start to stop, on the keys of `columns`."""
+
+    start: int
+    stop: int
+    columns: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SampledOutputs:
+    """What a layer's own code computed for some of the queries of a map: queries (n,), outputs (b, h, n, e).
+
+    gates (b, h, n, e) are what it multiplied the rows of M v by, if it did so in each channel of a head.
+    """
+
+    queries: Tensor
+    outputs: Tensor
+    gates: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ImplicitCertificate:
+    """The largest distance of a row times the values from the layer's own output, relative to a head's largest output.
+
+    rows is the number of rows checked.
+    """
+
+    error: float
+    rows: int
+
+
+class ImplicitMap(SignedMap):
+    """The matrix M (b, h, q, k) for which M v is the output of a layer without a softmax, of which only factors are stored.
+
+    mechanism is a LinearRecurrence (state spaces, linear attention, delta rules) or a Convolution. Entries are signed and rows
+    do not sum to 1; those of later tokens are 0. The queries are the last of the tokens, from `first` on. values (b, h, k, e)
+    and outputs, if they are given, are what the layer multiplied and computed, for `certificate`. Numbers are computed in
+    float64, block by block, and returned in float32, or in float64 if a factor is.
+    Source: Ali, Zimerman and Wolf 2024, The hidden attention of Mamba models.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        *,
+        first: int = 0,
+        values: Tensor | None = None,
+        outputs: SampledOutputs | None = None,
+    ) -> None:
+        if not isinstance(mechanism, Mechanism):
+            raise ConfigError(f"mechanism must be a LinearRecurrence or a Convolution, got {describe_value(mechanism)}.")
+        b, h, t = mechanism.shape
+        if not 0 <= check_integer("first", first) <= t:
+            raise ConfigError(f"first must be between 0 and the number of tokens, {t}; got {first}.")
+        if values is not None and (values.dim() != 4 or values.shape[:3] != (b, h, t)):
+            raise ShapeError(f"values must be ({b}, {h}, {t}, e), got {tuple(values.shape)}.")
+        self.mechanism, self.first, self.values, self.outputs = mechanism, first, values, outputs
+        self.places = [[(row, head) for head in range(h)] for row in range(b)]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (b, h, q, k)."""
+        _, h, t = self.mechanism.shape
+        return len(self.places), len(self.places[0]) if self.places else h, t - self.first, t
+
+    @property
+    def device(self) -> torch.device:
+        """The device of every result."""
+        return next(iter(self.mechanism.tensors.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of every result, float32 or float64."""
+        found = torch.float32
+        for x in self.mechanism.tensors.values():
+            found = torch.promote_types(found, score_dtype(x.dtype))
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes stored: the factors, the values and the sampled outputs; a memory that several share counts once."""
+        held = [*self.mechanism.tensors.values(), self.values, None if self.outputs is None else self.outputs.outputs]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held if x is not None}
+        return sum(storages.values())
+
+    def select(self, batch: Index = slice(None), heads: Index = slice(None)) -> "ImplicitMap":
+        """Return a smaller map of some batch rows and heads, still of four axes, sharing memory."""
+        b, h, *_ = self.shape
+        rows, columns = indexing.select_places("batch", batch, b).tolist(), indexing.select_places("heads", heads, h).tolist()
+        smaller = ImplicitMap(self.mechanism, first=self.first, values=self.values, outputs=self.outputs)
+        smaller.places = [[self.places[i][j] for j in columns] for i in rows]
+        return smaller
+
+    def build_plane(self, b: int, h: int) -> RecurrencePlane | ConvolutionPlane:
+        """Return the matrix of a batch row and head of this map."""
+        return self.mechanism.build_plane(*self.places[b][h])
+
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[ImplicitBlock, Tensor]]:
+        """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
+        plane, start = self.build_plane(b, h), 0
+        while start < self.shape[2]:
+            first = plane.find_first_key(self.first + start)
+            stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_NUMBERS // (self.first + start + 1 - first))))
+            queries, columns = (torch.arange(i, self.first + stop, device=self.device) for i in (self.first + start, first))
+            yield ImplicitBlock(start, stop, columns), plane.compute_rows(queries, first, self.first + stop)
+            start = stop
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return entries by ints, slices, lists and tensors, in the shape that torch would give; each costs its row."""
+        index = indexing.expand_index(index)
+        self.check_size(indexing.count_entries(self.shape, index), "m.pooled(rows, columns) or m.top(n)")
+        if not isinstance(index[3], slice):
+            places = indexing.coordinates(self.shape, index)
+            b, h, i, j = (x.reshape(-1) for x in places)
+            return self.gather(b, h, i, j.unsqueeze(-1)).view(places[0].shape)
+        places = indexing.coordinates(self.shape[:3], index[:3])
+        b, h, i = (x.reshape(-1) for x in places)
+        keys = torch.arange(self.shape[3])[index[3]]
+        return self.gather(b, h, i, keys.expand(len(b), -1)).view(*places[0].shape, len(keys))
+
+    def gather(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return entries (n, m) of rows at coordinates (n,), on the keys j (n, m) of each."""
+        found = torch.zeros(j.shape, dtype=self.dtype, device=self.device)
+        pairs = b * self.shape[1] + h
+        for pair in pairs.unique().tolist() if j.numel() else ():
+            plane, here = self.build_plane(*divmod(pair, self.shape[1])), (pairs == pair).nonzero().squeeze(-1)
+            queries, places = (i[here] + self.first).unique(return_inverse=True)
+            step = max(1, min(MOST_ROWS, BLOCK_NUMBERS // self.shape[3]))
+            for start in range(0, len(queries), step):
+                some = queries[start : start + step]
+                first, stop = plane.find_first_key(int(some[0])), int(some[-1]) + 1
+                rows = plane.compute_rows(some.to(self.device), first, stop).to(self.dtype)
+                mine = (places >= start) & (places < start + step)
+                keys = j[here[mine]].to(self.device)
+                is_inside = (keys >= first) & (keys < stop)
+                picked = rows[(places[mine] - start).to(self.device)].gather(1, (keys - first).clamp(0, stop - first - 1))
+                found[here[mine].to(self.device)] = picked.where(is_inside, 0)
+        return found
+
+    def received(self) -> Tensor:
+        """Compute the sum of each column, (b, h, k), with its sign."""
+        return self.column_sums()
+
+    def diagonal(self, back: int = 0) -> Tensor:
+        """Return the entry of each query on the token `back` places before it, (b, h, q); 0 if there is no such token."""
+        if abs(check_integer("back", back)) > LARGEST_POSITION:
+            raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
+        found = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
+        for row, head, block, entries in self.iterate_blocks():
+            queries = torch.arange(block.start, block.stop, device=self.device)
+            places = queries + self.first - int(back) - block.columns[0]
+            inside = (places >= 0) & (places < entries.shape[1])
+            picked = entries.gather(-1, places.clamp(0, entries.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
+            found[row, head, block.start : block.stop] = picked.where(inside, 0).to(self.dtype)
+        return found
+
+    def certificate(self) -> ImplicitCertificate:
+        """Compute how far rows of M v are from what the layer's own code computed, relative to the largest output of the head.
+
+        The rows are those whose outputs were recorded. Raises ConfigError if values or outputs are not part of this map.
+        """
+        if self.values is None or self.outputs is None:
+            raise ConfigError("the map has no values and outputs to be checked against. Use a map of a recording.")
+        error, checked = 0.0, 0
+        queries = self.outputs.queries.to(self.device)
+        queries = queries[queries >= self.first]
+        for row, places in enumerate(self.places):
+            for head, (b, h) in enumerate(places):
+                entries = self[row, head, queries - self.first].double()
+                values, outputs = (x[b, h].double() for x in (self.values, self.outputs.outputs))
+                outputs, found = outputs[len(outputs) - len(queries) :], entries @ values + self.get_bias(h)
+                if self.outputs.gates is not None:
+                    found *= self.outputs.gates[b, h, -len(found) :].double()
+                difference = (found - outputs).abs()
+                if difference.numel() and difference.any():
+                    error = max(error, float(difference.max() / outputs.abs().max()))
+                checked += len(queries)
+        return ImplicitCertificate(error, checked)
+
+    def get_bias(self, h: int) -> Tensor | float:
+        """Return what a head's output has besides M v: the bias of a convolution."""
+        bias = self.mechanism.bias if isinstance(self.mechanism, Convolution) else None
+        return 0.0 if bias is None else bias[0, h].double()
+
+    def __repr__(self) -> str:
+        kind = next(name for name, one in MECHANISMS.items() if isinstance(self.mechanism, one))
+        return f"ImplicitMap{self.shape}, {kind}, {self.nbytes / 1e6:.3g} MB stored"

@@ -1,0 +1,221 @@
+"""The recorded recurrence of one module in one run: the factors of every step, which joined are those of one call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import factors
+from regard.map.convolution import Convolution
+from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.recurrence_call import RecurrenceFactors
+from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
+from regard.observe.store import Store
+
+SAMPLED_ROWS = 64  # outputs of a call that are stored, for the certificate of its map
+STATE_TOLERANCE = 1e-2  # relative to a state's norm: a cache in bfloat16 rounds by 4e-3
+
+
+@dataclass(eq=False)
+class StoredRecurrence:
+    """One stored call: its factors, its values (b, h, t, e), some of its outputs (b, h, n, e), and the state that it left."""
+
+    mechanism: Mechanism
+    values: Tensor
+    queries: Tensor  # (n,), of the outputs
+    outputs: Tensor
+    gates: Tensor | None  # (b, h, n, e), of the outputs; None if the function did not gate them
+    state: Tensor | None  # (b, n), a sample
+    step: int
+
+    @classmethod
+    def copy_factors(cls, found: RecurrenceFactors, store: Store, step: int) -> "StoredRecurrence":
+        """Return a stored call with copies of what a call computed; numbers with two names are stored once."""
+        length = found.values.shape[2]
+        queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
+        outputs, gates = (
+            None if x is None else x.detach()[:, :, queries.to(x.device)].contiguous() for x in (found.outputs, found.gates)
+        )
+        assert outputs is not None
+        copies: dict[Any, Tensor] = {}
+        for x in found.mechanism.tensors.values():
+            if identify_numbers(x) not in copies:
+                copies[identify_numbers(x)] = store.copy_tensor(x.detach())
+        given = found.mechanism.tensors.items()
+        return cls(
+            found.mechanism.replace_tensors({name: copies[identify_numbers(x)].view(x.shape) for name, x in given}),
+            store.copy_tensor(found.values.detach()),
+            queries,
+            outputs,
+            gates,
+            found.state,
+            step,
+        )
+
+
+def identify_numbers(x: Tensor) -> tuple[Any, ...]:
+    """Return what two tensors with the same numbers in the same memory have in common, whatever their axes of 1."""
+    axes = tuple((size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
+    return x.data_ptr(), x.dtype, axes
+
+
+@dataclass(eq=False)
+class ImplicitHistory:
+    """The recurrences of one module in one run, in order; each later one continues the state that the one before left."""
+
+    name: str
+    parent_rows: dict[int, Tensor] = field(default_factory=dict)  # step to each row's parent row in the previous step
+    stored_calls: list[StoredRecurrence] = field(default_factory=list)
+    kind: str = "implicit"
+    selected_heads: None = None  # all heads are stored
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers in the model of the heads that are stored: all, or the channels of a recurrence without heads."""
+        return tuple(range(self.stored_calls[0].mechanism.shape[1]))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every stored tensor."""
+        found = [
+            x
+            for one in self.stored_calls
+            for x in (*one.mechanism.tensors.values(), one.values, one.outputs, one.gates, one.state)
+        ]
+        return [x for x in found if x is not None]
+
+    def match_state(self, initial: Tensor | None) -> RowMatch | None:
+        """Return the row of the state that this history's last call left for each row of an initial state (b, n), if it did."""
+        left = self.stored_calls[-1].state
+        if initial is None or left is None or left.shape[1:] != initial.shape[1:]:
+            return None
+        found = match_rows(left.unsqueeze(1), initial.unsqueeze(1))
+        return None if found is None or found.distance > STATE_TOLERANCE else found
+
+    def append_call(self, stored: StoredRecurrence) -> None:
+        """Append a call; the state that the one before left is dropped, since nothing else can continue it."""
+        if self.stored_calls:
+            self.stored_calls[-1].state = None
+        self.stored_calls.append(stored)
+
+    def fork(self) -> "ImplicitHistory":
+        """Return a history with the same calls, which another run continues."""
+        return replace(self, parent_rows={**self.parent_rows}, stored_calls=[*self.stored_calls])
+
+    def build_call_map(self, stored: StoredRecurrence) -> ImplicitMap:
+        """Return the map of one call: its tokens on all tokens up to its last."""
+        until = next(n for n, one in enumerate(self.stored_calls) if one is stored) + 1
+        return self.build_joined_map(self.stored_calls[:until], stored.step, sum(count_tokens(self.stored_calls[: until - 1])))
+
+    def build_map(self) -> ImplicitMap:
+        """Return the map of all calls, as if they had been one."""
+        return self.build_joined_map(self.stored_calls, self.stored_calls[-1].step, 0)
+
+    def build_joined_map(self, calls: Sequence[StoredRecurrence], step: int, first: int) -> ImplicitMap:
+        """Return the map of some calls joined, in the row order of a step, for the queries from `first` on."""
+        ordered = [self.reorder_call(one, step) for one in calls]
+        lengths = count_tokens(calls)
+        starts = [sum(lengths[:n]) for n in range(len(calls))]
+        queries = torch.cat([one.queries + start for one, start in zip(ordered, starts, strict=True)])
+        outputs = factors.concatenate([one.outputs for one in ordered], 2)
+        gates = [torch.ones_like(one.outputs) if one.gates is None else one.gates for one in ordered]
+        is_gated = any(one.gates is not None for one in ordered)
+        sampled = SampledOutputs(queries, outputs, factors.concatenate(gates, 2) if is_gated else None)
+        values = factors.concatenate([one.values for one in ordered], 2)
+        return ImplicitMap(
+            join_mechanism_tokens([one.mechanism for one in ordered]), first=first, values=values, outputs=sampled
+        )
+
+    def reorder_call(self, stored: StoredRecurrence, step: int) -> StoredRecurrence:
+        """Return a stored call whose batch rows are in the order of a later step."""
+        rows = reorder_rows(self.parent_rows, torch.arange(len(stored.values)), stored.step, step)
+        if len(rows) == len(stored.values) and torch.equal(rows, torch.arange(len(rows))):
+            return stored
+        values, outputs = (x[rows.to(x.device)] for x in (stored.values, stored.outputs))
+        gates = None if stored.gates is None else stored.gates[rows.to(stored.gates.device)]
+        return replace(stored, mechanism=stored.mechanism.select_rows(rows), values=values, outputs=outputs, gates=gates)
+
+    def join_values(self) -> Tensor:
+        """Return the values of all tokens, (b, h, t, e)."""
+        step = self.stored_calls[-1].step
+        return factors.concatenate([self.reorder_call(one, step).values for one in self.stored_calls], 2)
+
+
+@dataclass(frozen=True, eq=False)
+class ImplicitCall:
+    """One call of a recurrence: the path of the innermost module that made it, and its step in the run."""
+
+    history: ImplicitHistory = field(repr=False)
+    stored: StoredRecurrence = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The path of the module in the model."""
+        return self.history.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of attention: implicit."""
+        return self.history.kind
+
+    @property
+    def step(self) -> int:
+        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
+        return self.stored.step
+
+    @property
+    def map(self) -> ImplicitMap:
+        """The map (b, h, q, k) of this call's tokens on all tokens up to its last."""
+        return self.history.build_call_map(self.stored)
+
+    def __repr__(self) -> str:
+        return f"ImplicitCall({self.name!r}, step {self.step}, {self.map})"
+
+
+def count_tokens(calls: Sequence[StoredRecurrence]) -> list[int]:
+    """Return the number of tokens of each call."""
+    return [one.values.shape[2] for one in calls]
+
+
+def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism:
+    """Return the mechanism of consecutive calls. Raises ConfigError if they are of different kinds."""
+    recurrences = [one for one in parts if isinstance(one, LinearRecurrence)]
+    convolutions = [one for one in parts if isinstance(one, Convolution)]
+    if recurrences and convolutions:
+        raise ConfigError("the calls of one layer are of different kinds, so they do not form one map.")
+    return LinearRecurrence.join_tokens(recurrences) if recurrences else Convolution.join_tokens(convolutions)
+
+
+def join_head_maps(maps: Sequence[ImplicitMap]) -> ImplicitMap:
+    """Return the map of several calls of one visit of a module as one, whose heads are those of the calls in order.
+
+    Raises ConfigError if the calls do not have the same tokens.
+    """
+    if len(maps) == 1:
+        return maps[0]
+    kinds = {type(one.mechanism) for one in maps}
+    if len(kinds) > 1 or len({one.shape[2:] for one in maps}) > 1 or len({one.mechanism.shape for one in maps}) > 1:
+        raise ConfigError("the calls of one layer have different shapes: recording[name] has each of them.")
+    recurrences = [one.mechanism for one in maps if isinstance(one.mechanism, LinearRecurrence)]
+    convolutions = [one.mechanism for one in maps if isinstance(one.mechanism, Convolution)]
+    mechanism = LinearRecurrence.join_heads(recurrences) if recurrences else Convolution.join_heads(convolutions)
+    values = [one.values for one in maps if one.values is not None]
+    outputs = [one.outputs for one in maps if one.outputs is not None]
+    return ImplicitMap(
+        mechanism,
+        first=maps[0].first,
+        values=torch.cat(values, 1) if len(values) == len(maps) else None,
+        outputs=join_head_outputs(outputs) if outputs else None,
+    )
+
+
+def join_head_outputs(parts: Sequence[SampledOutputs]) -> SampledOutputs:
+    """Return the sampled outputs of several calls with the same tokens, joined along the heads."""
+    gates = [torch.ones_like(one.outputs) if one.gates is None else one.gates for one in parts]
+    is_gated = any(one.gates is not None for one in parts)
+    outputs = torch.cat([one.outputs for one in parts], 1)
+    return SampledOutputs(parts[0].queries, outputs, torch.cat(gates, 1) if is_gated else None)

@@ -1,0 +1,128 @@
+"""Interception of recurrences: the functions by which Hugging Face's models attend without a softmax.
+
+transformers is never imported here. In each of its modelling modules that the program has imported, the functions and methods
+of `recurrence_readers` are replaced by wrappers, which call them unchanged and read their arguments and results.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial, wraps
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.plain_tensors import disable_modes
+from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
+from regard.observe.interception.thread_state import (
+    STATE,
+    InterceptionPause,
+    explain_error,
+    find_name,
+    is_inside_watched,
+    report_missed,
+)
+
+MODELLING = re.compile(r"transformers\.models\.\w+\.modeling_\w+")
+FUSED_REASON = "a fused kernel ran from the projections to the output, which no map is read from: record it in evaluation"
+MIXERS = re.compile(  # ends of the names of classes whose tokens mix by a recurrence
+    r"(Mamba[2-9]?|(Mamba\w*|Bamba|FalconH1)Mixer|Mamba2?Layer|DeltaNet\d*|DeltaAttention|LinearAttention|LightningAttention"
+    r"|Retention|R(wkv|WKV)\w*(Attention|TimeMix|Tmix\w*)|R[Gg][Ll][Rr][Uu]|ShortConv(olution)?|[msx]LSTM(Layer|Cell))$"
+)
+CLASSES = 1024  # cached classes; bounded, so that classes made at run time can be freed
+
+
+def build_patches() -> list[AttributePatch]:
+    """Return the attribute patches for the recurrences of the modelling modules that are imported."""
+    modules = [module for name, module in list(sys.modules.items()) if MODELLING.fullmatch(name)]
+    return [patch for module in modules for patch in iterate_patches(module)]
+
+
+def iterate_patches(module: ModuleType) -> Iterator[AttributePatch]:
+    """Yield the patches of one modelling module."""
+    for name, value in list(vars(module).items()):
+        if name in FUNCTIONS and callable(value):
+            yield module, name, wrap_recurrence(value, FUNCTIONS[name], name)
+        elif name in FUSED and callable(value):
+            yield module, name, wrap_fused(value, name)
+        elif isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
+            for (ending, method), reader in METHODS.items():
+                if name.endswith(ending) and method in vars(value):
+                    yield value, method, wrap_recurrence(vars(value)[method], reader, f"{name}.{method}")
+
+
+def wrap_recurrence(function: Callable[..., Any], reader: RecurrenceReader, kernel: str) -> Callable[..., Any]:
+    """Return a wrapper that calls the function unchanged and passes what it computed to the watchers."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call_and_read(*args: Any, **kwargs: Any) -> Any:
+        if not STATE.is_active or not is_inside_watched(kernel):
+            return function(*args, **kwargs)
+        return intercept_recurrence(partial(function, *args, **kwargs), signature, reader, kernel)
+
+    return call_and_read
+
+
+def wrap_fused(function: Callable[..., Any], kernel: str) -> Callable[..., Any]:
+    """Return a wrapper that reports a fused kernel as missed if it ran; without the kernel it returns None."""
+
+    @wraps(function)
+    def call_and_report(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if result is not None and STATE.is_active and is_inside_watched(kernel):
+            report_missed(kernel, FUSED_REASON)
+        return result
+
+    return call_and_report
+
+
+def intercept_recurrence(run: "partial[Any]", signature: inspect.Signature, reader: RecurrenceReader, kernel: str) -> Any:
+    """Run a recurrence and pass it to the watchers; if its arguments cannot be read, it is reported as missed."""
+    try:
+        with disable_modes():
+            given = bind_arguments(signature, run)
+            is_layer = reader.can_read(given)
+            initial = reader.read_state(given) if is_layer else None
+    except Exception as error:  # an unreadable call must not stop the model
+        result = run()
+        report_missed(kernel, explain_error(error))
+        return result
+    if not is_layer:
+        return run()
+    with InterceptionPause(), reader.capture(given):
+        result = run()
+        call = RecurrenceCall(kernel, initial, partial(reader.read, given, result))
+        for watcher in reversed(STATE.watchers):
+            name = find_name(watcher)
+            if name is not None:
+                watcher.handle_recurrence(call, name)
+    return result
+
+
+def bind_arguments(signature: inspect.Signature, run: "partial[Any]") -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults, and those of **kwargs among them."""
+    bound = signature.bind(*run.args, **run.keywords)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(given.pop(name))
+    return given
+
+
+@lru_cache(CLASSES)
+def is_recurrent_name(name: str) -> bool:
+    """Return whether the modules of a class of this name mix tokens by a recurrence."""
+    return MIXERS.search(name) is not None
+
+
+def report_recurrent_module(module: nn.Module) -> None:
+    """Tell the watchers of a recurrent module that it ran, so that one whose recurrence was not read is not left out."""
+    for watcher in STATE.watchers:
+        if id(module) in watcher.names:
+            watcher.handle_recurrent_module(module)
