@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.observe import Recording
+from regard.observe.implicit_history import StoredRecurrence
+from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.words import TextPair
 from regard.show.page.model_adapter import ModelAdapter
 from regard.show.page.translator_adapter import TranslatorAdapter
@@ -21,11 +23,16 @@ def identify_recording(recording: Recording) -> str:
     """Return the id of a recording: its model, its first words, and a hash of its words and of numbers of every call."""
     tokens = recording.tokens
     words = [tokens.columns, tokens.rows] if isinstance(tokens, TextPair) else tokens or []
-    stored_calls = [call.stored for call in recording.calls]
-    numbers = [part for stored in stored_calls for part in (stored.q, stored.v) if part is not None]
-    keys = [keys for run in recording.runs for history in run.histories.values() for keys in history.keys]
+    numbers = [part for call in recording.calls for part in list_numbers(call.stored) if part is not None]
+    histories = [history for run in recording.runs for history in run.histories.values()]
+    keys = [keys for history in histories if isinstance(history, KVHistory) for keys in history.keys]
     text = "".join(find_first_words(words))
     return make_id(recording.model, text, [encode_text(repr(words)), *sample_tensors([*numbers, *keys])])
+
+
+def list_numbers(stored: StoredCall | StoredRecurrence) -> list[Tensor | None]:
+    """Return tensors of a stored call that tell it from calls on other texts."""
+    return [stored.q, stored.v] if isinstance(stored, StoredCall) else [stored.values, stored.outputs]
 
 
 def find_first_words(words: object) -> list[str]:
