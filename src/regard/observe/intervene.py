@@ -333,7 +333,8 @@ class Intervention:
             return proceed(call, adapter)
         if adapter.context is None or adapter.result is None or call.v is None:
             raise ConfigError(
-                f"{name} returns weights without a kernel, so it cannot be changed: call it with need_weights=False."
+                f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "
+                "nn.MultiheadAttention, call it with need_weights=False."
             )
         for change in meant:
             self.report_applied(change, name)
