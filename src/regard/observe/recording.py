@@ -148,7 +148,7 @@ class Run:
         which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
         Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
         """
-        if kind == IMPLICIT:
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
             implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
             return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
         histories = self.find_histories(layer, kind, part)
@@ -166,13 +166,13 @@ class Run:
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
-        if kind == IMPLICIT:
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
             return tuple(range(sum(len(one.heads) for one in self.find_implicit_histories(layer, part))))
         return self.find_histories(layer, kind, part)[0].heads
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
         """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
-        if kind == IMPLICIT:
+        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
             return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
         histories = self.find_histories(layer, kind, part)
         found = [history.join_values() for history in histories]
