@@ -10,10 +10,12 @@ import torch
 
 import regard
 from head_atlas import small
+from regard.map import DifferentiableMap
 from regard.observe import Recording
 from surface import wrong
 from surface.call import Call, method
 from surface.of_map import BAD_SLICES, INDEX, SIZE, SLICE, a_map
+from surface.of_mechanism import K, Q
 from surface.wrong import CHOICE, COUNT, NUMBER, OBJECT, PLACE, SCALARS, constant, without
 
 
@@ -61,10 +63,23 @@ def language_model() -> regard.GPT2:
     return regard.GPT2(regard.GPT2Config(layers=1, heads=2, width=8, context=12, vocabulary=30))
 
 
+@cache
+def recorded_residual() -> Recording:
+    """Of a language model, with the residual stream after its block."""
+    with regard.record(language_model(), keep="residual") as recording:
+        language_model()(torch.tensor([[1, 2, 3]]))
+    return recording
+
+
+def differentiable_map() -> DifferentiableMap:
+    return graph().map(0, grad=True)
+
+
 def table() -> Any:
     return regard.heads(recorded())
 
 
+FLAG = SCALARS | wrong.FRACTIONS | constant(a_number=3)
 LAYER = PLACE | wrong.LISTS
 HEAD = without(LAYER, "none")
 PART = without(CHOICE, "none")
@@ -78,7 +93,24 @@ OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_functio
 ONE_LAYER = {"layer": LAYER, **SOUGHT}
 FIRST = {"layer": 0}
 CALLS = [
-    method("Recording.map", recorded, lambda: FIRST, **ONE_LAYER, head=HEAD),
+    method("Recording.map", recorded, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),
+    method("Recording.residual", recorded_residual, lambda: FIRST, layer=LAYER, part=PART),
+    Call(
+        "map.DifferentiableMap",
+        lambda weights, q, k: DifferentiableMap(weights, q, k),
+        lambda: {"weights": a_map(), "q": torch.ones(Q), "k": torch.ones(K)},
+        {"weights": {}, "q": {}, "k": {}},  # made by Recording.map
+    ),
+    method("DifferentiableMap.dense", differentiable_map, dict),
+    method("DifferentiableMap.entropy", differentiable_map, dict),
+    method("DifferentiableMap.mass", differentiable_map, lambda: {"keys": slice(0, 3)}, keys=INDEX | wrong.NONE),
+    method(
+        "DifferentiableMap.select",
+        differentiable_map,
+        lambda: {"batch": 0, "heads": [0, 1]},
+        batch=INDEX | wrong.NONE,
+        heads=INDEX | wrong.NONE,
+    ),
     *(method(f"Recording.{name}", recorded, lambda: FIRST, **ONE_LAYER) for name in ("heads", "values", "words")),
     method("Recording.layers", recorded, dict, **SOUGHT),
     Call(
@@ -100,6 +132,7 @@ CALLS = [
         graph,
         lambda: {"number": recorded_number()},
         number=SCALARS | wrong.FRACTIONS | constant(a_number=3, of_parameters=torch.ones((), requires_grad=True)),
+        layers=LAYERS,
     ),
     Call(
         "Recording.tokens",
@@ -213,6 +246,21 @@ CALLS = [
             "receivers": without(SCALARS, "none") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
             "into": CHOICE,
             "senders": without(SCALARS, "an empty list") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+        },
+    ),
+    Call(
+        "legrad",
+        regard.legrad,
+        lambda: {
+            "model": language_model(),
+            "inputs": torch.tensor([[1, 2, 3]]),
+            "measure": lambda logits: logits[0, -1, 0],
+        },
+        {
+            "model": OBJECT,
+            "inputs": {},  # the model says what it takes
+            "measure": without(SCALARS, "an object") | constant(a_number=3, of_logits=lambda logits: logits),
+            "layers": LAYERS,
         },
     ),
     Call(

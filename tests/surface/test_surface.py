@@ -72,6 +72,11 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     ),
     *(f"{change}.is_target" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
     "KnockOut.make_replacement",
+    *(f"Patch.{name}" for name in ("change_residual", "find_block", "mark_queries")),
+    *(
+        f"DifferentiableMap.{name}"
+        for name in ("apply_to_planes", "gather_from_rows", "iterate_blocks", "join_blocks", "list_planes", "run_block")
+    ),
     "Temperature.change_additive_call",
 }
 PACKAGES = {"": regard, "mechanism.": mechanism, "map.": maps, "layers.": layers, "observe.": observe, "evaluate.": evaluate}

@@ -91,6 +91,13 @@ def check_index(name: str, value: Any, size: int, of: str) -> int:
     return found % size
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return True or False, or raise ConfigError for anything else."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {describe_value(value)}.")
+    return value
+
+
 def check_sequence(name: str, value: Any) -> Sequence[Any]:
     """Return a list, a tuple or another sequence, or raise ConfigError, for text too."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
-from regard.mechanism.arguments import check_choice, describe_value
+from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
@@ -133,7 +133,9 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
     calls = [call.stored for run in recording.runs for call in run.softmax_calls]
     if layers is not None:
-        histories = [one for layer in layers for one in recording.last.find_histories(layer, "self", None)]
+        histories = [
+            one for layer in check_sequence("layers", layers) for one in recording.last.find_histories(layer, "self", None)
+        ]
         calls = [stored for history in histories for stored in history.stored_calls]
     stored = [one for one in calls if one.graph is not None]
     if not number.requires_grad or not stored:

@@ -13,7 +13,7 @@ from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
 from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
-from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
+from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, check_path, describe_value
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
 from regard.observe import recording_file
@@ -152,7 +152,7 @@ class Run:
             implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
             return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
         histories = self.find_histories(layer, kind, part)
-        found = join_differentiable_maps(histories) if grad else join_maps(histories)
+        found = join_differentiable_maps(histories) if check_flag("grad", grad) else join_maps(histories)
         heads = histories[0].heads
         if head is None:
             return found
@@ -313,7 +313,8 @@ class Recording(HtmlRepr):
         self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
     ) -> AttentionMap | DifferentiableMap | ImplicitMap:
         """Return the map of a layer of the last run, or of one of its heads, with a graph if grad; see Run.map."""
-        return self.last.map(layer, head, kind, part, grad=True) if grad else self.last.map(layer, head, kind, part)
+        has_graph = check_flag("grad", grad)
+        return self.last.map(layer, head, kind, part, grad=True) if has_graph else self.last.map(layer, head, kind, part)
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of the recorded heads of a layer of the last run, in the order of its map."""

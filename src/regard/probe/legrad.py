@@ -12,7 +12,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map.attention_map import Index
 from regard.map.attribution_map import AttributionMap
 from regard.map.indexing import select_places
-from regard.mechanism.arguments import check_instance, check_integer
+from regard.mechanism.arguments import check_index, check_instance, check_sequence, describe_value
 from regard.observe.attribution import attribute
 from regard.observe.block_outputs import is_inside
 from regard.observe.record import record
@@ -56,17 +56,27 @@ def legrad(model: nn.Module, inputs: Any, measure: Measure, *, layers: Sequence[
     Sensitivity".
     """
     check_instance("model", model, nn.Module)
+    if not callable(measure):
+        raise ConfigError(f"measure must be a function of what the model returns, got {describe_value(measure)}.")
     with evaluate_mode(model), torch.enable_grad(), require_gradients(model):
         outputs: Blocks = {}
         with record(model, keep="values") as recording, watch_outputs(model, outputs):
             call_model(model, inputs)
         blocks = find_blocks(recording, outputs)
-        chosen = range(len(blocks)) if layers is None else [check_integer("a layer", layer) for layer in layers]
+        chosen = range(len(blocks)) if layers is None else select_layers(layers, len(blocks))
         scores = {}
         for layer in chosen:
             with leave_out_blocks(model, [outputs[name] for name in blocks], blocks, layer):
                 scores[layer] = check_numbers(measure(call_model(model, inputs))).sum()
         return collect_scores(recording, scores)
+
+
+def select_layers(layers: Sequence[int], count: int) -> list[int]:
+    """Return the numbers of chosen layers. Raises ConfigError where they are no list of numbers, or an empty one."""
+    chosen = [check_index("a layer", layer, count, "the model") for layer in check_sequence("layers", layers)]
+    if not chosen:
+        raise ConfigError("layers must name at least one layer; leave it out for all.")
+    return chosen
 
 
 def collect_scores(recording: Recording, scores: Mapping[int, Tensor]) -> LeGrad:
