@@ -338,7 +338,10 @@ class Recording(HtmlRepr):
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
-        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self))
+        version = (
+            recording_file.VERSION if any(call.kind == IMPLICIT for call in self.calls) else recording_file.BEFORE_RECURRENCES
+        )
+        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self), version)
 
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""

@@ -15,18 +15,19 @@ from regard.errors import DataError
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 
 FORMAT, VERSION = "regard recording", 4  # 2 adds additive scores and words of each axis; 3 checksums; 4 recurrences
+BEFORE_RECURRENCES = 3  # of a file without any, which earlier code reads too
 HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
 ATTEMPTS = 100  # to read a file that is being replaced
 
 
-def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor], version: int = BEFORE_RECURRENCES) -> None:
     """Write a file atomically: an earlier file stays until the new one is complete. Raises DataError."""
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"a recording must be saved to a file in an existing folder, got {path}.")
     header = {**header, "versions": {"torch": torch.__version__}}
     metadata = {
         "format": FORMAT,
-        "version": str(VERSION if any(run.get("implicit") for run in header["runs"]) else 3),  # others are read by earlier code
+        "version": str(version),
         HEADER: json.dumps(header),
         SUMS: json.dumps(compute_checksums(tensors)),
     }

@@ -293,3 +293,25 @@ def test_attention_by_hand_of_a_subclass_of_tensor_is_recorded():
     model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), torch.randn(B, T, C).as_subclass(Tagged)
     recording, _ = beheld(model, lambda m: m(x))
     assert recording.names == ["block.attn"]
+
+
+SHARED_KEYS = {
+    "by broadcasting": lambda q, k, v: (q @ k.unsqueeze(1).mT).softmax(-1) @ v.unsqueeze(1),
+    "by einsum": lambda q, k, v: torch.einsum("bhqk,bke->bhqe", torch.einsum("bhqd,bkd->bhqk", q, k).softmax(-1), v),
+}
+
+
+@pytest.mark.parametrize("form", SHARED_KEYS)
+def test_heads_that_share_one_head_of_keys_are_heads_of_one_map(form, float64):
+    class SharedKeys(nn.Module):
+        def forward(self, q, k, v):
+            return SHARED_KEYS[form](q, k, v)
+
+    q, k, v = torch.randn(B, H, T, D), torch.randn(B, T + 2, D), torch.randn(B, T + 2, C)
+    model = nn.ModuleDict({"own": SharedKeys()})
+    model.forward = lambda x: model["own"](x, k + 0, v + 0)
+    recording, output = beheld(model, lambda m: m(q + 0))
+    found = recording.calls[0].map
+    assert found.shape == (B, H, T, T + 2)
+    torch.testing.assert_close(found.dense() @ v.unsqueeze(1), output, rtol=0, atol=EQUAL)
+    assert not recording.notes

@@ -120,7 +120,10 @@ def select_entries(
         tuple(renamed[axis][0] if axis in renamed else axis for axis in axes if axis not in fixed)
         for axes in table.expand_dims(form.dims)
     )
-    return ScoreForm(a, b, a_dims, b_dims, scores, tuple(steps))
+    shared = tuple(
+        renamed[axis][0] if axis in renamed else axis for axis in table.expand_axes(form.shared) if axis not in fixed
+    )
+    return ScoreForm(a, b, a_dims, b_dims, scores, tuple(steps), shared)
 
 
 def add_sink(table: AxisTable, scores: Tensor, moved: MovedEntries | None, axis: Any) -> MovedEntries | None:

@@ -129,7 +129,8 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
     mine, theirs = (a, b) if not set(keys) & set(a) else (b, a)
     if set(keys) & set(mine):
         raise UnreadableError("its keys differ from query to query")
-    return tuple(axis for axis in scores if axis in mine and axis not in theirs)
+    shared = table.expand_axes(form.shared)
+    return tuple(axis for axis in scores if axis in mine and axis not in theirs and axis not in shared)
 
 
 def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:

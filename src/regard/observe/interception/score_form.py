@@ -1,5 +1,6 @@
 """The formula of followed scores: the product of two tensors, and the steps that scaled, bounded, shifted and masked it."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.tensor_axes import AxisTable, Dims, find_permutation
+from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims, find_permutation
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
 PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
@@ -56,6 +57,7 @@ class ScoreForm:
     b_dims: Dims
     dims: Dims  # of the scores
     steps: tuple[ScoreStep, ...] = ()
+    shared: Axes = ()  # axes of one operand along which the other is shared: heads, of which all have the same keys
 
     def add_step(self, *step: Any, dims: Dims | None = None) -> "ScoreForm":
         """Return the form with one more step, and with other axes if the step broadcast the scores."""
@@ -65,13 +67,33 @@ class ScoreForm:
 def start_form(table: AxisTable, product: LabelledProduct) -> ScoreForm:
     """Return the form of scores that a product has just made."""
     a, b, dims = product.build_dims(table, {})
-    form = ScoreForm(*product.operands, a, b, dims)
+    form = ScoreForm(*product.operands, a, b, dims, shared=find_shared_axes(product, dims))
     if product.factor != 1:
         form = form.add_step(StepKind.MULTIPLY, product.factor)
     if product.added is not None:
         start, beta = product.added
         form = form.add_step(StepKind.ADD, start.detach(), select_dims(start, dims), beta)
     return form
+
+
+def find_shared_axes(product: LabelledProduct, dims: Dims) -> Axes:
+    """Return the axes of scores that one operand broadcasts, or lacks where the other has several and it has one of its own."""
+    first, second = product.labels
+    axes = dict(zip(product.result, dims, strict=True))
+    found = [label for label in product.result if label in first and label in second and is_broadcast(product, label)]
+    own = [
+        [label for label in product.result if label in one and label not in other]
+        for one, other in ((first, second), (second, first))
+    ]
+    for labels, others in (own, own[::-1]):
+        found += labels[:-1] if len(others) == 1 else []
+    return tuple(axis for label in found for axis in axes[label])
+
+
+def is_broadcast(product: LabelledProduct, label: Hashable) -> bool:
+    """Return whether one operand of a product has size 1 along a label and the other has not."""
+    sizes = [x.shape[labels.index(label)] for x, labels in zip(product.operands, product.labels, strict=True)]
+    return 1 in sizes and sizes[0] != sizes[1]
 
 
 def select_dims(x: Tensor, dims: Dims) -> Dims:
