@@ -1,0 +1,115 @@
+"""The axes of a product of weights with values: which are batch, heads, queries and keys."""
+
+import math
+from typing import NamedTuple
+
+from regard.observe.interception.labelled_product import LabelledProduct
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.score_form import CHOOSES_BY_VALUE, ScoreForm
+from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.thread_state import STATE
+from regard.observe.interception.traces import Trace
+
+HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head")
+
+
+class Groups(NamedTuple):
+    """The axes of batch, heads, queries, keys and the width of values."""
+
+    batch: Axes
+    heads: Axes
+    queries: Axes
+    keys: Axes
+    width: Axes
+
+    @property
+    def matrix(self) -> Dims:
+        """The axes of a matrix of weights."""
+        return self.batch, self.heads, self.queries, self.keys
+
+
+def find_groups(
+    product: LabelledProduct, place: int, weights: Trace, table: AxisTable, dims: tuple[Dims, Dims, Dims]
+) -> Groups:
+    """Return the groups of axes of a product of weights, its operand at a place, with values.
+
+    Raises UnreadableError if they are not those of attention.
+    """
+    own = table.expand_dims(dims[place])
+    other = {axis for axes in table.expand_dims(dims[1 - place]) for axis in axes}
+    labels = product.labels[place]
+    keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
+    kept = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
+    queries = find_queries(weights.form, table, keys)
+    if queries is None:
+        queries = next((axes for axes in reversed(kept) if not set(axes) & other), ())
+    choice = describe_choice(weights.changes)
+    if other & set(queries) or (choice and not queries and kept):
+        raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
+    if weights.keys is not None and set(table.expand_axes(weights.keys)) != set(keys):
+        raise UnreadableError("its softmax is not over the keys that the values are summed over")
+    batch = [tuple(axis for axis in axes if axis not in queries) for axes in kept]
+    before, heads = split_heads(table, [axes for axes in batch if axes])
+    width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
+    return Groups(before, heads, queries, keys, width)
+
+
+def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes | None:
+    """Return the axes that only the operand of a score product without the keys has; None if the product is not known."""
+    if form is None:
+        return None
+    a, b, scores = (
+        [axis for axes in table.expand_dims(dims) for axis in axes] for dims in (form.a_dims, form.b_dims, form.dims)
+    )
+    mine, theirs = (a, b) if not set(keys) & set(a) else (b, a)
+    if set(keys) & set(mine):
+        raise UnreadableError("its keys differ from query to query")
+    shared = table.expand_axes(form.shared)
+    return tuple(axis for axis in scores if axis in mine and axis not in theirs and axis not in shared)
+
+
+def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads among the dimensions that are neither queries nor keys."""
+    sizes = [math.prod(table.get_sizes(axes)) for axes in batch]
+    known = find_head_counts()
+    if len(batch) == 1:
+        return split_single(table, batch[0], known)
+    fits = [n for n, size in enumerate(sizes) if size in known and n]
+    heads = fits[0] if len(fits) == 1 else len(batch) - 1
+    return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
+
+
+def split_single(table: AxisTable, axes: Axes, known: list[int]) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads in a dimension that may hold both, as that of bmm.
+
+    The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
+    """
+    size = math.prod(table.get_sizes(axes))
+    inputs = [x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1]
+    shape = next((one for one in inputs if len(one) > 2), None)
+    if shape is None:
+        return ((), axes) if inputs else (axes, ())
+    heads = next((n for n in known if size % n == 0 and size // n in shape[:2]), 0)
+    heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
+    for n in range(len(axes) + 1):
+        if math.prod(table.get_sizes(axes[n:])) == heads:
+            return axes[:n], axes[n:]
+    if len(axes) > 1:
+        return axes, ()
+    outer, inner = table.split_axis(axes[0], size // heads)
+    return (outer,), (inner,)
+
+
+def find_head_counts() -> list[int]:
+    """Return the numbers of heads that the running modules state, of the innermost first."""
+    found = []
+    for frame in reversed(STATE.frames[-3:]):
+        own = vars(frame.module)
+        for known in (own, getattr(own.get("config"), "__dict__", {})):
+            found += [n for name in HEADS if type(n := known.get(name)) is int and n > 1]
+    return found
+
+
+def describe_choice(changes: tuple[str, ...]) -> str:
+    """Return what attention is called whose scores were put in an order of their values; nothing for any other."""
+    return "top-k" if "topk" in changes else "sorted" if CHOOSES_BY_VALUE & set(changes) else ""

@@ -1,0 +1,230 @@
+"""The attention call that a formula of scores amounts to: q, k, and the rule, with whatever AttentionMap can express."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.axis_groups import Groups
+from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.score_form import ScoreForm, ScoreStep, StepKind
+from regard.observe.interception.tensor_axes import AxisTable
+from regard.observe.interception.thread_state import STATE, infer_once
+from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
+
+FILLED = -1e3  # a larger number that is filled in or added does not hide a key
+UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
+
+
+@dataclass
+class ScoreParts:
+    """What a form amounts to, on four axes: factors of scores, queries and keys, a softcap, what is added and hidden."""
+
+    scale: float = 1.0
+    query_factor: Tensor | None = None
+    key_factor: Tensor | None = None
+    softcap: float | None = None
+    biases: list[Tensor] = field(default_factory=list)
+    hidden: list[tuple[Tensor, float]] = field(default_factory=list)
+    sinks: Tensor | None = None
+    more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
+    raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
+
+
+def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str, v: Tensor) -> AttentionCall:
+    """Return the call of a form. Raises UnreadableError if AttentionMap cannot express it."""
+    q, k, parts = collect_parts(form, table, groups)
+    frames = STATE.frames
+    sources = has_separate_sources(frames, *((form.a, form.b) if is_query_first(form, table, groups) else (form.b, form.a)))
+    if parts.query_factor is not None:
+        q = q * parts.query_factor
+    if parts.key_factor is not None:
+        k = k * parts.key_factor
+    if parts.more:
+        q, k = join_products(q * parts.scale, k, parts.more)
+        parts.scale = 1.0
+    if k.shape[1] != v.shape[1]:
+        v = v if v.shape[1] == q.shape[1] else v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        k = k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    b = max(len(q), len(k), len(v))
+    q, k, v = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
+    rule = infer_rule_of_parts(parts, q, k)
+    return AttentionCall(
+        kernel=kernel,
+        q=q,
+        k=k,
+        v=v,
+        mask=rule[0],
+        offset=rule[1],
+        bias=rule[2],
+        scale=parts.scale,
+        softcap=parts.softcap,
+        sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
+        has_separate_sources=sources,
+        can_be_packed=False,
+    )
+
+
+def is_query_first(form: ScoreForm, table: AxisTable, groups: Groups) -> bool:
+    """Return whether the queries are the first operand of a form's product."""
+    return not set(groups.keys) & {axis for axes in table.expand_dims(form.a_dims) for axis in axes}
+
+
+def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Tensor, Tensor, ScoreParts]:
+    """Return the queries (b, h, q, d) and keys (b, g, k, d) of a form, and what its steps amount to."""
+    a, b = table.expand_dims(form.a_dims), table.expand_dims(form.b_dims)
+    first = is_query_first(form, table, groups)
+    query, own = (form.a, a) if first else (form.b, b)
+    key, other = (form.b, b) if first else (form.a, a)
+    scored = {axis for axes in table.expand_dims(form.dims) for axis in axes}
+    summed = tuple(axis for axes in own for axis in axes if axis not in scored)
+    q = table.arrange(unwrap_tensor(query), own, (groups.batch, groups.heads, groups.queries, summed))
+    k = table.arrange(unwrap_tensor(key), other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
+    heads = math.prod(table.get_sizes(table.expand_axes(groups.heads)))
+    q = q.expand(-1, heads, -1, -1)
+    parts = ScoreParts()
+    for step in form.steps:
+        apply_step(parts, step, table, groups)
+    return q, k, parts
+
+
+def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Groups) -> None:
+    """Apply a step to the parts. Raises UnreadableError if they cannot express it."""
+    if isinstance(step.operand, ScoreForm):
+        q, k, others = collect_parts(step.operand, table, groups)
+        if others.biases or others.hidden or others.more or others.softcap or parts.softcap:
+            raise UnreadableError("it adds scores that have steps of their own")
+        q = q if others.query_factor is None else q * others.query_factor
+        k = k if others.key_factor is None else k * others.key_factor
+        parts.more.append((q * (others.scale * step.amount), k))
+        return
+    x = step.operand
+    if isinstance(x, Tensor):
+        parts.raw.append(x)
+        x = table.arrange(unwrap_tensor(x), step.dims, groups.matrix)
+    if step.kind is StepKind.SINK and isinstance(x, Tensor):
+        parts.sinks = x
+    elif step.kind is StepKind.TANH:
+        if parts.softcap or parts.biases or parts.hidden or parts.more:
+            raise UnreadableError("its tanh is not of the scores alone")
+        parts.softcap = 1.0
+    elif step.kind is StepKind.FILL and isinstance(x, Tensor):
+        if step.amount > FILLED:
+            raise UnreadableError(f"it fills scores with {step.amount:g} where a mask would hide keys")
+        parts.hidden.append((x, step.amount))
+    elif step.kind is StepKind.MULTIPLY:
+        multiply_parts(parts, x)
+    elif isinstance(x, Tensor) and x.shape[-1] > 1:
+        parts.biases.append(x if step.amount == 1 else x * step.amount)
+
+
+def read_sinks(x: Tensor, heads: int) -> Tensor:
+    """Return sinks (b, h, q, 1) as one number a head.
+
+    Raises UnreadableError if they differ from query to query by more than the rounding of a shift.
+    """
+    found = x.mean((0, 2), keepdim=True)
+    if not torch.allclose(x, found.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
+        raise UnreadableError("its softmax has a column beside those of the keys that differs from query to query")
+    return found.flatten().expand(heads).clone()
+
+
+def multiply_parts(parts: ScoreParts, x: Any) -> None:
+    """Multiply scores by a number, or by a tensor that is the same for all keys or for all queries."""
+    if isinstance(x, Tensor) and x.numel() == 1:
+        x = float(x)
+    if isinstance(x, float):
+        parts.scale *= x
+        parts.softcap = None if parts.softcap is None else parts.softcap * x
+        parts.biases = [bias * x for bias in parts.biases]
+        parts.more = [(q * x, k) for q, k in parts.more]
+        parts.hidden = [(table, amount * x) for table, amount in parts.hidden]
+        if x <= 0 and (parts.hidden or parts.softcap is not None):
+            raise UnreadableError("it multiplies masked scores by a negative number")
+        return
+    if parts.softcap is not None or parts.hidden or (x.shape[-1] > 1 and x.shape[-2] > 1):
+        raise UnreadableError("it multiplies scores by a tensor of queries and keys")
+    parts.biases = [bias * x for bias in parts.biases]
+    if x.shape[-1] > 1:
+        turned = x.mT
+        parts.key_factor = turned if parts.key_factor is None else parts.key_factor * turned
+        parts.more = [(q, k * turned) for q, k in parts.more]
+    else:
+        parts.query_factor = x if parts.query_factor is None else parts.query_factor * x
+        parts.more = [(q * x, k) for q, k in parts.more]
+
+
+def join_products(q: Tensor, k: Tensor, more: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return queries and keys whose product is the sum of several products: their widths are concatenated."""
+    queries, keys = [q, *(one for one, _ in more)], [k, *(one for _, one in more)]
+    g = max(x.shape[1] for x in keys)
+    b = max(len(x) for x in (*queries, *keys))
+    queries = [x.expand(b, q.shape[1], -1, -1) for x in queries]
+    keys = [(x.repeat_interleave(g // x.shape[1], 1) if x.shape[1] != g else x).expand(b, -1, -1, -1) for x in keys]
+    return torch.cat(queries, -1), torch.cat(keys, -1)
+
+
+def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
+    """Return the mask, offset and bias of what is added to the scores and hidden from them."""
+    if not parts.biases and not parts.hidden:
+        return EVERYTHING, 0, None
+    reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
+    shallow = [amount for _, amount in parts.hidden if amount > -reach]
+    if shallow:
+        raise UnreadableError(
+            f"it fills scores with {shallow[0]:g}, which does not hide a key beside scores up to {reach / 2:g}"
+        )
+    amounts = [amount for _, amount in parts.hidden]
+    return infer_once(tuple(parts.raw), q, k, lambda: join_rules(parts, min(FILLED, -reach), q, k), "by hand", reach, *amounts)
+
+
+def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
+    """Return the mask, offset and bias of all that is added and hidden; what is added hides a key if it is at most `low`.
+
+    A row of which every key would be hidden keeps what is added as a bias, since its softmax is of the shifted scores.
+    """
+    bias: Tensor | None = None
+    hidden: Tensor | None = None
+    for x in parts.biases:
+        below = x <= low
+        if below.any() and not below.all(-1).any():
+            hidden = below if hidden is None else hidden | below
+            x = x.masked_fill(below, 0)
+        if x.any():
+            bias = x if bias is None else bias + x
+    for table, _ in parts.hidden:
+        hidden = table if hidden is None else hidden | table
+    mask = None if hidden is None else build_additive_mask(hidden, all(amount == -math.inf for _, amount in parts.hidden))
+    if bias is None:
+        return (EVERYTHING, 0, None) if mask is None else infer_rule(mask, q, k)
+    return infer_rule_with_bias(mask, False, reduce_to_keys(bias.to(score_dtype(bias.dtype))).clone(), q, k)
+
+
+def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:
+    """Return a bound of the size of the scores before they are shifted: the product of the largest norms."""
+    if parts.softcap is not None:
+        return abs(parts.softcap)
+    kind = score_dtype(q.dtype)
+    size = q.detach().to(kind).norm(dim=-1).amax() * k.detach().to(kind).norm(dim=-1).amax() * abs(parts.scale)
+    return float(size.nan_to_num(0.0, 0.0)) if q.numel() and k.numel() else 0.0
+
+
+def build_additive_mask(hidden: Tensor, is_infinite: bool) -> Tensor:
+    """Return what is added to scores where a table hides: -inf, or the smallest number, after which a blind row is uniform."""
+    low = -math.inf if is_infinite else torch.finfo(torch.float32).min
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, low)
+
+
+def reduce_to_keys(bias: Tensor) -> Tensor:
+    """Return a bias (..., q, k) that is the same for all queries up to a shift of each row as (..., 1, k), else as it is."""
+    if bias.shape[-2] == 1 or not bool(bias.isfinite().all()):
+        return bias
+    last = bias[..., -1:, :]
+    rest = bias - last
+    return last if bool((rest == rest[..., :1]).all()) else bias
