@@ -16,7 +16,7 @@ from regard import MultiHeadAttention, ShapeError
 from regard.mechanism import heads
 from regard.models import GPT2, GPT2Config
 from regard.text import BytePair
-from weights import written
+from weights import checkpoint_formats
 
 SMALL = GPT2Config(layers=2, heads=3, width=15, context=17, vocabulary=53)
 OFTEN = settings(max_examples=limit_examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -42,12 +42,12 @@ def configs(draw) -> dict:
     }
 
 
-def tokens(*shape: int, below: int = written.WORDS) -> Tensor:
+def tokens(*shape: int, below: int = checkpoint_formats.WORDS) -> Tensor:
     return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GPT2:
-    return GPT2.load(written.folder(model, path), dtype)
+    return GPT2.load(checkpoint_formats.folder(model, path), dtype)
 
 
 @OFTEN
@@ -55,7 +55,7 @@ def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GP
 def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
     """In float64 at any width; in float32 from 5 on. A norm of two or three numbers divides by their spread, which may
     be next to nothing: transformers' own float32 is then as far from its float64 as ours is, in either direction."""
-    theirs = written.small(seed, **config)
+    theirs = checkpoint_formats.small(seed, **config)
     x = tokens(3, t, below=config["vocab_size"])
     with torch.no_grad():
         ours, exact = (loaded(theirs, tmp_path, dtype) for dtype in (torch.float32, torch.float64))
@@ -68,7 +68,7 @@ def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
 @OFTEN
 @given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=4), left=st.booleans())
 def test_each_text_alone_is_what_transformers_computes_of_it_padded_on_either_side(tmp_path, lengths, left):
-    theirs = written.small().double()
+    theirs = checkpoint_formats.small().double()
     model, most = loaded(theirs, tmp_path), max(lengths)
     texts = [tokens(n + 1)[:n] for n in lengths]
     padded, seen = torch.zeros(len(texts), most, dtype=torch.long), torch.zeros(len(texts), most, dtype=torch.long)
@@ -85,7 +85,7 @@ def test_each_text_alone_is_what_transformers_computes_of_it_padded_on_either_si
 @SLOWLY
 @given(config=configs())
 def test_a_model_goes_to_transformers_and_back_to_the_bit(tmp_path, config):
-    model = loaded(written.small(**config), tmp_path / "theirs")
+    model = loaded(checkpoint_formats.small(**config), tmp_path / "theirs")
     model.save(tmp_path / "ours")
     theirs, missed = GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(missed.values())
@@ -96,7 +96,7 @@ def test_a_model_goes_to_transformers_and_back_to_the_bit(tmp_path, config):
 
 
 def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path):
-    model = loaded(written.small(), tmp_path)
+    model = loaded(checkpoint_formats.small(), tmp_path)
     assert not model.training
     assert all(p.requires_grad and not p.is_meta for p in model.parameters())
     model(tokens(2, 7)).sum().backward()
@@ -104,7 +104,7 @@ def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path):
 
 
 def test_the_scales_and_dtypes_of_a_loaded_model_do_not_touch_the_random_numbers(tmp_path):
-    path = written.folder(written.small(), tmp_path)
+    path = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path)
     torch.manual_seed(3)
     GPT2.load(path)
     found = torch.rand(1)
@@ -182,7 +182,7 @@ def test_tokens_that_cannot_be_are_refused(x, sentence):
 
 
 def test_recording_sees_every_layer_and_its_maps_are_its_weights(tmp_path):
-    model, x = loaded(written.small().double(), tmp_path), tokens(2, 11)
+    model, x = loaded(checkpoint_formats.small().double(), tmp_path), tokens(2, 11)
     with regard.record(model) as recording:
         model(x)
     stream = model.tokens(x) + model.positions.weight[:11]
@@ -193,7 +193,7 @@ def test_recording_sees_every_layer_and_its_maps_are_its_weights(tmp_path):
 
 
 def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
-    model = loaded(written.small(vocab_size=300), tmp_path / "plain")
+    model = loaded(checkpoint_formats.small(vocab_size=300), tmp_path / "plain")
     assert model.text is None
     own = BytePair.train(["a text of some words, and some words of a text"] * 9, 300)
     model.text = own
@@ -201,7 +201,7 @@ def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
     again = GPT2.load(tmp_path / "worded").text
     assert again is not None
     assert again.encode("some words") == own.encode("some words")
-    model = loaded(written.small(n_layer=1, n_head=1, n_embd=3, vocab_size=50257), tmp_path / "whole")
+    model = loaded(checkpoint_formats.small(n_layer=1, n_head=1, n_embd=3, vocab_size=50257), tmp_path / "whole")
     assert model.text is BytePair.gpt2()
     for ours, name in (("vocab.bpe", "merges.txt"), ("encoder.json", "vocab.json")):
         (tmp_path / "worded" / ours).rename(tmp_path / "plain" / name)
@@ -211,10 +211,15 @@ def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write", "activation"), [(written.tensorflow, "gelu_new"), (written.lectures, "gelu_new"), (written.nanogpt, "gelu")]
+    ("write", "activation"),
+    [
+        (checkpoint_formats.tensorflow, "gelu_new"),
+        (checkpoint_formats.lectures, "gelu_new"),
+        (checkpoint_formats.nanogpt, "gelu"),
+    ],
 )
 def test_what_others_write_computes_what_they_compute(tmp_path, write, activation):
-    theirs, x = written.small(activation_function=activation), tokens(3, 11)
+    theirs, x = checkpoint_formats.small(activation_function=activation), tokens(3, 11)
     model = GPT2.load(write(theirs, tmp_path), torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(model(x), theirs.double()(x).logits, atol=1e-10, rtol=0)

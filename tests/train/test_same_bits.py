@@ -12,7 +12,7 @@ from regard.train import begin, follow, run
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog
 from regard.train.resume import describe_computer
 from train import small
-from train.test_distributed import TOGETHER, apart, environment, free_port, losses, weights
+from train.test_distributed import DISTRIBUTED_RUNS, apart, environment, free_port, losses, weights
 
 EIGHT = {"steps": 8, "batch": 6, "accumulate": 2, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 4}
 
@@ -21,7 +21,7 @@ def trained_by(folder: Path, runs: list, world: int) -> None:
     """Has so many processes train a list of runs, and end well."""
     (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
     port = free_port()
-    command = [sys.executable, "-W", "error", TOGETHER, folder / "runs.json"]
+    command = [sys.executable, "-W", "error", DISTRIBUTED_RUNS, folder / "runs.json"]
     said = [{**environment(rank, port), "WORLD_SIZE": str(world)} for rank in range(world)]
     for process in [subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in said]:
         _, err = process.communicate(timeout=300)
