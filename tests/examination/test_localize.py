@@ -1,5 +1,7 @@
 """What moves beside attention is laid at the door of the first module that moves."""
 
+import re
+
 import torch
 import torch.nn.functional as F
 
@@ -44,7 +46,7 @@ def test_a_token_is_found_where_sequences_were_laid_end_to_end():
     assert torch.equal(row, flat[5])
 
 
-def test_attention_by_hand_that_leaks_gets_the_advice_to_hide():
+def test_attention_by_hand_that_leaks_is_named_with_its_weight_and_the_advice_to_hide():
     finding = regard.examine(Still(lambda t: torch.zeros(t, t))).findings[0]
-    assert "changes there is attention" in finding.evidence
-    assert finding.cure.startswith("If that module is attention: apply the expected mask in it")
+    assert re.match(r"attention: row 0 puts 0\.\d+ on token \d+, which comes later", finding.evidence)
+    assert finding.cure.startswith("Apply the expected mask in that layer, before its softmax")

@@ -117,8 +117,8 @@ def test_attention_that_cannot_be_recorded_is_reported_and_the_whole_is_examined
             q, k, v = self.project(x).chunk(3, -1)
             scores = torch.einsum("bqc,bkc->bqk", q, k)
             hidden = torch.ones_like(scores).triu(1 + self.leak).bool()
-            numbers = scores.masked_fill(hidden, -1e9).sub(scores.amax(-1, keepdim=True)).exp()
-            return x + torch.einsum("bqk,bkc->bqc", numbers / numbers.sum(-1, keepdim=True), v)
+            weights = scores.relu().masked_fill(hidden, 0)  # no softmax
+            return x + torch.einsum("bqk,bkc->bqc", weights, v)
 
     def model(leak):
         return nn.Sequential(nn.Embedding(19, WIDTH), Block(0), Block(leak), nn.Linear(WIDTH, 19))
