@@ -19,7 +19,7 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.labelled_product import LabelledProduct
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
-from regard.observe.interception.score_formula import resolve_form
+from regard.observe.interception.score_formula import bound_products, resolve_form
 from regard.observe.interception.tensor_axes import AxisTable
 from regard.observe.interception.traces import Trace
 
@@ -146,15 +146,8 @@ def compare_rows(call: AttentionCall, seen: Tensor, rounding: float, has_moved: 
     known = ~theirs.isnan().any(-1, keepdim=True)
     apart = ((ours - theirs).abs() * known).nan_to_num()
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    size = bound_rows(q, k, call) + (
+    size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
     allowed = 4 * eps * (1 + theirs * (size + q.shape[-1]))
     return None if bool((apart <= allowed).all()) else float(apart.amax())
-
-
-def bound_rows(q: Tensor, k: Tensor, call: AttentionCall) -> float:
-    """Return the largest product of the norms of a query and a key, times the scale."""
-    kind = score_dtype(q.dtype)
-    scale = 1.0 if call.scale is None else abs(call.scale)
-    return float(q.to(kind).norm(dim=-1).amax() * k.to(kind).norm(dim=-1).amax() * scale) if q.numel() else 0.0

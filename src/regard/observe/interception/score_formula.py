@@ -207,12 +207,17 @@ def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
 
 
 def bound_scores(parts: ScoreParts, q: Tensor, k: Tensor) -> float:
-    """Return a bound of the size of the scores before they are shifted: the product of the largest norms."""
-    if parts.softcap is not None:
-        return abs(parts.softcap)
-    kind = score_dtype(q.dtype)
-    size = q.detach().to(kind).norm(dim=-1).amax() * k.detach().to(kind).norm(dim=-1).amax() * abs(parts.scale)
-    return float(size.nan_to_num(0.0, 0.0)) if q.numel() and k.numel() else 0.0
+    """Return a bound of the size of the scores before they are shifted; 0 if queries or keys are not finite."""
+    bound = abs(parts.softcap) if parts.softcap is not None else bound_products(q, k, parts.scale)
+    return bound if math.isfinite(bound) else 0.0
+
+
+def bound_products(q: Tensor, k: Tensor, scale: float) -> float:
+    """Return the product of the largest norms of a query and of a key, times the size of a scale; 0 if there are none."""
+    if not q.numel() or not k.numel():
+        return 0.0
+    q, k = (x.detach().to(score_dtype(x.dtype)) for x in (q, k))
+    return float(q.norm(dim=-1).amax() * k.norm(dim=-1).amax() * abs(scale))
 
 
 def build_additive_mask(hidden: Tensor, is_infinite: bool) -> Tensor:
