@@ -318,6 +318,20 @@ class AttentionMap(HtmlRepr):
         self._gather_statistics([plane for plane in self._iterate_planes() if (plane.b, plane.h) not in self._denominators])
         return self._apply_to_planes(lambda plane: function(plane, self._get_denominators(plane)))
 
+    def _apply_and_keep_denominators(self, v: Tensor) -> Tensor:
+        """Compute A v (b, h, q, e) for v (b, g, k, e) without a graph, and keep the denominators of all rows as well."""
+        planes, found = self._list_planes(), []
+        exact = v.detach().to(score_dtype(self._request.q.dtype))
+        shared = dict(zip(planes, heads.share(exact, self.shape[1]).flatten(0, 1), strict=True))
+        quick = self._run_compiled(
+            planes, lambda plane, threads: numba_passes.apply_weights_with_denominators(plane, threads, shared[plane])
+        )
+        for plane, one in zip(planes, quick, strict=True):
+            product, below = one or passes.apply_weights_with_denominators(plane, shared[plane])
+            self._denominators[plane.b, plane.h] = below
+            found.append(product)
+        return self._stack_planes(found)
+
     def _can_use_denominators(self, plane: Plane, rows: int) -> bool:
         """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""
         return (plane.b, plane.h) in self._denominators or 2 * rows > plane.shape[0]
