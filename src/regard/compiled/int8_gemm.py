@@ -97,8 +97,8 @@ def emit_pair_products(builder, a, b):
     if PAIRWISE is not None:
         kind = ir.FunctionType(WORD, [SHORT, SHORT])
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
-    wide = ir.VectorType(INT, INT16_COUNT)
-    every = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    vector_type = ir.VectorType(INT, INT16_COUNT)
+    every = builder.mul(builder.sext(a, vector_type), builder.sext(b, vector_type))
     return builder.add(*(builder.shuffle_vector(every, every, make_shuffle_mask(range(n, INT16_COUNT, 2))) for n in (0, 1)))
 
 
