@@ -110,8 +110,8 @@ class BrokenPipeIgnoringFile(io.FileIO):
 def write_page(report: Report, path: Path) -> None:
     """Write a report as a page; raise DataError if it cannot be written."""
     try:
-        with write_atomically(path) as (beside,):
-            beside.write_text(render_document(report), encoding="utf-8")
+        with write_atomically(path) as (partial,):
+            partial.write_text(render_document(report), encoding="utf-8")
     except OSError as error:
         raise DataError(f"--page {path}: {error.strerror or error}.") from None
 

@@ -34,7 +34,7 @@ class TokenModel:
     writes: InplaceWrites | None = None  # detects changes of the ids
 
     def run(self, ids: Tensor | None = None) -> Tensor | None:
-        """Return the outputs (b, t, n), None if there is none for each token. Raises AskedError if the model raises."""
+        """Return the outputs (b, t, n), None if there is none for each token. Raises SubjectError if the model raises."""
         ids = self.ids if ids is None else ids
         with torch.no_grad():
             try:
