@@ -109,14 +109,14 @@ def run(options: argparse.Namespace) -> int:
         lines.touch()
         dump.touch()
         status = run_process(options, lines, dump)
-        said = list(read_lines(lines))
-        last: dict[str, Any] = said[-1] if said else {"failed": True}
+        entries = list(read_lines(lines))
+        last: dict[str, Any] = entries[-1] if entries else {"failed": True}
         if "error" in last:
             raise ConfigError(last["error"])
         if "failed" in last:  # a bug in regard, whose traceback the process printed
             return 1
         if "text" not in last:
-            last = explain_early_end(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
+            last = explain_early_end(options, status, entries, dump.read_text(encoding="utf-8", errors="replace"))
     print_ignoring_broken_pipe(last["text"])
     code: int = last["code"]
     return code
@@ -126,8 +126,8 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
     """Run the process that examines; return its exit status, None if it was ended at the time limit."""
     given = {name: value for name, value in vars(options).items() if name != "command"}
     warnings = [f"-W{one}" for one in sys.warnoptions]
-    told = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
-    command = [sys.executable, "-P", *warnings, "-c", PROCESS, *told]
+    arguments = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
+    command = [sys.executable, "-P", *warnings, "-c", PROCESS, *arguments]
     with exit_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
         try:
             while not lines.stat().st_size and process.poll() is None:
@@ -172,14 +172,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def explain_early_end(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
+def explain_early_end(
+    options: argparse.Namespace, status: int | None, entries: list[dict[str, Any]], dump: str
+) -> dict[str, Any]:
     """Return text and exit code for a process that ended early; raise DataError if it had not loaded its subject."""
     from regard.cli.examine_process import render_report
     from regard.examination import interruption
     from regard.examination.progress import Progress
 
     progress = Progress()
-    for line in said:
+    for line in entries:
         progress.apply_line(line)
     if status is None:
         why = interruption.report_timeout(options.time_limit, progress.step, interruption.locate_in_dump(dump))

@@ -134,8 +134,8 @@ class BrokenPipeIgnoringFile(io.FileIO):
 def write_text(path: Path, text: str, option: str) -> None:
     """Write a file that an option names; raise DataError if it cannot be written."""
     try:
-        with write_atomically(path) as (beside,):
-            beside.write_text(text, encoding="utf-8")
+        with write_atomically(path) as (partial,):
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"{option} {path}: {error.strerror or error}.") from None
 

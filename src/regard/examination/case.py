@@ -49,16 +49,16 @@ class Case:
         return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
 
     def run_subject(self, *inputs: Tensor) -> AttentionOutput:
-        """Return the subject's answer unchanged, without gradient. Raises AskedError if the subject raises."""
+        """Return the subject's answer unchanged, without gradient. Raises SubjectError if the subject raises."""
         with torch.no_grad():
             return self._call_subject(inputs)
 
     def compute_context(self, *inputs: Tensor) -> Tensor:
-        """Return the context (b, t, c), heads side by side, with gradient. Raises AskedError if the subject raises."""
+        """Return the context (b, t, c), heads side by side, with gradient. Raises SubjectError if the subject raises."""
         return join_context_heads(self._call_subject(inputs).context, self.subject.form)
 
     def compute_seeded_context(self, *inputs: Tensor, seed: int = 0) -> Tensor:
-        """Return the context (b, t, c), without gradient, with fixed random numbers. Raises AskedError as `context` does."""
+        """Return the context (b, t, c), without gradient, with fixed random numbers. Raises SubjectError as `context` does."""
         seed_generators(seed, self.subject.device)
         with torch.no_grad():
             return self.compute_context(*inputs)
@@ -66,7 +66,7 @@ class Case:
     def _call_subject(self, inputs: tuple[Tensor, ...]) -> AttentionOutput:
         """Call the subject and check its context: of the inputs' shape, and as wide as before for inputs of the same width.
 
-        Raises AskedError if the subject raises, and ChangedError if the shape differs.
+        Raises SubjectError if the subject raises, and ShapeChangedError if the shape differs.
         """
         try:
             answer = self.subject.call(*inputs)

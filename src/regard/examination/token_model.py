@@ -35,7 +35,7 @@ class TokenModel:
     is_sampled: bool = False  # whether the ids are a caller's sample, so that no more tokens may be tried
 
     def run(self, ids: Tensor | None = None) -> Tensor | None:
-        """Return the outputs (b, t, n), None if there is none for each token. Raises AskedError if the model raises."""
+        """Return the outputs (b, t, n), None if there is none for each token. Raises SubjectError if the model raises."""
         ids = self.ids if ids is None else ids
         with torch.no_grad():
             try:

@@ -54,13 +54,13 @@ def render_finding(finding: Finding) -> str:
     return f'<div style="{look}"><b>{escape_html(finding.kind)}</b>: {escape_html(finding.evidence)}{cure}</div>'
 
 
-def render_details(title: str, said: Iterable[tuple[str, str]]) -> str:
+def render_details(title: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Render lines as a closed details element; lines that end alike are joined."""
-    together: dict[str, list[str]] = {}
-    for what, last in said:
-        together.setdefault(last, []).append(what)
-    count = sum(map(len, together.values()))
-    lines = "".join(f"<li>{escape_html('; '.join(whats))}: {escape_html(last)}</li>" for last, whats in together.items())
+    groups: dict[str, list[str]] = {}
+    for what, last in pairs:
+        groups.setdefault(last, []).append(what)
+    count = sum(map(len, groups.values()))
+    lines = "".join(f"<li>{escape_html('; '.join(whats))}: {escape_html(last)}</li>" for last, whats in groups.items())
     fold = f'<details style="margin: 2px 0"><summary style="cursor: pointer">{title} ({count})</summary>'
     return f'{fold}<ul style="margin: 4px 0">{lines}</ul></details>' if count else ""
 

@@ -1,4 +1,4 @@
-"""The probes, one property in each file: look(case) yields what it found, checked or cannot determine."""
+"""The probes, one property in each file: check_case(case) yields what it found, checked or cannot determine."""
 
 from collections.abc import Callable, Iterator
 

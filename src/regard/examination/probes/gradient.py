@@ -111,7 +111,7 @@ def compute_differentiable_context(case: Case, seed: int) -> Tensor:
 
 
 def compute_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """Compute the gradient of a number on each weight. Raises AskedError if the backward pass raises."""
+    """Compute the gradient of a number on each weight. Raises SubjectError if the backward pass raises."""
     try:
         slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
     except Exception as error:  # a kernel without a gradient, or a user's own backward
