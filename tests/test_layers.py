@@ -18,7 +18,7 @@ LAYERS = [
     {"train", "evaluate", "policy_audit"},
     {"show"},
     {"head_atlas"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
 ]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
