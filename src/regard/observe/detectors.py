@@ -122,8 +122,8 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     window = check_count("window", window, 0)
 
     def compute_local_share(rows: slice, heads: slice, queries: Tensor, seen: Tensor) -> Tensor:
-        away = m.positions[rows, None, queries].unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
-        return (seen & (away.abs() <= window)).sum(-1) / seen.sum(-1)
+        distance = m.positions[rows, None, queries].unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
+        return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
 
     return score_sample(m, compute_local_share)
 
@@ -166,9 +166,9 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         squares = torch.zeros((), dtype=torch.float64, device=found.device)
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
-            away = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
-            sums.index_add_(0, away, weights[seen].double())
-            counts.index_add_(0, away, torch.ones_like(away, dtype=torch.float64))
+            distance = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
+            sums.index_add_(0, distance, weights[seen].double())
+            counts.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
             squares += weights[seen].double().square().sum()
         found[row, head] = explain_by_distance(sums, counts, squares)
     return found
@@ -181,11 +181,11 @@ def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Ten
     seen = look.can_rows_see(rows, queries.unsqueeze(-1), keys) & look.is_counted[rows].unsqueeze(-1)
     own = look.positions[rows]
     lowest, highest = int(own.min()), int(own.max())
-    away = (own.unsqueeze(-1) - keys - lowest + k - 1).unsqueeze(1).expand(n, h, q, k).flatten(2)  # the distance, from 0
+    distances = (own.unsqueeze(-1) - keys - lowest + k - 1).unsqueeze(1).expand(n, h, q, k).flatten(2)  # the distance, from 0
     shown = weights.where(seen, 0).double().flatten(2)
     sums, counts = torch.zeros(2, n, h, highest - lowest + k, dtype=torch.float64, device=weights.device)
-    sums.scatter_add_(2, away, shown)
-    counts.scatter_add_(2, away, seen.flatten(2).double())
+    sums.scatter_add_(2, distances, shown)
+    counts.scatter_add_(2, distances, seen.flatten(2).double())
     return sums, counts, shown.square().sum(-1)
 
 

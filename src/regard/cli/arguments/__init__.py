@@ -5,6 +5,7 @@ COMMANDS = (
     "look",
     "heads",
     "atlas",
+    "audit",
     "serve",
     "generate",
     "train",

@@ -274,8 +274,10 @@ class HandwrittenTracker(Traces):
         """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
         if product is not None and trace.dims is not None and trace.keys is not None:
             labels = zip(product.labels[0 if product.operands[0] is x else 1], trace.dims, strict=True)
-            along = {axis for label, axes in labels if label not in product.result for axis in self.table.expand_axes(axes)}
-            if along != set(self.table.expand_axes(trace.keys)):
+            summed_axes = {
+                axis for label, axes in labels if label not in product.result for axis in self.table.expand_axes(axes)
+            }
+            if summed_axes != set(self.table.expand_axes(trace.keys)):
                 return False
         shared, summed = find_axes(name, args, operands, x)
         along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
