@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from regard.observe.deserialize import load
     from regard.observe.head_kinds import heads
     from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
+    from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.observe.token_times import token_times
     from regard.probe.circuits import find_circuits
     from regard.probe.contributions import contributions
     from regard.probe.head_effects import effects
@@ -79,9 +81,11 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.deserialize": ("load",),
     "regard.observe.head_kinds": ("heads",),
     "regard.observe.intervene": ("CutEdges", "KnockOut", "Patch", "Temperature", "intervene"),
+    "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.observe.token_times": ("token_times",),
     "regard.probe.circuits": ("find_circuits",),
     "regard.probe.contributions": ("contributions",),
     "regard.probe.head_effects": ("effects",),
@@ -103,6 +107,7 @@ __all__ = [
     "GPT2",
     "AdditiveAttention",
     "AttentionMap",
+    "AudioFrames",
     "BareSelfAttention",
     "Causal",
     "CausalAttention",
@@ -120,6 +125,7 @@ __all__ = [
     "OutOfRangeError",
     "Padding",
     "Patch",
+    "PatchGrid",
     "Prefix",
     "Recording",
     "RegardError",
@@ -153,6 +159,7 @@ __all__ = [
     "record",
     "rollout",
     "serve",
+    "token_times",
 ]
 
 

@@ -9,6 +9,7 @@ from regard.mechanism.masks import CLASSES, Given, Mask
 from regard.observe import implicit_serialization
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.kv_history import StoredCall
+from regard.observe.places import serialize_places
 from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
@@ -49,6 +50,7 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "tokens": serialize_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
         "notes": recording.notes,
+        **({} if recording.places is None else {"places": serialize_places(recording.places)}),
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors
