@@ -26,7 +26,17 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "uvicorn": {"show.page.server", "show.page.timeouts"},
     "matplotlib": {
         f"show.{name}"
-        for name in ("figure", "head_figure", "head_grid_figure", "all_heads", "arcs", "profiles", "training_curves")
+        for name in (
+            "figure",
+            "head_figure",
+            "head_grid_figure",
+            "all_heads",
+            "arcs",
+            "profiles",
+            "training_curves",
+            "image_overlay",
+            "sound_figure",
+        )
     },
     "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
@@ -35,7 +45,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "tokenizers": {"text"},
     "sacrebleu": {"evaluate.translation_scores"},
     "torch.distributed": {"train.distributed", "train.checkpoints"},
-    "transformers": {"cli.model_loading"},  # elsewhere it is used only where the program has imported it
+    "transformers": {"cli.model_loading", "cli.image_model"},  # elsewhere it is used only where the program has imported it
     "rich": {"show", "cli"},
     "numba": {
         "compiled",
