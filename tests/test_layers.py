@@ -12,13 +12,13 @@ LAYERS = [
     {"errors", "malloc", "html_repr", "atomic_write", "compiled"},
     {"mechanism", "matmul", "machine"},
     {"map", "layers", "text", "weights", "generate"},
-    {"models", "lectures"},
+    {"models", "lectures", "policies"},
     {"observe"},
     {"examination", "probe"},  # a whole model is examined through what is observed of it
-    {"train", "evaluate"},
+    {"train", "evaluate", "policy_audit"},
     {"show"},
     {"head_atlas"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
 ]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
@@ -30,6 +30,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
             "figure",
             "head_figure",
             "head_grid_figure",
+            "audit_figure",
             "all_heads",
             "arcs",
             "profiles",
@@ -52,6 +53,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "map.compiled",
         "mechanism.compiled",
         "models.numba_gpt2",
+        "policies.numba_eviction",
         "matmul.numba_matmul",
         "train.fused_loops",
     },

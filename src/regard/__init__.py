@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
     from regard.observe.token_times import token_times
+    from regard.policy_audit.audit import audit
     from regard.probe.circuits import find_circuits
     from regard.probe.contributions import contributions
     from regard.probe.head_effects import effects
@@ -86,6 +87,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
     "regard.observe.token_times": ("token_times",),
+    "regard.policy_audit.audit": ("audit",),
     "regard.probe.circuits": ("find_circuits",),
     "regard.probe.contributions": ("contributions",),
     "regard.probe.head_effects": ("effects",),
@@ -97,7 +99,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.show.page.single_file": ("page",),
 }
 
-LAZY_MODULES = ("layers", "map", "mechanism", "train")  # modules used by their own name: regard.train.run
+LAZY_MODULES = ("layers", "map", "mechanism", "policies", "train")  # modules used by their own name: regard.train.run
 
 HtmlRepr.renderer = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps in a notebook
 
@@ -142,6 +144,7 @@ __all__ = [
     "atlas",
     "attend",
     "attention",
+    "audit",
     "compare",
     "contributions",
     "effects",

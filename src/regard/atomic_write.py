@@ -40,15 +40,15 @@ def write_atomically(*places: Path) -> Iterator[list[Path]]:
     with ExitStack() as stack:
         first = {place.parent: place for place in reversed(places)}  # a place in each folder
         hidden = {folder: stack.enter_context(lock_hidden_folder(place)) for folder, place in first.items()}
-        beside = [hidden[place.parent] / place.name for place in places]
-        modes = [find_new_file_mode(path) for path in beside]
-        yield beside
-        for path, mode in zip(beside, modes, strict=True):
+        partials = [hidden[place.parent] / place.name for place in places]
+        modes = [find_new_file_mode(path) for path in partials]
+        yield partials
+        for path, mode in zip(partials, modes, strict=True):
             path.chmod(mode)
-            with path.open("rb") as written:
-                os.fsync(written.fileno())
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         with RENAMING:
-            for path, place in zip(beside, places, strict=True):
+            for path, place in zip(partials, places, strict=True):
                 os.replace(path, place)
 
 
@@ -59,8 +59,8 @@ def write_folder_atomically(place: Path) -> Iterator[Path]:
         (hidden / NEW).mkdir()
         yield hidden / NEW
         for path in (hidden / NEW).iterdir():
-            with path.open("rb") as written:
-                os.fsync(written.fileno())
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         with RENAMING:
             replace_folder(hidden, place)
 

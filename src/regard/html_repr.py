@@ -16,7 +16,7 @@ class HtmlRepr:
         if HtmlRepr.renderer is None:
             return None
         try:
-            drawn: str | None = import_module(HtmlRepr.renderer).render_html(self)
+            html: str | None = import_module(HtmlRepr.renderer).render_html(self)
         except ImportError:  # the drawing module needs an extra that is not installed
             return None
-        return drawn
+        return html

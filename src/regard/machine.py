@@ -129,8 +129,8 @@ def measure_bandwidth() -> float:
 
 def time_fastest_run(run: Callable[[], object], seconds: float) -> float:
     """Return the seconds of the fastest run of as many as fit into `seconds`; at least two, since the first is slow."""
-    fastest, begun, count = math.inf, time.perf_counter(), 0
-    while count < 2 or time.perf_counter() - begun < seconds:
+    fastest, beginning, count = math.inf, time.perf_counter(), 0
+    while count < 2 or time.perf_counter() - beginning < seconds:
         start = time.perf_counter()
         run()
         fastest, count = min(fastest, time.perf_counter() - start), count + 1

@@ -180,7 +180,7 @@ def test_no_part_of_a_pattern_is_larger_than_a_block(monkeypatch):
 
 def test_tokens_are_needed_and_are_one_for_each_key():
     m = AttentionMap(torch.randn(1, 1, T, D), torch.randn(1, 1, T, D), Causal())
-    with pytest.raises(ConfigError, match="Look"):
+    with pytest.raises(ConfigError, match=r"MapView\(m, tokens=ids\)"):
         patterns.score(m, Induction())
     with pytest.raises(ShapeError, match=rf"\(1, {T}\)"):
         MapView(m, torch.zeros(1, T - 1))

@@ -21,19 +21,29 @@ from regard.show.head_summary import (
 from show.recorded import READ, WRITTEN, cross
 
 
-@pytest.fixture(scope="module")
-def recording():
+def record_words(count):
     model = gpt2().double()
     with record(model) as found:
-        model(words(2, 700))
-    found.tokens = [f" w{n}" for n in range(700)]
+        model(words(2, count))
+    found.tokens = [f" w{n}" for n in range(count)]
     return found
 
 
 @pytest.fixture(scope="module")
-def table(recording):
-    """The table of the recording's heads, which takes longer than all that is asked of it."""
-    return heads(recording)
+def recording():
+    """As many words as are drawn in bins."""
+    return record_words(700)
+
+
+@pytest.fixture(scope="module")
+def short():
+    """Few words, of which a table of all heads takes little time."""
+    return record_words(90)
+
+
+@pytest.fixture(scope="module")
+def table(short):
+    return heads(short)
 
 
 @pytest.mark.slow
@@ -60,18 +70,18 @@ def test_every_pattern_that_names_a_head_has_its_sentence():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_lines_keep_to_the_screen(recording, table, width):
+def test_lines_keep_to_the_screen(short, table, width):
     lines = [*render_kinds(table, width), *render_table(table, width, whole=True), *render_table(table, width, whole=False)]
-    lines += render_links(recording, table, width)
+    lines += render_links(short, table, width)
     assert all(line.cell_len <= width for line in lines)
     assert len(lines) >= len(table) + 2
 
 
 @pytest.mark.slow
 def test_a_short_table_has_the_clearest_of_each_kind(table):
-    short = select_clearest(table)
-    assert {row.kind for row in short} == {row.kind for row in table}
-    assert len(short) <= 3 * len({row.kind for row in table})
+    clearest = select_clearest(table)
+    assert {row.kind for row in clearest} == {row.kind for row in table}
+    assert len(clearest) <= 3 * len({row.kind for row in table})
 
 
 def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_on_the_first_token(recording):

@@ -179,6 +179,7 @@ CALLS = [
             "scale": without(NUMBER, "none") | constant(zero=0),
             "offset": without(COUNT, "negative"),
             "time_limit_seconds": without(NUMBER, "none") | constant(negative=-1.0, zero=0),
+            "strict": FLAG,
         },
     ),
     Call(

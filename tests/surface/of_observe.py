@@ -365,6 +365,18 @@ CALLS = [
             **SOUGHT,
         },
     ),
+    Call(
+        "audit",
+        regard.audit,
+        lambda: {"recording": recorded(), "policies": [regard.policies.Knorm(2)]},
+        {
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
+            "policies": SCALARS | constant(a_number=3, of_numbers=[0.1], of_names=["h2o"]),
+            "prompt": without(COUNT, "none") | constant(zero=0, beyond=6),
+            "layers": without(SCALARS, "none") | constant(a_number=3, beyond=[9], of_names=["a"]),
+            "watch": without(SCALARS, "an object") | constant(a_number=3),
+        },
+    ),
     method("Heads.sort_by", table, lambda: {"by": "itself"}, by=CHOICE),
     method(
         "Heads.select_kind",

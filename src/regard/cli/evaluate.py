@@ -43,22 +43,22 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--stride applies to a text, whose windows overlap; a .jsonl file is read passage by passage. Leave it out."
         )
-    asked = load_model_on_device(options.model, options.device)
-    context = options.context or asked.context or DEFAULT_CONTEXT
-    if asked.context is not None and context > asked.context:
-        raise ConfigError(f"--context must be at most {asked.context}, the model's context; got {context}.")
+    text_model = load_model_on_device(options.model, options.device)
+    context = options.context or text_model.context or DEFAULT_CONTEXT
+    if text_model.context is not None and context > text_model.context:
+        raise ConfigError(f"--context must be at most {text_model.context}, the model's context; got {context}.")
     known = find_published_names(path)
     start = time.perf_counter()
     if path.suffix == ".jsonl":
-        rows, line, notes = score_last_words(asked, path, context, options.batch)
+        rows, line, notes = score_last_words(text_model, path, context, options.batch)
     else:
-        rows, line, notes = score_text(asked, path, context, options, bool(known) or options.wikitext)
+        rows, line, notes = score_text(text_model, path, context, options, bool(known) or options.wikitext)
     seconds = time.perf_counter() - start
     console = open_console()
-    print_wrapped(console, Text(escape_text(f"{asked.name} on {path.name}"), style="bold"))
+    print_wrapped(console, Text(escape_text(f"{text_model.name} on {path.name}"), style="bold"))
     print_wrapped(console, Text(f"{line} {seconds:.1f} s."))
     console.print()
-    titles, *cells = add_published_figures(rows, asked.name, known)
+    titles, *cells = add_published_figures(rows, text_model.name, known)
     for number, one in enumerate(align_columns(titles, cells, left=titles[:1])):
         console.print(Text(one, style="" if number else "dim"), no_wrap=True, overflow="crop")
     for note in notes:
@@ -67,23 +67,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def score_text(
-    asked: TextModel, path: Path, context: int, options: argparse.Namespace, wiki: bool
+    text_model: TextModel, path: Path, context: int, options: argparse.Namespace, wiki: bool
 ) -> tuple[Rows, str, list[str]]:
     """Return the perplexities of a text or a corpus, a sentence about them, and notes on them."""
     tokens: Any
     if path.is_dir():
-        tokens = load_matching_corpus(asked, path, options.held_out)
+        tokens = load_matching_corpus(text_model, path, options.held_out)
         words, size = count_words_and_bytes(tokens)
     elif options.held_out is not None:
         raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     else:
         text = read_text(str(path))
         words, size = (wikitext.count_words(text) if wiki else len(text.split())), len(text.encode())
-        tokens = asked.encode(wikitext.detokenize(text) if wiki else text)
+        tokens = text_model.encode(wikitext.detokenize(text) if wiki else text)
     stride = options.stride or max(context // 2, 1)
     settings = {"context": context, "stride": stride, "batch": options.batch, "words": words, "bytes": size}
     with show_count_bar("scoring", len(tokens)) as watch:
-        found = perplexity(asked.model, tokens, **settings, watch=watch)
+        found = perplexity(text_model.model, tokens, **settings, watch=watch)
     rows = [
         ("perplexity", "", None),
         ("by token", format_decimal(found.by_token), None),
@@ -97,12 +97,12 @@ def score_text(
     return rows, line, [spacing] if wiki else []
 
 
-def score_last_words(asked: TextModel, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
+def score_last_words(text_model: TextModel, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
     """Return the scores of the last words of passages, a sentence about them, and notes on them."""
     passages = list(documents(path))
-    stop = stop_tokens(asked.pieces())
+    stop = stop_tokens(text_model.pieces())
     with show_count_bar("passages", len(passages)) as watch:
-        found = lambada(asked.model, passages, asked.encode, context=context, stop=stop, batch=batch, watch=watch)
+        found = lambada(text_model.model, passages, text_model.encode, context=context, stop=stop, batch=batch, watch=watch)
     rows = [
         ("last words", "", None),
         ("perplexity", format_decimal(found.by_word), "perplexity"),
@@ -137,23 +137,23 @@ def find_published_names(path: Path) -> Sequence[str]:
         return FILES.get(hashlib.file_digest(file, "sha256").hexdigest(), ())
 
 
-def load_matching_corpus(asked: TextModel, path: Path, held_out: float | None) -> Corpus:
+def load_matching_corpus(text_model: TextModel, path: Path, held_out: float | None) -> Corpus:
     """Load a corpus; raise ConfigError if its tokens are not the model's."""
     corpus = Corpus.load(path)
     sample = corpus[:SAMPLE].tolist()
-    if asked.decode(sample) != corpus.text.decode(sample):
-        raise ConfigError(f"{path} was prepared with {corpus.text!r}, whose tokens are not those of {asked.name}.")
+    if text_model.decode(sample) != corpus.text.decode(sample):
+        raise ConfigError(f"{path} was prepared with {corpus.text!r}, whose tokens are not those of {text_model.name}.")
     return corpus if held_out is None else corpus.split(held_out)[1]
 
 
 def load_model_on_device(name: str, device: str) -> TextModel:
     """Load a model that predicts the next token, and move it to a device."""
-    asked = load_model(name, CAUSAL_LM)
+    text_model = load_model(name, CAUSAL_LM)
     try:
-        asked.model.to(device)
+        text_model.model.to(device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {device} cannot be used: {format_first_line(error)}") from None
-    return asked
+    return text_model
 
 
 @contextmanager

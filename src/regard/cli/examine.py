@@ -1,6 +1,7 @@
 """regard examine: check whether the attention of a layer, a function or a whole model is correct, and report what is wrong.
 
-Exit code 1 if something was found, or if the subject ended the examination early.
+Exit code 1 if something was found, or if the subject ended the examination early; 3 if nothing was found, but the verdict
+requires something that could not be examined.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from regard.errors import ConfigError, DataError
 
 PROCESS = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from regard.cli.examine_process import main; main()"
 DUMP_SECONDS = 5.0  # for a process to write its traceback, before it is ended
+FORMATS = ("text", "sarif", "github")
 WARNING = "It runs the code of the file or package, as Python and pytest would: examine only what you would run."
 
 
@@ -31,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="FILE.py:NAME",
+        nargs="?",
         help="a class, an object or a function in a file, or package.module:NAME of an installed package",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="examine the model in a folder, as other commands load it, instead of FILE.py:NAME",
     )
     parser.add_argument(
         "--args",
@@ -59,7 +67,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         help="end the subject after SECONDS, and report what was examined until then, with exit code 1; no limit by default",
     )
+    parser.add_argument(
+        "--no-strict",
+        dest="strict",
+        action="store_false",
+        help="end with exit code 0, not 3, if nothing was found, though who sees whom, the rows of weights or the scale could "
+        "not be examined",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="print the findings as SARIF, or as annotations of GitHub Actions; text by default",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="allow the findings that FILE lists, each with its reason: only others are reported as findings",
+    )
+    parser.add_argument("--write-baseline", metavar="FILE", help="write the findings to FILE, for --baseline")
     parser.add_argument("--page", metavar="FILE", help="write the report with its picture as a page too: one .html file")
 
 
@@ -72,7 +99,9 @@ def parse_seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine in a separate process, and print. Return 0 if nothing was found, 1 if something was."""
+    """Examine in a separate process, and print. Return 0 if all is right, 1 if something was found, 3 if neither is known."""
+    if (options.target is None) == (options.model is None):
+        raise ConfigError("pass FILE.py:NAME, or --model and a folder, one of the two.")
     if sys.stderr.isatty():
         print(f"regard examine: {WARNING}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="regard-examine-") as folder:
@@ -80,14 +109,14 @@ def run(options: argparse.Namespace) -> int:
         lines.touch()
         dump.touch()
         status = run_process(options, lines, dump)
-        said = list(read_lines(lines))
-        last: dict[str, Any] = said[-1] if said else {"failed": True}
+        entries = list(read_lines(lines))
+        last: dict[str, Any] = entries[-1] if entries else {"failed": True}
         if "error" in last:
             raise ConfigError(last["error"])
         if "failed" in last:  # a bug in regard, whose traceback the process printed
             return 1
         if "text" not in last:
-            last = explain_early_end(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
+            last = explain_early_end(options, status, entries, dump.read_text(encoding="utf-8", errors="replace"))
     print_ignoring_broken_pipe(last["text"])
     code: int = last["code"]
     return code
@@ -97,8 +126,8 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
     """Run the process that examines; return its exit status, None if it was ended at the time limit."""
     given = {name: value for name, value in vars(options).items() if name != "command"}
     warnings = [f"-W{one}" for one in sys.warnoptions]
-    told = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
-    command = [sys.executable, "-P", *warnings, "-c", PROCESS, *told]
+    arguments = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
+    command = [sys.executable, "-P", *warnings, "-c", PROCESS, *arguments]
     with exit_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
         try:
             while not lines.stat().st_size and process.poll() is None:
@@ -143,21 +172,23 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def explain_early_end(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
+def explain_early_end(
+    options: argparse.Namespace, status: int | None, entries: list[dict[str, Any]], dump: str
+) -> dict[str, Any]:
     """Return text and exit code for a process that ended early; raise DataError if it had not loaded its subject."""
     from regard.cli.examine_process import render_report
     from regard.examination import interruption
     from regard.examination.progress import Progress
 
     progress = Progress()
-    for line in said:
+    for line in entries:
         progress.apply_line(line)
     if status is None:
         why = interruption.report_timeout(options.time_limit, progress.step, interruption.locate_in_dump(dump))
     else:
         why = interruption.report_process_end(status, progress.step)
     if not progress.subject:
-        raise DataError(f"{options.target} could not be loaded: {why.evidence}.")
+        raise DataError(f"{options.target or options.model} could not be loaded: {why.evidence}.")
     return {"text": render_report(progress.make_partial_report(why), options), "code": 1}
 
 

@@ -98,7 +98,7 @@ class TransformersModel:
 def load_model(name: str, kind: str = BASE_MODEL) -> TextModel:
     """Load a model: regard's own if the folder has no tokenizer that transformers supports, else by transformers.
 
-    kind is the class of transformers that loads it: STATES has no head, WRITER predicts the next token.
+    kind is the class of transformers that loads it: BASE_MODEL has no head, CAUSAL_LM predicts the next token.
     """
     if name == SMOLLM2 and not Path(name).exists():
         return replace(load_transformers_model(str(find_smollm2()), kind), name=SMOLLM2)

@@ -42,16 +42,16 @@ SIZES = {
 
 def run(options: argparse.Namespace) -> int:
     """Train, evaluate or translate."""
-    said = [name for name in (*FIELDS, *SIZES) if name in vars(options)] + ["config"] * (options.config is not None)
-    asked = {"sentences": bool(options.sentences), "--lines": options.lines, "--evaluate": bool(options.evaluate)}
-    asked["--train"] = options.train
-    if sum(asked.values()) != 1:
-        both = " and ".join(name for name, given in asked.items() if given)
-        raise ConfigError(f"give one of {', '.join(asked)}; got {both or 'none'}.")
+    settings_given = [name for name in (*FIELDS, *SIZES) if name in vars(options)] + ["config"] * (options.config is not None)
+    modes = {"sentences": bool(options.sentences), "--lines": options.lines, "--evaluate": bool(options.evaluate)}
+    modes["--train"] = options.train
+    if sum(modes.values()) != 1:
+        both = " and ".join(name for name, given in modes.items() if given)
+        raise ConfigError(f"give one of {', '.join(modes)}; got {both or 'none'}.")
     if options.train:
         return train.train_model(make_config(options))
-    if said:
-        raise ConfigError(f"--{said[0].replace('_', '-')} is a setting of --train, which is not given.")
+    if settings_given:
+        raise ConfigError(f"--{settings_given[0].replace('_', '-')} is a setting of --train, which is not given.")
     model = translator.load(options.model)
     settings = {"beams": options.beams, "length_penalty": options.length_penalty}
     if options.evaluate:

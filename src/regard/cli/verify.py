@@ -60,17 +60,17 @@ def make_screen(rows: Sequence[VerifiedClaim], width: int) -> RenderableType:
 
 def make_table(rows: Sequence[VerifiedClaim], width: int) -> Table:
     """Return a table with a line for each row; its note is below the fields that were compared."""
-    wide = width >= WIDE
-    table = Table(box=None, padding=(0, 2, 0 if wide else 1, 0), header_style="dim")
-    for title in TITLES if wide else TWO_LINE_TITLES:
+    is_wide = width >= WIDE
+    table = Table(box=None, padding=(0, 2, 0 if is_wide else 1, 0), header_style="dim")
+    for title in TITLES if is_wide else TWO_LINE_TITLES:
         numeric = title.startswith("off by") or title == "allowed"
-        narrow = 10 if title == "verdict" and not wide else None
+        narrow = 10 if title == "verdict" and not is_wide else None
         table.add_column(title, justify="right" if numeric else "left", no_wrap=title not in WRAPPED, max_width=narrow)
     for row in rows:
         name, source, about = Text(row.example, "bold"), Text(format_lectures(row), "dim"), describe_comparison(row)
         off, allowed = Text(format_brief(row.difference)), Text(format_brief(row.tolerance), "dim")
         verdict = Text(row.verdict, STYLES[row.verdict])
-        if wide:
+        if is_wide:
             table.add_row(name, source, about, off, allowed, verdict)
         else:
             table.add_row(Group(name, source), about, Group(off, allowed), verdict)
@@ -121,8 +121,8 @@ def make_weight_table(weights: Tensor, words: Sequence[str], title: str, digits:
 def summarize_rows(rows: Sequence[VerifiedClaim]) -> str:
     """Return a sentence with the counts of the verdicts."""
     counts = Counter(row.verdict for row in rows)
-    told = [verdict for verdict in Verdict if counts[verdict] or verdict == Verdict.DIFFERS]
-    found = "; ".join(f"{counts[verdict]} {PHRASES[verdict][counts[verdict] != 1]}" for verdict in told)
+    verdicts = [verdict for verdict in Verdict if counts[verdict] or verdict == Verdict.DIFFERS]
+    found = "; ".join(f"{counts[verdict]} {PHRASES[verdict][counts[verdict] != 1]}" for verdict in verdicts)
     examples = format_count(len({row.example for row in rows}), "example")
     numbers = format_count(sum(row.numbers for row in rows), "number")
     return f"{numbers} of {examples} computed again. Of {format_count(len(rows), 'row')} {found}."

@@ -150,21 +150,21 @@ def format_sentence(words: Sequence[str], view: TableView) -> str:
 
 def list_remarks(console: Console, chosen: Example, shown: Sequence[ExampleStep], view: TableView) -> list[str]:
     """Return notes on how to read the tables."""
-    said = []
+    remarks = []
     part = view.get_range(len(chosen.words), True)
     if len(part) < len(chosen.words):
         after = part.stop + 1 if part.stop < len(chosen.words) else 1
-        said.append(
+        remarks.append(
             f"Words {part.start + 1} to {part.stop} of {len(chosen.words)}: --from {after} moves on, --rows N shows more."
         )
     axes = {panel.axes for step in shown for panel in step.panels}
     if "pairs" in axes:
-        said.append("In a table with words on both sides, the row is the query, the column the key it looks at.")
+        remarks.append("In a table with words on both sides, the row is the query, the column the key it looks at.")
     if axes and get_palette(console):
-        said.append("Color: in each table pale is its least number, deep its greatest.")
+        remarks.append("Color: in each table pale is its least number, deep its greatest.")
     if any(step.lines for step in shown) and chosen.steps is not None:
-        said.append("Numbers are rounded for display; every sum is of the unrounded ones.")
-    return said
+        remarks.append("Numbers are rounded for display; every sum is of the unrounded ones.")
+    return remarks
 
 
 def describe_next_step(chosen: Example, query: int | None) -> str:
@@ -173,18 +173,18 @@ def describe_next_step(chosen: Example, query: int | None) -> str:
     if chosen.steps is None or query is not None:
         return f"Next: {follows} ({summarize_example(chosen.leads_to).partition(':')[0].rstrip('.')})."
     word = chosen.words[chosen.focus]
-    asked = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
+    query_text = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
     if chosen.name in ("own", "translated"):
-        return f"Next: add --query {asked} to write that row out; {follows} shows a worked example."
+        return f"Next: add --query {query_text} to write that row out; {follows} shows a worked example."
     name = "" if chosen.name == "simple" else f" --example {chosen.name}"
-    return f"Next: regard walk{name} --query {asked} writes that row out; {follows} goes on."
+    return f"Next: regard walk{name} --query {query_text} writes that row out; {follows} goes on."
 
 
 def convert_example(chosen: Example, query: int | None) -> dict[str, Any]:
     """Return the example as JSON values: every step by name, and those that are shown."""
     steps = {} if chosen.steps is None else {name: convert_tensor(step) for name, step in chosen.steps.items()}
     right = {} if chosen.right is None else {"right": {name: convert_tensor(step) for name, step in chosen.right.items()}}
-    asked = (
+    arithmetic = (
         {}
         if query is None
         else {"query": query, "arithmetic": [convert_step(step) for step in write_arithmetic(chosen, query)]}
@@ -201,7 +201,7 @@ def convert_example(chosen: Example, query: int | None) -> dict[str, Any]:
         "steps": steps,
         **right,
         "scenes": [convert_step(step) for step in describe_example(chosen)],
-        **asked,
+        **arithmetic,
     }
 
 

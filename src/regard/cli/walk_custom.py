@@ -32,8 +32,8 @@ def make_custom_example(options: argparse.Namespace) -> Example:
     elif options.heads is not None:
         weights = draw_weights(x.shape[-1], count, seed)
         notes.append(f"W_query, W_key and W_value are random (seed {seed}), {HEAD_WIDTH} numbers a head.")
-    mask, said = choose_mask(options.mask, weights)
-    return build_custom_example(words, x, mask, weights=weights, count=count, notes=(*notes, *said))
+    mask, mask_notes = choose_mask(options.mask, weights)
+    return build_custom_example(words, x, mask, weights=weights, count=count, notes=(*notes, *mask_notes))
 
 
 def check_seed(options: argparse.Namespace) -> int:
@@ -72,16 +72,16 @@ def read_vectors(path: str, words: Sequence[str] | None, seed: int) -> tuple[Seq
             raise ShapeError(f"there are {len(names)} words, but {path} has {len(table)} rows: one is needed for each word.")
         return names, table, notes
     if len({tensor.shape for tensor in tensors.values()}) != 1 or any(tensor.dim() != 1 for tensor in tensors.values()):
-        held = ", ".join(f"{name!r} {tuple(tensor.shape)}" for name, tensor in list(tensors.items())[:6])
+        shapes = ", ".join(f"{name!r} {tuple(tensor.shape)}" for name, tensor in list(tensors.items())[:6])
         raise DataError(
-            f"{path} must hold one table (words, numbers), or vectors of one width by the words' names; got {held}."
+            f"{path} must hold one table (words, numbers), or vectors of one width by the words' names; got {shapes}."
         )
     names = tuple(tensors) if words is None else words
     if not set(names) & set(tensors):
         raise DataError(f"{path} has no vector for any of the words; its names are {', '.join(map(repr, list(tensors)[:6]))}.")
-    x, drawn = make_vectors(names, tensors, len(next(iter(tensors.values()))), seed)
-    if drawn:
-        notes.append(f"The vectors of {', '.join(drawn)} are random (seed {seed}).")
+    x, random_words = make_vectors(names, tensors, len(next(iter(tensors.values()))), seed)
+    if random_words:
+        notes.append(f"The vectors of {', '.join(random_words)} are random (seed {seed}).")
     return names, x, notes
 
 
@@ -101,10 +101,10 @@ def parse_mask(text: str) -> Mask:
 
 def join_masks(masks: Sequence[Mask], sign: str) -> Mask:
     """Combine masks by one operator."""
-    whole, *rest = masks
+    joined, *rest = masks
     for mask in rest:
-        whole = whole & mask if sign == "&" else whole | mask
-    return whole
+        joined = joined & mask if sign == "&" else joined | mask
+    return joined
 
 
 def parse_single_rule(part: str, text: str) -> Mask:

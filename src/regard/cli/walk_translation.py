@@ -31,9 +31,9 @@ def make_translation_example(name: str, sentence: str | None = None) -> Example:
         written, read = adapter.pieces(found.tokens), adapter.pieces(source)
         words, sources = ([piece.strip() or piece for piece in side] for side in (written, read))
         annotations = state.memory.annotations[0]
-        said = make_split_word_notes([*read, *written])
+        split_notes = make_split_word_notes([*read, *written])
         return build_translation_example(
-            words, sources, torch.cat(states), annotations, model.attention, model=name, notes=said
+            words, sources, torch.cat(states), annotations, model.attention, model=name, notes=split_notes
         )
 
 

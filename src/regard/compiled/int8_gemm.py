@@ -51,7 +51,7 @@ def multiply_int8_tile(context, a, row, b, one, columns, depth, factors, scales,
     """Set out[one + v, row + r] = factors[one + v] scales[row + r] Σ a[row + r, p] b[one + v, p], p below depth.
 
     Multiplies ROWS int8 rows of a by VECTORS int16 vectors of b, of which the first `wanted` are stored; depth is a multiple of
-    SHORTS. All arrays are contiguous, a and b with `columns` columns, out with `rows`. Bounds are not checked.
+    INT16_COUNT. All arrays are contiguous, a and b with `columns` columns, out with `rows`. Bounds are not checked.
     """
     signature = types.void(a, types.intp, b, types.intp, types.intp, types.intp, factors, scales, out, types.intp, types.intp)
 
@@ -97,8 +97,8 @@ def emit_pair_products(builder, a, b):
     if PAIRWISE is not None:
         kind = ir.FunctionType(WORD, [SHORT, SHORT])
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
-    wide = ir.VectorType(INT, INT16_COUNT)
-    every = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    vector_type = ir.VectorType(INT, INT16_COUNT)
+    every = builder.mul(builder.sext(a, vector_type), builder.sext(b, vector_type))
     return builder.add(*(builder.shuffle_vector(every, every, make_shuffle_mask(range(n, INT16_COUNT, 2))) for n in (0, 1)))
 
 

@@ -36,23 +36,27 @@ def align(model: Translator, source: str, target: str) -> Alignment:
     word.
     """
     end, text = get_end_token(model), model.text
-    asked, written = (text.encode(" ".join(side.split())) for side in (source, target))
-    if not asked or not written:
+    source_ids, target_ids = (text.encode(" ".join(side.split())) for side in (source, target))
+    if not source_ids or not target_ids:
         raise DataError("there is no word to align: source and target must have at least one each.")
     with record(model) as recording:  # type: ignore[arg-type]  # every translator is a module
-        model(torch.tensor([[*asked, end]]), torch.tensor([len(asked) + 1]), torch.tensor([[end, *written]]))
+        model(torch.tensor([[*source_ids, end]]), torch.tensor([len(source_ids) + 1]), torch.tensor([[end, *target_ids]]))
     layers = recording.layers("cross") if recording.runs else []
     if not layers:
         raise DataError("this translator has no attention, so its words cannot be aligned.")
     weights = torch.stack([recording.map(layer, kind="cross").dense()[0].mean(0) for layer in layers])
-    (columns, said), (rows, told) = group_by_word(text, asked), group_by_word(text, written)
-    return Alignment([*said, END_LABEL], [*told, END_LABEL], merge_weights(weights, [*rows, len(told)], [*columns, len(said)]))
+    (columns, source_words), (rows, target_words) = group_by_word(text, source_ids), group_by_word(text, target_ids)
+    return Alignment(
+        [*source_words, END_LABEL],
+        [*target_words, END_LABEL],
+        merge_weights(weights, [*rows, len(target_words)], [*columns, len(source_words)]),
+    )
 
 
 def group_by_word(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
     """Return the index of the word that each token is a piece of, and the words."""
-    whole = text.decode(tokens)
-    ends = [len(whole[: found.end()].encode()) for found in WORD.finditer(whole)] or [len(whole.encode())]
+    joined = text.decode(tokens)
+    ends = [len(joined[: found.end()].encode()) for found in WORD.finditer(joined)] or [len(joined.encode())]
     belongs, stop = [], 0
     for token in tokens:
         stop += len(text.bytes([token]))

@@ -39,8 +39,8 @@ def evaluation_mode(model: Model) -> Iterator[torch.device]:
 
 def compute_logits(model: Model, tokens: Tensor) -> Tensor:
     """Return the logits (b, t, n) of tokens (b, t)."""
-    said = model(tokens)
-    logits = getattr(said, "logits", said)
+    output = model(tokens)
+    logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
         came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ShapeError(

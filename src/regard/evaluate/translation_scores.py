@@ -65,8 +65,8 @@ def compute_score(name: str, metric: str, translations: Sequence[str], reference
     signature = str(counter.get_signature())
     if not draws:
         return Score(name, float(found.score), signature)
-    said = json.loads(found.format(signature=signature, is_json=True))
-    return Score(name, float(found.score), signature, float(said.get("confidence_var", 0.0)))  # absent if all draws score 0
+    result = json.loads(found.format(signature=signature, is_json=True))
+    return Score(name, float(found.score), signature, float(result.get("confidence_var", 0.0)))  # absent if all draws score 0
 
 
 def translate_sentences(

@@ -72,7 +72,7 @@ def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], 
 def compute_token_gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
     """Compute the gradient of a number on the tokens: on x, or on keys and values; zeros where it does not depend on them.
 
-    Raises AskedError if the backward pass raises.
+    Raises SubjectError if the backward pass raises.
     """
     tokens = inputs if len(inputs) == 1 else inputs[1:]
     if not value.requires_grad:

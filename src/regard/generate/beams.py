@@ -56,8 +56,8 @@ def search_beams(
     for length in range(1, max(limits) + 1):
         parents, tokens = [], []
         for number, (row, theirs, limit) in enumerate(zip(rows, scores, limits, strict=True)):
-            kept = advance_row(row, theirs, beams, length, length == limit, ended, length_penalty)
-            parents += [number * len(theirs) + parent for parent in kept]
+            survivors = advance_row(row, theirs, beams, length, length == limit, ended, length_penalty)
+            parents += [number * len(theirs) + parent for parent in survivors]
             tokens += [sequence[-1] for _, sequence in row.running]
         if all(row.is_done for row in rows):
             break
@@ -79,7 +79,7 @@ def advance_row(
     best = sums.flatten().topk(min(CANDIDATES_PER_BEAM * beams, sums.numel()))
     n = scores.shape[-1]
     running: list[tuple[float, list[int]]] = []
-    kept: list[int] = []
+    survivors: list[int] = []
     for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
         parent, token = divmod(place, n)
         sequence = [*row.running[parent][1], token]
@@ -88,15 +88,15 @@ def advance_row(
                 row.finished.append(Hypothesis(sequence, score / length**length_penalty))
         elif len(running) < beams:
             running.append((score, sequence))
-            kept.append(parent)
+            survivors.append(parent)
     row.finished = sorted(row.finished, key=lambda one: -one.score)[:beams]
     while len(running) < beams:  # all others have ended, or the vocabulary is small: pad with rows of probability 0
         running.append((float("-inf"), [*row.running[0][1], 0]))
-        kept.append(0)
+        survivors.append(0)
     row.running = running
     hope = running[0][0] / length**length_penalty
     row.is_done = row.is_done or (len(row.finished) == beams and hope <= row.finished[-1].score) or hope == float("-inf")
-    return kept
+    return survivors
 
 
 def check_penalty(value: float) -> None:

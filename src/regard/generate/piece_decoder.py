@@ -20,14 +20,14 @@ class PieceDecoder:
         """Return the text that is certain after more bytes; after the last, all of it, an incomplete character as U+FFFD."""
         if self.has_stopped:
             return ""
-        held = self._held + self._decoder.decode(data, last)
-        found = [(held.index(stop) + len(stop), held.index(stop)) for stop in self.stops if stop in held]
+        text = self._held + self._decoder.decode(data, last)
+        found = [(text.index(stop) + len(stop), text.index(stop)) for stop in self.stops if stop in text]
         if found:
             self.has_stopped = True
-            return held[: min(found)[1]]
-        certain = len(held) - (0 if last else count_stop_prefix(held, self.stops))
-        self._held = held[certain:]
-        return held[:certain]
+            return text[: min(found)[1]]
+        certain = len(text) - (0 if last else count_stop_prefix(text, self.stops))
+        self._held = text[certain:]
+        return text[:certain]
 
 
 def count_stop_prefix(text: str, stops: Sequence[str]) -> int:

@@ -146,10 +146,10 @@ def check_context(model: Model, longest: int, more: int) -> None:
     context = model.config.context
     total = longest + max(more - 1, 0)
     if total > context:
-        asked = f", and {describe_value(more)} more are requested" if more else ""
+        more_text = f", and {describe_value(more)} more are requested" if more else ""
         fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
         raise ConfigError(
-            f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} use "
+            f"the prompt has {longest} tokens{more_text}; the model reads at most {context}. {fits} use "
             'past="slide" to continue from the last of them.'
         )
 

@@ -162,8 +162,8 @@ def compute_shards_with_ray(
         ray: Any = importlib.import_module("ray")
     except ImportError:
         raise ConfigError("engine 'ray' needs Ray: pip install 'regard[ray]'.") from None
-    begun = not ray.is_initialized()
-    if begun:
+    is_own_cluster = not ray.is_initialized()
+    if is_own_cluster:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         task = ray.remote(num_cpus=plan.threads, max_retries=RETRIES)(compute_shard)
@@ -177,7 +177,7 @@ def compute_shards_with_ray(
                 raise error.cause if isinstance(error.cause, RegardError) else error from None
             yield pending.pop(done)
     finally:
-        if begun:
+        if is_own_cluster:
             ray.shutdown()
 
 

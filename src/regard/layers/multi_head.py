@@ -107,12 +107,12 @@ class MultiHeadAttention(nn.Module):
         first = next(iter(check_instance("stacked", stacked, StackedHeads)))
         weight, bias = first.W_query.weight, first.W_query.bias is not None
         count, d_out = len(stacked.heads), len(stacked.heads) * len(weight)
-        whole = make_uninitialized(lambda: cls(first.d_in, d_out, first.context_length, first.dropout.p, count, bias), weight)
+        joined = make_uninitialized(lambda: cls(first.d_in, d_out, first.context_length, first.dropout.p, count, bias), weight)
         for name in PROJECTIONS:
-            copy_rows([getattr(head, name) for head in stacked], [getattr(whole, name)])
-        nn.init.eye_(whole.out_proj.weight)
-        nn.init.zeros_(whole.out_proj.bias)
-        return whole.train(stacked.training)
+            copy_rows([getattr(head, name) for head in stacked], [getattr(joined, name)])
+        nn.init.eye_(joined.out_proj.weight)
+        nn.init.zeros_(joined.out_proj.bias)
+        return joined.train(stacked.training)
 
     def to_stacked(self) -> nn.Sequential:
         """Build stacked heads, followed by out_proj, that compute the same as this module."""

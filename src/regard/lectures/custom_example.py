@@ -116,8 +116,8 @@ def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, 
     for name, one in (("W_query", weights.query), ("W_value", weights.value)):
         if one.weight.shape[1] % count:
             raise ConfigError(f"{name} gives {one.weight.shape[1]} numbers, which cannot be split evenly into {count} heads.")
-    whole = (weights.query(x), weights.key(x), weights.value(x))
-    q, k, v = whole if count == 1 else (heads.split(part, count) for part in whole)
+    projections = (weights.query(x), weights.key(x), weights.value(x))
+    q, k, v = projections if count == 1 else (heads.split(part, count) for part in projections)
     return q, k, v
 
 
@@ -143,14 +143,14 @@ def make_vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, 
     hand; equal words share one.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = {
+    random_words = {
         word: (torch.rand(width, generator=generator) * 100).round() / 100 for word in dict.fromkeys(words) if word not in known
     }
-    rows = {**known, **drawn}
+    rows = {**known, **random_words}
     for word in words:
         if rows[word].shape != (width,):
             raise DataError(f"the vector of {word!r} has the shape {tuple(rows[word].shape)}, but ({width},) is needed.")
-    return torch.stack([rows[word] for word in words]), tuple(drawn)
+    return torch.stack([rows[word] for word in words]), tuple(random_words)
 
 
 def draw_weights(d_in: int, count: int, seed: int) -> Projections:

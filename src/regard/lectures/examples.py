@@ -158,10 +158,10 @@ def show_renormalized_weights(words: tuple[str, ...], steps: Steps) -> ExampleSt
 def build_dropout_example() -> Example:
     """Dropout of the causal weights: in training some are zeroed at random, and those left are made larger to match."""
     words, x = load_journey()
-    made = get_printed_example("dropout-weights")
+    printed = get_printed_example("dropout-weights")
     q, k, v = recompute.make_trainable_layer().project(x)
     ones = recompute.drop_ones(get_printed_example("dropout-ones"))
-    share = made["p"]
+    share = printed["p"]
     fallen = int((ones == 0).sum())
     sentence = f"Of {ones.numel()} ones {fallen} became 0; the others became 1 / (1 - {share:g}) = {1 / (1 - share):g}."
     side = number_labels("", len(ones))
@@ -178,7 +178,7 @@ def build_dropout_example() -> Example:
         steps=attend(q, k, v, Causal(), dropout=share),  # the second draw from the seed
         formulas={"masked": "scaled, -inf above the diagonal", "dropped": f"dropout(weights, {share:g})"},
         before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", sentence, (Panel(ones, side, side),)),),
-        notes=(f"Both draws are from seed {made['seed']}, the ones first; outside training dropout does nothing.",),
+        notes=(f"Both draws are from seed {printed['seed']}, the ones first; outside training dropout does nothing.",),
         leads_to="heads",
     )
 
@@ -327,7 +327,7 @@ def build_additive_example() -> Example:
         make_matrix_panel(layer.W_key.weight.T, "x", "k", "W_key"),
         make_matrix_panel(layer.weight.unsqueeze(-1), "w", "w", "weight"),
     )
-    drawn = f"A network with a hidden layer of 2, its weights drawn at random (seed {SEED})."
+    note = f"A network with a hidden layer of 2, its weights drawn at random (seed {SEED})."
     sides = (make_word_panel(q, words, "q", "query"), make_word_panel(k, words, "k", "key"))
     return Example(
         name="additive",
@@ -343,7 +343,7 @@ def build_additive_example() -> Example:
         formulas={"scores": "weightᵀ tanh(q + k)", "context": "weights x"},
         before=(
             show_inputs(words, x),
-            ExampleStep("W_query, W_key, weight", "the weights to train", drawn, panels),
+            ExampleStep("W_query, W_key, weight", "the weights to train", note, panels),
             ExampleStep("q, k", "x W_query, x W_key", "Queries and keys are added in a hidden layer of one width.", sides),
         ),
         leads_to="scale",

@@ -32,8 +32,8 @@ def check_name(name: str, names: Iterable[str]) -> str:
     names = list(names)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {near[0]}?" if near else ""
+    close_names = difflib.get_close_matches(name, names, n=1)
+    meant = f" Did you mean {close_names[0]}?" if close_names else ""
     raise ConfigError(f"there is no example {name!r}.{meant} The examples are: {', '.join(names)}.")
 
 

@@ -81,15 +81,17 @@ class AttentionMap(HtmlRepr):
         weight: Tensor | None = None,
     ) -> None:
         if weight is None:
-            asked = make_request(q, k, k, mask, scale, softcap, bias, sinks, offset)
+            request = make_request(q, k, k, mask, scale, softcap, bias, sinks, offset)
         else:
             with disable_autocast(q.device):  # additive attention is not rounded
-                asked = make_request(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
-            asked = asked._replace(weight=additive.check_weight(weight, asked.q).detach())
-        if asked.q.device.type == "meta":
+                request = make_request(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
+            request = request._replace(weight=additive.check_weight(weight, request.q).detach())
+        if request.q.device.type == "meta":
             raise ConfigError("q and k must have data, but tensors on the meta device have none. Use another device.")
-        bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
-        self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
+        bias, sinks = (None if x is None else x.detach() for x in (request.bias, request.sinks))
+        self._request = request._replace(
+            q=request.q.detach(), k=request.k.detach(), v=request.k.detach(), bias=bias, sinks=sinks
+        )
         batch, heads = self._request.q.shape[:2]
         self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
         self._head_count = heads  # of a map without batch rows, too
@@ -109,9 +111,9 @@ class AttentionMap(HtmlRepr):
     @property
     def nbytes(self) -> int:
         """The bytes stored: q, k, bias, sinks, weight, and the denominators of the rows computed so far."""
-        kept = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
-        kept += [x for below in self._denominators.values() for x in (below.shift, below.total)]
-        return sum(x.nbytes for x in kept if x is not None)
+        tensors = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
+        tensors += [x for below in self._denominators.values() for x in (below.shift, below.total)]
+        return sum(x.nbytes for x in tensors if x is not None)
 
     @property
     def mT(self) -> "Transposed":
@@ -317,6 +319,20 @@ class AttentionMap(HtmlRepr):
         """Apply a function of a plane and its denominators to each plane, and stack the results."""
         self._gather_statistics([plane for plane in self._iterate_planes() if (plane.b, plane.h) not in self._denominators])
         return self._apply_to_planes(lambda plane: function(plane, self._get_denominators(plane)))
+
+    def _apply_and_keep_denominators(self, v: Tensor) -> Tensor:
+        """Compute A v (b, h, q, e) for v (b, g, k, e) without a graph, and keep the denominators of all rows as well."""
+        planes, found = self._list_planes(), []
+        exact = v.detach().to(score_dtype(self._request.q.dtype))
+        shared = dict(zip(planes, heads.share(exact, self.shape[1]).flatten(0, 1), strict=True))
+        quick = self._run_compiled(
+            planes, lambda plane, threads: numba_passes.apply_weights_with_denominators(plane, threads, shared[plane])
+        )
+        for plane, one in zip(planes, quick, strict=True):
+            product, below = one or passes.apply_weights_with_denominators(plane, shared[plane])
+            self._denominators[plane.b, plane.h] = below
+            found.append(product)
+        return self._stack_planes(found)
 
     def _can_use_denominators(self, plane: Plane, rows: int) -> bool:
         """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""

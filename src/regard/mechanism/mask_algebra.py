@@ -45,7 +45,7 @@ class QueryBlock:
 
 
 def clamp_key_ranges(first: Tensor, stop: Tensor, k: int) -> KeyRanges:
-    """Clamp the first and stop keys of each query, (q,) or (b, q), to 0 ... k and return them as Stretches."""
+    """Clamp the first and stop keys of each query, (q,) or (b, q), to 0 ... k and return them as KeyRanges."""
     lows, highs = (torch.atleast_2d(x.clamp(0, k).int()).contiguous() for x in (first, stop))
     return lows, highs
 

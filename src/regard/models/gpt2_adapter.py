@@ -1,4 +1,4 @@
-"""Own: a GPT-2 in regard's own format with its tokenizer, whatever vocabulary it has."""
+"""GPT2Adapter: a GPT-2 in regard's own format with its tokenizer, whatever vocabulary it has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

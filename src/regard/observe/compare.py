@@ -88,12 +88,12 @@ class Comparison:
             for x in self.rows[:MAX_PRINTED]
         ]
         several = any(x.batch for x in self.rows)
-        kept = [n for n, title in enumerate(titles) if title != "batch" or several]
-        cells = [[line[n] for n in kept] for line in lines]
-        rows = text_table.align_columns([titles[n] for n in kept], cells, left=["head", "query", *titles[4:]])
-        said = "Jensen-Shannon divergence in nats: 0 is equal, 0.69 is nothing in common."
+        columns = [n for n, title in enumerate(titles) if title != "batch" or several]
+        cells = [[line[n] for n in columns] for line in lines]
+        rows = text_table.align_columns([titles[n] for n in columns], cells, left=["head", "query", *titles[4:]])
+        note = "Jensen-Shannon divergence in nats: 0 is equal, 0.69 is nothing in common."
         return "\n".join(
-            [said, "", *heads, *format_total(len(self.heads), "heads"), "", *rows, *format_total(len(self.rows), "rows")]
+            [note, "", *heads, *format_total(len(self.heads), "heads"), "", *rows, *format_total(len(self.rows), "rows")]
         )
 
 

@@ -46,8 +46,8 @@ def has_equal_rows(k: Tensor) -> bool:
     half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)
     for keys in k.double().unbind(2):  # (b, g, d)
         rows = keys.flatten(1)
-        apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
-        pairs &= apart <= half_of_digits * rows.abs().amax()
+        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
+        pairs &= distances <= half_of_digits * rows.abs().amax()
         if not pairs.any():
             return False
     return len(k) > 1

@@ -181,12 +181,12 @@ class MaskReader:
         """Return the mask of a list: the name of its class, then its arguments."""
         if not depth:
             raise ValueError("masks combined too deeply")
-        written = json.dumps(found)
-        if written not in self.masks:
+        text = json.dumps(found)
+        if text not in self.masks:
             name, *arguments = require_list(found)
             parts = (self.deserialize_argument(one, depth - 1) for one in arguments)
-            self.masks[written] = CLASSES[name].from_arguments(*parts)
-        return self.masks[written]
+            self.masks[text] = CLASSES[name].from_arguments(*parts)
+        return self.masks[text]
 
     def deserialize_argument(self, found: Any, depth: int) -> Any:
         """Return an argument of a mask: a list that starts with a name is a mask, a name by itself a tensor."""

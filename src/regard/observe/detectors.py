@@ -122,8 +122,8 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     window = check_count("window", window, 0)
 
     def compute_local_share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
-        away = m.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
-        return (seen & (away.abs() <= window)).sum(-1) / seen.sum(-1)
+        distance = m.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
+        return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
 
     return score_sample(m, compute_local_share)
 
@@ -162,9 +162,9 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         squares = torch.zeros((), dtype=torch.float64, device=found.device)
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
-            away = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
-            sums.index_add_(0, away, weights[seen].double())
-            counts.index_add_(0, away, torch.ones_like(away, dtype=torch.float64))
+            distance = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
+            sums.index_add_(0, distance, weights[seen].double())
+            counts.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
             squares += weights[seen].double().square().sum()
         mean = sums.sum() ** 2 / counts.sum()
         explained = (sums.square() / counts.clamp(min=1)).sum() - mean

@@ -224,5 +224,7 @@ def group_by_token(tokens: Tensor, positions: Tensor, after: int) -> TokenGroups
 def require_tokens(look: MapView) -> Tensor:
     """Return the tokens of a view. Raises ConfigError if it has none."""
     if look.tokens is None:
-        raise ConfigError("duplicate and induction compare tokens: Look(m, tokens=ids), with ids (b, k).")
+        raise ConfigError(
+            "duplicate and induction compare tokens, and the map has none: pass MapView(m, tokens=ids), with ids (b, k)."
+        )
     return look.tokens

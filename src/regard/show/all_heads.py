@@ -62,14 +62,14 @@ def draw_all_heads(
     left = measure_widest([f"layer {chosen[-1]}"]) + 0.15
     width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW
     width = max(width, left + 1.2 * measure_widest([title]))
-    drawn = Picture(figsize=(width, max(height, 1.4)))
-    width, height = drawn.get_size_inches()
+    picture = Picture(figsize=(width, max(height, 1.4)))
+    width, height = picture.get_size_inches()
 
     def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
-        return drawn.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
+        return picture.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
 
     def write_word(x: float, y: float, text: str, look: str) -> None:
-        drawn.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
+        picture.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
 
     size = max(min(TEXT_SIZE - 1, 0.9 * (side + GAP) * POINTS_PER_INCH / LINE_HEIGHT), MIN_TEXT_SIZE)
     step = 1 if measure_widest([f" {across}"]) * size / TEXT_SIZE < side + GAP else 5  # so that the head numbers do not touch
@@ -88,13 +88,13 @@ def draw_all_heads(
         write_word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{head}", "center")
     write_word(left - 0.08, ABOVE - 0.12, "head", "right")
     if title:
-        drawn.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
+        picture.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
     scale = add_axes_at(left + across * (side + GAP) + 0.1, ABOVE, 0.12, min(2.2, max(height - ABOVE - BELOW, 0.7)))
-    bar = drawn.colorbar(image, cax=scale)
+    bar = picture.colorbar(image, cax=scale)
     bar.outline.set_visible(False)
     scale.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
     scale.set_title("weight", fontsize=TEXT_SIZE - 1, loc="left")
-    return drawn
+    return picture
 
 
 def draw_small_head(axes: Axes, weights: Array, norm: Normalize) -> AxesImage:

@@ -121,10 +121,10 @@ def format_additive_score(q: Tensor, k: Tensor, weight: Tensor, score: Tensor) -
 
 def join_terms(terms: Sequence[str], *, plus: bool = False) -> str:
     """Join terms by + and -, or by + alone if `plus`; terms after the first 8 are only counted."""
-    written = terms[0]
+    joined = terms[0]
     for term in terms[1:MAX_TERMS]:
-        written += f" - {term[1:]}" if term.startswith("-") and not plus else f" + {term}"
-    return written + (f" + ... ({len(terms) - MAX_TERMS} more)" if len(terms) > MAX_TERMS else "")
+        joined += f" - {term[1:]}" if term.startswith("-") and not plus else f" + {term}"
+    return joined + (f" + ... ({len(terms) - MAX_TERMS} more)" if len(terms) > MAX_TERMS else "")
 
 
 def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[ExampleStep]:
@@ -134,15 +134,15 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
         return [ExampleStep("weights", "0", "The query may see nothing, so all its weights are 0.")]
     top = masked.max()
     raised = (masked - top).exp()
-    whole = raised.sum()
+    total = raised.sum()
     lines = [
         Line(words[j], f"e^({join_terms([format_number(masked[j]), format_number(-top)])}) = {format_number(raised[j])}")
         for j in keys
     ]
-    lines.append(Line("sum", f"{join_terms([format_number(number) for number in raised])} = {format_number(whole)}"))
+    lines.append(Line("sum", f"{join_terms([format_number(number) for number in raised])} = {format_number(total)}"))
     sentence = f"The greatest score, {format_number(top)}, is subtracted first: this changes no weight and prevents overflow."
     shares = tuple(
-        Line(words[j], f"{format_number(raised[j])} / {format_number(whole)} = {format_number(row.weights[j])}") for j in keys
+        Line(words[j], f"{format_number(raised[j])} / {format_number(total)} = {format_number(row.weights[j])}") for j in keys
     )
     return [
         ExampleStep("exponentials", "e^(score - greatest)", sentence, (), tuple(lines)),

@@ -14,17 +14,17 @@ MAX_LISTED = 6  # words of the text that an error message lists
 BYTE_PATTERN = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # parts of a character in the text of a token
 
 
-def choose_attention_kind(recording: Recording, asked: str | None = None) -> str:
+def choose_attention_kind(recording: Recording, requested: str | None = None) -> str:
     """Return the kind of attention to show: `asked`; by default self, or cross where there is no self attention.
 
     Raises ConfigError where the recording has no attention of the kind `asked`.
     """
     there = [kind for kind in KINDS if recording.layers(kind)]
     implicit = describe_implicit_layers(recording)
-    if asked in there or (asked is None and (there or implicit is None)):
-        return asked or (there or KINDS)[0]
-    said = f"this recording has no {asked or KINDS[0]} attention; it has {' and '.join(there) or 'none at all'}."
-    raise ConfigError(f"{said} {implicit}" if implicit else said)
+    if requested in there or (requested is None and (there or implicit is None)):
+        return requested or (there or KINDS)[0]
+    message = f"this recording has no {requested or KINDS[0]} attention; it has {' and '.join(there) or 'none at all'}."
+    raise ConfigError(f"{message} {implicit}" if implicit else message)
 
 
 def describe_implicit_layers(recording: Recording) -> str | None:
@@ -67,39 +67,39 @@ def describe_bytes(words: Sequence[str]) -> str | None:
     return part and f"Letters that the model has no tokens for are read byte by byte and shown like {part}."
 
 
-def find_word(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
+def find_word(query: str, words: Sequence[str]) -> tuple[int, list[int]]:
     """Find a word and return its last position, and all its positions; a word of several tokens is at its last token.
 
     Text that is no word is read as a token index, counted from the end if negative. Raises ConfigError where it is neither.
     """
-    sought = asked.strip()
+    sought = query.strip()
     places = [n for n, word in enumerate(words) if strip_markers(word) == sought] or find_split_word(sought, words)
     if sought and places:
         return places[-1], places
     try:
-        number = range(len(words))[int(asked)]
+        number = range(len(words))[int(query)]
     except (ValueError, IndexError):
         some = list(dict.fromkeys(strip_markers(word) for word in words if strip_markers(word)))[:MAX_LISTED]
         raise ConfigError(
-            f"{asked!r} is neither a word of the text nor a number from 0 to {len(words) - 1}. "
+            f"{query!r} is neither a word of the text nor a number from 0 to {len(words) - 1}. "
             f"The first words are {', '.join(map(repr, some))}."
         ) from None
     return number, [number]
 
 
-def find_split_word(asked: str, words: Sequence[str]) -> list[int]:
+def find_split_word(query: str, words: Sequence[str]) -> list[int]:
     """Find the positions of the last tokens of a word of several tokens."""
     text, places, found = "".join(words), [], 0
     for n, word in enumerate(words):
         places += [n] * len(word)  # for each character, the index of its token
     starts = []
-    while asked and (found := text.find(asked, found)) >= 0:
+    while query and (found := text.find(query, found)) >= 0:
         starts.append(found)
         found += 1
     return [
-        places[start + len(asked) - 1]
+        places[start + len(query) - 1]
         for start in starts
-        if not text[start - 1 : start].isalnum() and not text[start + len(asked) : start + len(asked) + 1].isalnum()
+        if not text[start - 1 : start].isalnum() and not text[start + len(query) : start + len(query) + 1].isalnum()
     ]
 
 

@@ -54,13 +54,13 @@ def format_label(words: Sequence[str], key: int, count: int, room: int) -> Text:
     return Text.assemble((context + gap if context else "", "dim"), (word, "bold"))
 
 
-def format_position(key: int, own: int | None, wide: int, full: bool) -> str:
+def format_position(key: int, own: int | None, width: int, full: bool) -> str:
     """Format the position of a key: its number and its distance from the query; without `full` only the distance."""
     if own is None:
-        return f"{key:>{wide},}"
+        return f"{key:>{width},}"
     far = own - key
-    said = "itself" if far == 0 else f"{far:,} back" if far > 0 else f"{-far:,} ahead"
-    return f"{key:>{wide},}, {said}" if full else said
+    distance = "itself" if far == 0 else f"{far:,} back" if far > 0 else f"{-far:,} ahead"
+    return f"{key:>{width},}, {distance}" if full else distance
 
 
 def format_bar(share: float, room: int, colours: str | None) -> str:

@@ -142,15 +142,15 @@ def draw_steps(steps: Steps, words: Sequence[str], keys: Sequence[str] | None = 
     have these axes. What is hidden from a query is hatched, in the weights too.
     """
     one = Steps(*(select_matrix(step.detach(), at) for _, step in steps.items()))
-    hidden, told, panels = one.masked == -torch.inf, make_titles(one), []
-    for name, title in told.items():
+    hidden, titles, panels = one.masked == -torch.inf, make_titles(one), []
+    for name, title in titles.items():
         step, weighs = getattr(one, name), name in ("weights", "dropped")
         columns = [str(n + 1) for n in range(step.shape[-1])] if name == "context" else keys or words
         names = ("query", "" if name == "context" else "key")
-        drawn = step.masked_fill(hidden, -torch.inf) if weighs else step
+        values = step.masked_fill(hidden, -torch.inf) if weighs else step
         scale = LINEAR_FROM_ZERO if weighs else LINEAR
-        panels.append(make_panel(drawn, words, columns, title=title, names=names, scale=scale, room=4.2))
-    idle = [name for name, _ in one.items() if name not in told]
+        panels.append(make_panel(values, words, columns, title=title, names=names, scale=scale, room=4.2))
+    idle = [name for name, _ in one.items() if name not in titles]
     note = f"not drawn, because nothing changed there: {', '.join(idle)}" if idle else ""
     return draw_sheet(panels, across=2, note=note)
 
@@ -172,8 +172,8 @@ def draw_heads(
         raise ShapeError(f"the weights must have the axes (h, q, k), got {tuple(weights.shape)}; `at` selects the batch row.")
     common = type(scale)(*scale.ends(weights.flatten().tolist()))
     across = 2 if len(weights) <= 4 else 3 if len(weights) <= 9 else 4
-    drawn, panels = weights.masked_fill(hidden, -torch.inf), []
-    for n, head in enumerate(drawn):
+    values, panels = weights.masked_fill(hidden, -torch.inf), []
+    for n, head in enumerate(values):
         first, top = n % across == 0, n < across  # the others are aligned with these and need no words
         one = make_panel(head, words, keys, title=f"head {n}", scale=common, room=(4.2, 2.9, 2.2)[across - 2])
         edge = {} if first else {"rows": [""] * len(one.rows)}
@@ -312,14 +312,14 @@ def draw_color_bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
     """Draw the color bar of a panel with its numbers: at the right, or below a low panel."""
     width, height = one.size
     place = (0, -0.25 / height, 1, 0.1 / height) if one.is_low else (1 + 0.15 / width, 0, 0.12 / width, 1)
-    drawn = axes.figure.colorbar(mesh, cax=axes.inset_axes(place), orientation="horizontal" if one.is_low else "vertical")
-    drawn.outline.set_visible(False)
-    drawn.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
+    bar = axes.figure.colorbar(mesh, cax=axes.inset_axes(place), orientation="horizontal" if one.is_low else "vertical")
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
     low, high = mesh.get_clim()
     if isinstance(one.scale, Log) and low and high and high < 1000 * low:  # powers of ten alone would be too few
-        drawn.set_ticks(LogLocator(subs=(1, 3)))
-        drawn.formatter = FuncFormatter(lambda value, _: f"{value:g}")
-        drawn.minorticks_off()
+        bar.set_ticks(LogLocator(subs=(1, 3)))
+        bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
+        bar.minorticks_off()
 
 
 def write_numbers(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
@@ -410,8 +410,8 @@ def convert_to_array(values: Tensor | Sequence[float]) -> Array:
 
 def format_word(word: str) -> str:
     """Format a word as a label: escape control characters, make blanks visible, cut at 18 characters."""
-    seen = escape_text(word) if word.strip(" ") else "␣" * len(word)
-    return seen if len(seen) <= 18 else seen[:17] + "…"
+    shown = escape_text(word) if word.strip(" ") else "␣" * len(word)
+    return shown if len(shown) <= 18 else shown[:17] + "…"
 
 
 def measure_widest(words: Sequence[str]) -> float:

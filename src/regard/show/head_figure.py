@@ -40,7 +40,7 @@ def figure(
     the title then states. Raises ConfigError for a layer or a head that was not recorded.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
-    said, kind = kind, choose_attention_kind(recording) if kind is None else kind
+    requested_kind, kind = kind, choose_attention_kind(recording) if kind is None else kind
     if title is not None:
         title = escape_controls(check_instance("title", title, str), keep="\n")
     head = check_integer("head", head)
@@ -49,7 +49,7 @@ def figure(
     m = m.select(batch=row)
     q, k = m.shape[2:]
     rows, columns = resolve_slice(queries, q, "queries"), resolve_slice(keys, k, "keys")
-    chosen = " of cross attention" if kind == "cross" and said is None else ""
+    chosen = " of cross attention" if kind == "cross" and requested_kind is None else ""
     name = f"layer {layer}, head {head}{chosen}" if title is None else title
     if max(rows[1] - rows[0], columns[1] - columns[0]) <= MAX_WORDS:
         asking, answering = get_axis_words(recording, layer, kind, part, row, (q, k))
@@ -74,10 +74,10 @@ def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int]
     values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].numpy()
     entropy, received = m.entropy()[0, 0, slice(*rows)].numpy(), m.received()[0, 0, slice(*columns)].numpy()
     width, height = LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW
-    drawn = Picture(figsize=(width, height))
+    picture = Picture(figsize=(width, height))
 
     def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
-        return drawn.add_axes((x / width, y / height, w / width, h / height))
+        return picture.add_axes((x / width, y / height, w / width, h / height))
 
     main = add_axes_at(LEFT, BELOW, SIZE, SIZE)
     image = main.imshow(
@@ -94,15 +94,15 @@ def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int]
     draw_profile(above, received, columns, upright=False)
     main.set_facecolor(PAPER)
     label_picture(main, f"keys{describe_bins(columns, size[1])}", f"queries{describe_bins(rows, size[0])}")
-    bar = drawn.colorbar(image, cax=add_axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
+    bar = picture.colorbar(image, cax=add_axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
-    alone = size == (rows[1] - rows[0], columns[1] - columns[0])
-    bar.ax.set_title("weight" if alone else "largest\nweight", fontsize=TEXT_SIZE - 1, loc="left")
-    right.set_xlabel("entropy, nats" + "\nmean, largest" * (not alone), fontsize=TEXT_SIZE - 1)
+    is_unpooled = size == (rows[1] - rows[0], columns[1] - columns[0])
+    bar.ax.set_title("weight" if is_unpooled else "largest\nweight", fontsize=TEXT_SIZE - 1, loc="left")
+    right.set_xlabel("entropy, nats" + "\nmean, largest" * (not is_unpooled), fontsize=TEXT_SIZE - 1)
     above.set_ylabel("received", fontsize=TEXT_SIZE - 1)
     above.set_title(title, fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
-    return drawn
+    return picture
 
 
 def draw_profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> None:
@@ -129,10 +129,10 @@ def draw_profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool
     axes.spines[:].set_visible(False)
 
 
-def label_picture(axes: Axes, below: str, beside: str) -> None:
+def label_picture(axes: Axes, below: str, left: str) -> None:
     """Set the names and token numbers of both axes of the picture."""
     axes.set_xlabel(below, fontsize=TEXT_SIZE)
-    axes.set_ylabel(beside, fontsize=TEXT_SIZE)
+    axes.set_ylabel(left, fontsize=TEXT_SIZE)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

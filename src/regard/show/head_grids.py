@@ -23,8 +23,8 @@ def render_grids(recording: Recording, heads: Heads, width: int, colours: str | 
     if not recording.tokens or max(len(recording.tokens), *size) > MAX_TOKENS:
         return
     asking, answering = get_axis_words(recording, 0, kind, None, 0, size)
-    said = "weights in tenths: rows are queries, columns are keys"
-    yield from wrap_sentence(said + (f": {' '.join(map(get_visible_text, answering))}" if kind == "cross" else ""), width)
+    legend = "weights in tenths: rows are queries, columns are keys"
+    yield from wrap_sentence(legend + (f": {' '.join(map(get_visible_text, answering))}" if kind == "cross" else ""), width)
     words = [truncate_end(get_visible_text(word), LABEL_CELLS) for word in asking]
     blocks = [
         render_grid(

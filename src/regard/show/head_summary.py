@@ -27,11 +27,11 @@ WORDS_BEFORE = 4  # words shown before the source of a link
 def render_kinds(heads: Heads, width: int) -> Iterator[Text]:
     """Generate lines with the number of heads of each kind and the meaning of the kind."""
     counts = Counter(row.kind for row in heads).most_common()
-    number, wide = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
+    number, kind_width = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
     for kind, count in counts:
-        start = f"{count:>{number}} {kind:<{wide}}  "
-        for told in textwrap.wrap(KIND_MEANINGS.get(kind, ""), max(width - len(start), 8)) or [""]:
-            yield Text.assemble(start, (told, "dim"))
+        start = f"{count:>{number}} {kind:<{kind_width}}  "
+        for sentence in textwrap.wrap(KIND_MEANINGS.get(kind, ""), max(width - len(start), 8)) or [""]:
+            yield Text.assemble(start, (sentence, "dim"))
             start = " " * len(start)
 
 

@@ -64,19 +64,19 @@ def make_grid(m: AttentionMap, window: Window, side: int) -> Grid:
     room = window.width - side
     size = min(q, window.lines * (2 if halves else 1)), min(k, room)
     pooled = m.pooled(*size, how="max" if m.shape[1] == 1 else "mean")[0].mean(0)
-    wide = 1 if halves else min(room // size[1], MAX_COLUMN_CELLS)
-    return Grid(pooled, [n * q // size[0] for n in range(size[0])], wide, halves, (q / size[0], k / size[1]))
+    cell_width = 1 if halves else min(room // size[1], MAX_COLUMN_CELLS)
+    return Grid(pooled, [n * q // size[0] for n in range(size[0])], cell_width, halves, (q / size[0], k / size[1]))
 
 
 def render_ruler(grid: Grid, keys: int, side: int) -> Text:
     """Format the numbers of the keys over their columns, as many as fit."""
-    columns, apart = grid.values.shape[1], len(f"{keys:,}") + 1
-    every = max(-(-apart // grid.column_cells), 1)
+    columns, spacing = grid.values.shape[1], len(f"{keys:,}") + 1
+    every = max(-(-spacing // grid.column_cells), 1)
     every = next((step for step in (1, 2, 5, 10, 20, 50) if step >= every), every)
     line = " " * side
     for column in range(0, columns, every):
         start = side + column * grid.column_cells
-        if start >= len(line) and start + apart <= side + columns * grid.column_cells + 1:
+        if start >= len(line) and start + spacing <= side + columns * grid.column_cells + 1:
             place = f"{column * keys // columns:,}"
             line += " " * (start - len(line)) + (place.rjust(grid.column_cells - 1) if every == 1 else place)
     return Text(line, style="dim")
@@ -104,13 +104,13 @@ def render_rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window
         yield line
 
 
-def format_cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
+def format_cell(weight: float, width: int, heat: Heat, colours: str | None) -> str:
     """Format the text of a cell: its number where it fits, a digit where there is no color, blanks for 0."""
     if weight == 0:
-        return " " * wide
-    if wide >= MIN_NUMBER_CELLS:
-        return f"{weight:.2f}"[1:].rjust(wide) if weight < 0.995 else "1.0".rjust(wide)
-    return " " * wide if colours else heat.get_digit(weight).rjust(wide)
+        return " " * width
+    if width >= MIN_NUMBER_CELLS:
+        return f"{weight:.2f}"[1:].rjust(width) if weight < 0.995 else "1.0".rjust(width)
+    return " " * width if colours else heat.get_digit(weight).rjust(width)
 
 
 def get_cell_style(weight: float, heat: Heat, colours: str | None) -> Style:
@@ -142,6 +142,6 @@ def format_count(size: float, one: str, many: str) -> str:
     return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"
 
 
-def wrap_sentence(said: str, width: int, style: str = "dim") -> Iterator[Text]:
+def wrap_sentence(sentence: str, width: int, style: str = "dim") -> Iterator[Text]:
     """Generate the lines of a wrapped sentence."""
-    yield from (Text(line, style=style) for line in textwrap.wrap(said, width))
+    yield from (Text(line, style=style) for line in textwrap.wrap(sentence, width))

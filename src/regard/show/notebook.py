@@ -59,8 +59,8 @@ def render_html(thing: object) -> str | None:
 def render_map(m: AttentionMap) -> str:
     """Render the heads of the first batch row of a map, at most 16."""
     b, h, q, k = m.shape
-    drawn = min(h, MAX_HEADS)
-    found, sampled = pool_cells(m.select(heads=list(range(drawn))), SINGLE_HEAD_CELLS if h == 1 else HEAD_CELLS)
+    shown = min(h, MAX_HEADS)
+    found, sampled = pool_cells(m.select(heads=list(range(shown))), SINGLE_HEAD_CELLS if h == 1 else HEAD_CELLS)
     words = [str(n) for n in range(k)]
     asides = words[k - q :] if k >= q else [str(n) for n in range(q)]
     whole = h == 1 and found.shape[1:] == (q, k)
@@ -75,7 +75,7 @@ def render_map(m: AttentionMap) -> str:
             is_sampled=sampled,
         )
         pictures.append(render_figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMBNAIL_PIXELS))
-    more = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {drawn} of {h} heads."] * (h > drawn)
+    more = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {shown} of {h} heads."] * (h > shown)
     more += [f"{found.shape[1]} of the {q:,} queries were sampled."] * sampled
     title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m._request.mask))}"
     return render_page(title, pictures, " ".join([*more, CAPTION]), asides, words)
@@ -108,10 +108,10 @@ def render_recording(recording: Recording) -> str:
     look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
     matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
     sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
-    said = " ".join(
+    summary = " ".join(
         filter(None, [f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}", describe_implicit_layers(recording)])
     )
-    return render_page(title, [render_figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
+    return render_page(title, [render_figure(matrix, "")], summary, words[k - q :] if k >= q else [], words)
 
 
 TOO_LONG = "Too long to draw every head at once: regard.figure(recording, layer, head) draws one, regard.serve(recording) all."
@@ -210,7 +210,7 @@ def render_score(score: float, share: bool) -> str:
     return f'<td style="text-align: right; padding: 1px 6px{look}">{"–" if score != score else f"{score:.2f}"}</td>'
 
 
-def render_page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], columns: Sequence[str]) -> str:
+def render_page(title: str, pictures: Sequence[str], note: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     """Render a title, pictures side by side, a caption, and the script that enlarges the pictures."""
     few = max(len(rows), len(columns)) <= MAX_LISTED_WORDS
     listed = {
@@ -221,7 +221,7 @@ def render_page(title: str, pictures: Sequence[str], said: str, rows: Sequence[s
     return (
         f'<div class="regard" data-words="{data}"><div>{title}</div>'
         f'<div style="display: flex; flex-wrap: wrap; gap: 12px; margin: 6px 0">{"".join(pictures)}</div>'
-        f'<div class="regard-said" style="opacity: 0.75; min-height: 1.4em">{said}</div></div>'
+        f'<div class="regard-said" style="opacity: 0.75; min-height: 1.4em">{note}</div></div>'
         f"<script>(() => {{ const RAMP = {json.dumps(RAMP)};\n{script}}})();</script>"
     )
 

@@ -85,5 +85,5 @@ def format_styled(number: float, style: str, places: int | None = None) -> str:
         return "0"
     if not math.isfinite(number):
         return str(number)
-    written = f"{shift_from_half(number, places):{style}}"
-    return written[1:] if written.startswith("-") and not float(written) else written
+    text = f"{shift_from_half(number, places):{style}}"
+    return text[1:] if text.startswith("-") and not float(text) else text

@@ -21,11 +21,11 @@ PALEST_FRACTION = 0.01  # fraction of the largest value that has the palest colo
 LayerHead = tuple[int, int | None]  # layer and head; head None is the mean of all heads
 
 
-def parse_layer_head(asked: str) -> LayerHead:
+def parse_layer_head(text: str) -> LayerHead:
     """Parse a layer and a head from 3.5, or a layer alone from 3. Raises ConfigError for other text."""
-    numbers = asked.split(".")
+    numbers = text.split(".")
     if len(numbers) > 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
-        raise ConfigError(f"a head must be given as layer and number, like 3.5, or a layer like 3; got {asked!r}.")
+        raise ConfigError(f"a head must be given as layer and number, like 3.5, or a layer like 3; got {text!r}.")
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
@@ -62,21 +62,21 @@ def render_head(recording: Recording, place: LayerHead, window: Window, kind: st
 
 
 def render_row(
-    recording: Recording, place: LayerHead | None, asked: str, window: Window, whole: bool, kind: str = "self"
+    recording: Recording, place: LayerHead | None, query_text: str, window: Window, whole: bool, kind: str = "self"
 ) -> Iterator[Text]:
     """Generate what a word attends to, as shaded text and as bars: in one head, or the mean of a layer or of all layers."""
     layers = range(len(recording.layers(kind))) if place is None else [place[0]]
     maps = [recording.map(layer, place[1] if place else None, kind).select(batch=0) for layer in layers]
     q, k = maps[0].shape[2:]
     asking, words = get_layer_words(recording, layers[0], kind)
-    number, places = find_word(asked, asking if kind == "cross" else words)
+    number, places = find_word(query_text, asking if kind == "cross" else words)
     query = number if kind == "cross" else number - (k - q)
     key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
         raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
     found = average_rows([m[0, :, query].mean(0) for m in maps])
-    said = f"what {strip_markers(asking[query])!r}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
-    yield from wrap_sentence(said, window.width, "bold")
+    title = f"what {strip_markers(asking[query])!r}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
+    yield from wrap_sentence(title, window.width, "bold")
     if len(places) > 1:
         yield from wrap_sentence(
             f"It occurs {len(places):,} times, and this is the last; select another by its number.", window.width

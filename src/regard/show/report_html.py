@@ -18,15 +18,20 @@ EDGE = "#c2571a"
 
 def render_report(report: Report) -> str:
     """Render a report as HTML of a few kB, without a script."""
-    mark = "✓" if report.ok else "✗"
+    mark = "✓" if report.ok else "?" if report.is_inconclusive else "✗"
     title = f"{mark} <b>{escape_html(report.subject)}</b>{escape_html(report.verdict.removeprefix(report.subject))}"
     parts = [f"<div>{title} (expects {render_code(report.expects)})</div>", *map(render_finding, report.findings)]
+    missing = report.missing if report.is_inconclusive else ()
+    parts += [render_finding(Finding("cannot tell", one.what, f"Needed: {one.needs}")) for one in missing]
     if report.reach is not None:
         parts.append(f'<div style="margin: 10px 0 2px">{render_picture(report.reach)}</div>')
         parts.append(f'<div style="opacity: 0.75; margin-bottom: 8px">{describe_picture(report.reach)}</div>')
     parts.append(render_details("What was checked", [(one.what, one.sensitivity) for one in report.checked]))
     parts.append(
-        render_details("What cannot be determined, and what to pass", [(one.what, one.needs) for one in report.unknown])
+        render_details(
+            "What cannot be determined, and what to pass",
+            [(one.what, one.needs) for one in report.unknown if one not in missing],
+        )
     )
     parts += [f'<div style="opacity: 0.75">Called with {escape_html("; ".join(report.notes))}.</div>'] if report.notes else []
     return f'<div class="regard-report" style="max-width: 760px; line-height: 1.45">{"".join(parts)}</div>'
@@ -49,13 +54,13 @@ def render_finding(finding: Finding) -> str:
     return f'<div style="{look}"><b>{escape_html(finding.kind)}</b>: {escape_html(finding.evidence)}{cure}</div>'
 
 
-def render_details(title: str, said: Iterable[tuple[str, str]]) -> str:
+def render_details(title: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Render lines as a closed details element; lines that end alike are joined."""
-    together: dict[str, list[str]] = {}
-    for what, last in said:
-        together.setdefault(last, []).append(what)
-    count = sum(map(len, together.values()))
-    lines = "".join(f"<li>{escape_html('; '.join(whats))}: {escape_html(last)}</li>" for last, whats in together.items())
+    groups: dict[str, list[str]] = {}
+    for what, last in pairs:
+        groups.setdefault(last, []).append(what)
+    count = sum(map(len, groups.values()))
+    lines = "".join(f"<li>{escape_html('; '.join(whats))}: {escape_html(last)}</li>" for last, whats in groups.items())
     fold = f'<details style="margin: 2px 0"><summary style="cursor: pointer">{title} ({count})</summary>'
     return f'{fold}<ul style="margin: 4px 0">{lines}</ul></details>' if count else ""
 

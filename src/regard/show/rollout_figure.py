@@ -29,8 +29,8 @@ def draw_rollout(
     added. Colors are logarithmic.
     """
     count = len(recording.layers(kind=kind, part=part))
-    asked = {"kind": kind, "part": part, "residual": residual}
-    found = torch.stack([rolled(recording, [query], layers=range(n + 1), **asked)[row, 0] for n in range(count)])  # type: ignore[arg-type]
+    settings = {"kind": kind, "part": part, "residual": residual}
+    found = torch.stack([rolled(recording, [query], layers=range(n + 1), **settings)[row, 0] for n in range(count)])  # type: ignore[arg-type]
     words = get_key_words(recording, row, found.shape[1])
     place = query % len(words)
     name = f"rollout to “{format_word(words[place].strip(' '))}”, token {place:,}" if title is None else title
@@ -38,8 +38,8 @@ def draw_rollout(
     if len(words) > MAX_WORDS:
         (found, words), over = sum_bins(found), "words from this one on"
     layers = [f"layer {n}" for n in range(count)]
-    drawn = make_panel(found, layers, words, title=name, names=("after", over), scale=Log(MIN_SHARE, 1), room=MAX_INCHES)
-    return draw_sheet([drawn])
+    panel = make_panel(found, layers, words, title=name, names=("after", over), scale=Log(MIN_SHARE, 1), room=MAX_INCHES)
+    return draw_sheet([panel])
 
 
 def sum_bins(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:

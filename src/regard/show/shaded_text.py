@@ -76,11 +76,11 @@ def get_visible_text(word: str) -> str:
 
 def limit_lines(lines: Iterable[Text], whole: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
     """Generate the first lines, or those up to the marked word, and a note on how to see the others."""
-    kept, most = list(lines), MAX_LINES if window.colors else 2 * MAX_LINES
+    all_lines, most = list(lines), MAX_LINES if window.colors else 2 * MAX_LINES
     ends = next(
-        (n + most // MAX_LINES for n, line in enumerate(kept) if any(span.style == MARKED for span in line.spans)), most
+        (n + most // MAX_LINES for n, line in enumerate(all_lines) if any(span.style == MARKED for span in line.spans)), most
     )
-    shown = kept if whole else kept[max(ends - most, 0) : max(ends, most)] if marked else kept[:most]
+    shown = all_lines if whole else all_lines[max(ends - most, 0) : max(ends, most)] if marked else all_lines[:most]
     yield from shown
-    if len(shown) < len(kept):
+    if len(shown) < len(all_lines):
         yield Text(f"a part of {count:,} tokens; --all shows all", style="dim")

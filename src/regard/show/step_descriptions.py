@@ -40,13 +40,13 @@ def describe_example(example: Example) -> tuple[ExampleStep, ...]:
     """Return the `ExampleStep` values of an example: before its steps, one for every step that changes something, and after."""
     if example.steps is None:
         return example.before + example.after
-    said = write_sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)
+    sentences = write_sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)
     formulas = get_formulas(example.steps, example.scale, example.q) | dict(example.formulas)
     shown = (
         ExampleStep(
             name,
             formulas[name],
-            said[name],
+            sentences[name],
             make_panels(name, example.steps, example.right, QueryKeyWords(example.words, example.keys)),
         )
         for name in list_active_steps(example.steps)
@@ -185,8 +185,10 @@ def describe_capping(steps: Steps, sides: QueryKeyWords, query: int) -> str:
 def describe_masking(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     """Describe how many keys the query may see."""
     hidden = steps.masked == -torch.inf
-    seen, asks = int((~hidden[query]).sum()), make_namer(sides.queries)(query)
-    return f"{asks} may see {seen} of {hidden.shape[1]} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
+    visible_count, asks = int((~hidden[query]).sum()), make_namer(sides.queries)(query)
+    return (
+        f"{asks} may see {visible_count} of {hidden.shape[1]} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
+    )
 
 
 def describe_weights(steps: Steps, sides: QueryKeyWords, query: int) -> str:
@@ -211,15 +213,16 @@ def describe_weights(steps: Steps, sides: QueryKeyWords, query: int) -> str:
 
 def describe_dropout(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     """Describe how many weights were dropped, and by what factor the others grew."""
-    held, kept = steps.weights > 0, steps.dropped > 0
-    fallen = int((held & ~kept).sum())
+    had_weight, has_weight = steps.weights > 0, steps.dropped > 0
+    fallen = int((had_weight & ~has_weight).sum())
     rest = (
-        f", the others are {format_rounded((steps.dropped[kept] / steps.weights[kept]).mean())} times as large"
-        if kept.any()
+        f", the others are {format_rounded((steps.dropped[has_weight] / steps.weights[has_weight]).mean())} times as large"
+        if has_weight.any()
         else ""
     )
-    own, asks = int(kept[query].sum()), make_namer(sides.queries)(query)
-    return f"{fallen} of {int(held.sum())} weights were set to 0{rest}; {asks} keeps {own} of {int(held[query].sum())}."
+    own, asks = int(has_weight[query].sum()), make_namer(sides.queries)(query)
+    weights, in_row = int(had_weight.sum()), int(had_weight[query].sum())
+    return f"{fallen} of {weights} weights were set to 0{rest}; {asks} keeps {own} of {in_row}."
 
 
 def describe_context(steps: Steps, sides: QueryKeyWords, query: int) -> str:

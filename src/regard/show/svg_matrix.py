@@ -68,7 +68,7 @@ def render_img(matrix: Matrix, name: str, shown: float | None = None) -> str:
     frame = compute_frame(matrix)
     address = base64.b64encode(render_svg(matrix, frame).encode()).decode()
     rows, columns = matrix.values.shape
-    told: Mapping[str, Any] = vars(frame) | {
+    fields: Mapping[str, Any] = vars(frame) | {
         "rows": rows,
         "columns": columns,
         "q": matrix.tokens[0],
@@ -85,7 +85,7 @@ def render_img(matrix: Matrix, name: str, shown: float | None = None) -> str:
         '<span style="display: inline-block; overflow: hidden; max-width: 100%; vertical-align: top">'
         f'<img src="data:image/svg+xml;base64,{address}" alt="{html.escape(name)}" '
         f'style="width: {shown or frame.width:.0f}px; max-width: 100%; display: block" '
-        f'data-frame="{html.escape(json.dumps(told))}"></span>'
+        f'data-frame="{html.escape(json.dumps(fields))}"></span>'
     )
 
 
@@ -174,9 +174,9 @@ def encode_png(matrix: Matrix) -> bytes:
     indices = (shares * (SHADES - 1)).round().nan_to_num(SHADES).to(torch.uint8)
     image = Image.fromarray(indices.numpy())
     image.putpalette([part for colour in (*RAMP, PAPER) for part in colour])
-    held = io.BytesIO()
-    image.save(held, format="png", optimize=True)
-    return held.getvalue()
+    buffer = io.BytesIO()
+    image.save(buffer, format="png", optimize=True)
+    return buffer.getvalue()
 
 
 def format_color(colour: tuple[int, int, int]) -> str:

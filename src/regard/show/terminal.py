@@ -199,15 +199,15 @@ def render_panel(panel: Panel, view: TableView, width: int, colours: str | None)
     labels = [f"{row + 1} " * numbers + truncate_end(panel.rows[row], LABEL_CELLS) for row in rows]
     side = max((cell_len(label) for label in labels), default=0) + 1
     headers = [truncate_end(panel.columns[column], HEADER_CELLS) for column in columns]
-    wide = [max(cell_len(header), *(len(line[index]) for line in texts)) + 2 for index, header in enumerate(headers)]
-    for chunk in split_columns(wide, width - side):
+    widths = [max(cell_len(header), *(len(line[index]) for line in texts)) + 2 for index, header in enumerate(headers)]
+    for chunk in split_columns(widths, width - side):
         block = [Text(escape_text(panel.title), style="bold")] if panel.title else []
         if numbers and panel.axes == "pairs":
-            block.append(join_cells("", side, [Text(pad_cell(str(columns[i] + 1), wide[i]), style="dim") for i in chunk]))
-        block.append(join_cells("", side, [Text(pad_cell(headers[i], wide[i])) for i in chunk]))
+            block.append(join_cells("", side, [Text(pad_cell(str(columns[i] + 1), widths[i]), style="dim") for i in chunk]))
+        block.append(join_cells("", side, [Text(pad_cell(headers[i], widths[i])) for i in chunk]))
         for label, row, line in zip(labels, rows, texts, strict=True):
             cells = [
-                Text(pad_cell(line[i], wide[i]), style=get_heat_style(float(heats[row, columns[i]]), colours)) for i in chunk
+                Text(pad_cell(line[i], widths[i]), style=get_heat_style(float(heats[row, columns[i]]), colours)) for i in chunk
             ]
             block.append(join_cells(label, side, cells))
         yield block

@@ -150,7 +150,7 @@ def smooth_curve(values: Array) -> Array:
 
 def save_picture(picture: Picture, path: Path) -> None:
     """Write a picture as PNG atomically."""
-    held = io.BytesIO()
-    picture.savefig(held, format="png", dpi=144, bbox_inches="tight")
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=144, bbox_inches="tight")
     with write_atomically(path) as (png,):
-        png.write_bytes(held.getvalue())
+        png.write_bytes(buffer.getvalue())

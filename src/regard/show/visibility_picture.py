@@ -50,8 +50,8 @@ class VisibilityCrop:
 
 def render_picture(sight: Visibility) -> str:
     """Render the picture as an HTML element, with the number of differences as its alt text."""
-    drawn, width = render_svg(crop_visibility(sight))
-    address = base64.b64encode(drawn.encode()).decode()
+    svg, width = render_svg(crop_visibility(sight))
+    address = base64.b64encode(svg.encode()).decode()
     q, k = sight.expected.shape
     name = f"who sees whom: {int(sight.difference.count_nonzero()):,} of {q * k:,} pairs differ from what is expected"
     return f'<img src="data:image/svg+xml;base64,{address}" alt="{name}" style="width: {width:.0f}px; max-width: 100%">'
@@ -65,13 +65,13 @@ def describe_picture(sight: Visibility) -> str:
         "− does not see what it may": part.difference < 0,
         "? was not measured": part.unmeasured_cells,
     }
-    said = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
+    sentences = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
     agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "Every pair is as expected"
-    said.append(f"{agreement}.")
+    sentences.append(f"{agreement}.")
     q, k = sight.expected.shape
     if part.found.shape != sight.found.shape:
-        said.append(f"{len(part.rows)} of {q:,} queries and {len(part.columns)} of {k:,} keys are drawn.")
-    return " ".join(said)
+        sentences.append(f"{len(part.rows)} of {q:,} queries and {len(part.columns)} of {k:,} keys are drawn.")
+    return " ".join(sentences)
 
 
 def crop_visibility(sight: Visibility) -> VisibilityCrop:

@@ -40,19 +40,19 @@ class Letters:
         """Load the alphabet in a folder's letters.txt."""
         path = Path(folder) / FILE_NAME
         try:
-            held = path.read_bytes().decode("utf-8")
+            letters = path.read_bytes().decode("utf-8")
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-        return cls(held.removesuffix("\r\n") if held.endswith("\r\n") else held.removesuffix("\n"))
+        return cls(letters.removesuffix("\r\n") if letters.endswith("\r\n") else letters.removesuffix("\n"))
 
     def save(self, folder: str | Path) -> None:
         """Write the letters and a line end to letters.txt in a folder, which is created if needed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         line_end = "" if self.alphabet.endswith("\r") else "\n"  # "\r\n" would be read as one line end
-        with write_atomically(Path(folder) / FILE_NAME) as (beside,):
-            beside.write_bytes((self.alphabet + line_end).encode("utf-8"))
+        with write_atomically(Path(folder) / FILE_NAME) as (partial,):
+            partial.write_bytes((self.alphabet + line_end).encode("utf-8"))
 
     @property
     def vocabulary(self) -> int:

@@ -18,8 +18,8 @@ def replace_folder(folder: Path, former: Callable[[Path], set[str]]) -> Iterator
     try:
         check_replaceable(folder, former)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with write_folder_atomically(folder) as beside:
-            yield beside
+        with write_folder_atomically(folder) as partial:
+            yield partial
     except OSError as error:
         raise DataError(f"the corpus could not be written to {folder}: {error}. The folder is unchanged.") from error
 

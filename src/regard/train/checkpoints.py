@@ -146,13 +146,13 @@ def find_best(checkpoints: Sequence[TrainingCheckpoint]) -> TrainingCheckpoint |
     return min(finite, key=lambda pair: float(pair[0]), default=(None, None))[1]
 
 
-def start_writing_tensors(tensors: State, aside: Path, apart: "distributed.ProcessGroup | None") -> "Future[Any]":
+def start_writing_tensors(tensors: State, aside: Path, group: "distributed.ProcessGroup | None") -> "Future[Any]":
     """Start writing tensors into a folder, from a copy that is made before this returns."""
     from torch.distributed.checkpoint.state_dict_saver import (
         async_save,
     )  # takes half a second, which other commands need not wait for
 
-    writing = async_save(tensors, checkpoint_id=aside, process_group=apart, no_dist=apart is None)
+    writing = async_save(tensors, checkpoint_id=aside, process_group=group, no_dist=group is None)
     assert isinstance(writing, Future)
     return writing
 

@@ -53,12 +53,12 @@ def start_engine(config: TrainConfig, timeout_seconds: float = TIMEOUT_SECONDS) 
     try:
         yield engine
     except Exception as error:
-        told = explain_lost_process(error, engine, timeout_seconds)
-        if isinstance(told, RegardError) and is_error_reported(store, f"{rank} {told}"):
+        explained = explain_lost_process(error, engine, timeout_seconds)
+        if isinstance(explained, RegardError) and is_error_reported(store, f"{rank} {explained}"):
             raise SystemExit(2) from None
-        if told is error:
+        if explained is error:
             raise
-        raise told from None
+        raise explained from None
     finally:
         distributed.destroy_process_group()
 

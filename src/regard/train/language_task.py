@@ -47,9 +47,9 @@ class LanguageTask:
         """Return the readers of the training text, and of the held-out text, None if there is none or it is never evaluated."""
         config = self.config
         share = {"batch": config.batch, "context": config.gpt2.context, "rank": engine.rank, "world": engine.world}
-        trained, kept = self.split_corpus()
-        reader = Reader(trained, seed=config.seed, **share)
-        return reader, Reader(kept, seed=0, **share) if kept is not None and config.evaluate_every else None
+        training_part, held_out_part = self.split_corpus()
+        reader = Reader(training_part, seed=config.seed, **share)
+        return reader, Reader(held_out_part, seed=0, **share) if held_out_part is not None and config.evaluate_every else None
 
     def make_model(self) -> GPT2:
         """Create a GPT-2 with its initial weights, or those that the run starts from."""

@@ -18,11 +18,11 @@ ADDRESS_SPACE = 1 << 47  # bytes that a process can address, if the size of the 
 def check_memory(config: TrainConfig, engine: Engine, *, vocabulary: int = 1) -> None:
     """Raise ConfigError, with the bytes, for a run that needs more memory than there is; vocabulary is 1 if not known yet."""
     parts = count_needed_bytes(config, engine.world, vocabulary)
-    together, limit = sum(parts.values()), get_memory_limit(engine)
-    if together > limit:
+    total, limit = sum(parts.values()), get_memory_limit(engine)
+    if total > limit:
         listed = ", ".join(f"{name} {number:,}" for name, number in parts.items())
         raise ConfigError(
-            f"these settings need at least {together:,} bytes of memory ({listed}), and there are {limit:,}. Choose a smaller "
+            f"these settings need at least {total:,} bytes of memory ({listed}), and there are {limit:,}. Choose a smaller "
             f"batch or model; regard train --plan counts what each takes."
         )
 

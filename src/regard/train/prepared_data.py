@@ -26,8 +26,8 @@ def load_or_prepare(
     longer exist, data that was made from sources of these names is loaded.
     """
     folder = Path(config.out) / "corpus"
-    stated, trained = read_origin(folder), list_checkpoint_folders(folder.with_name("checkpoints"))
-    if stated is None and trained:  # written by an older version without source.json; the checkpoint identifies its corpus
+    stated, checkpoints = read_origin(folder), list_checkpoint_folders(folder.with_name("checkpoints"))
+    if stated is None and checkpoints:  # written by an older version without source.json; the checkpoint identifies its corpus
         return load(folder)
     try:
         found = origin()
@@ -37,11 +37,11 @@ def load_or_prepare(
         raise
     if found.is_origin_of(folder):
         return load(folder)
-    if trained:
-        refuse_other_sources(config, trained[-1], names)
-    made = prepare(folder)
+    if checkpoints:
+        refuse_other_sources(config, checkpoints[-1], names)
+    data = prepare(folder)
     found.write(folder)
-    return made
+    return data
 
 
 def refuse_other_sources(config: TrainConfig, checkpoint: Path, names: tuple[str, ...]) -> None:

@@ -91,7 +91,7 @@ def lock_run(folder: Path) -> RunLock:
 def describe_holder(folder: Path) -> str:
     """Describe the process that holds a lock, as far as its file tells."""
     try:
-        said = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-        return f"process {int(said['pid'])} on {str(said['host']) or 'this machine'}"
+        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        return f"process {int(holder['pid'])} on {str(holder['host']) or 'this machine'}"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return "another process"

@@ -106,12 +106,12 @@ def make_training(subject: Task, engine: Engine, lock: RunLock | None) -> Traini
     """Create a run before its first step, with its initial weights."""
     config = subject.config
     check_memory(config, engine, vocabulary=subject.text.vocabulary)
-    trained, held_out = subject.make_readers(engine)
+    reader, held_out = subject.make_readers(engine)
     with seed_generators(config.seed, 0, 0, engine.device):
         model = subject.make_model().to(engine.device)
     keep_freed_memory()
     called = engine.wrap_model(model.train())
-    made = optimizer.make_optimizer(called, config)
-    checkpoints.initialize_moments(called, made)
-    kept = CheckpointManager(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
-    return Training(config, engine, subject, model, called, made, trained, held_out, kept, lock)
+    adam = optimizer.make_optimizer(called, config)
+    checkpoints.initialize_moments(called, adam)
+    manager = CheckpointManager(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
+    return Training(config, engine, subject, model, called, adam, reader, held_out, manager, lock)

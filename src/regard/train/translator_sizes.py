@@ -63,9 +63,9 @@ def list_arguments(kind: str) -> dict[str, tuple[Any, Any]]:
     """Return the arguments of a kind of translator: the type and the default of each."""
     if kind not in KINDS:
         raise ConfigError(f"model.kind must be one of {', '.join((GPT2_KIND, *KINDS))}; got {kind!r}.")
-    made = KINDS[kind].__init__
-    hints = get_type_hints(made)
-    named = [one for one in inspect.signature(made).parameters.values() if one.name != "self"]
+    constructor = KINDS[kind].__init__
+    hints = get_type_hints(constructor)
+    named = [one for one in inspect.signature(constructor).parameters.values() if one.name != "self"]
     found = {one.name: (strip_optional(hints[one.name]), one.default) for one in named}
     return {**found, "vocabulary": (int, 0)}
 

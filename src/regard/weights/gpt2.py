@@ -72,8 +72,8 @@ def load_weights(name: str | PathLike[str], dtype: torch.dtype | None = None) ->
     if dtype not in (None, *REAL_DTYPES):
         raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL_DTYPES))}, got {dtype}.")
     config, folder, stored, lines = describe_checkpoint(name)
-    kept = [stored[line.theirs] for line in lines if line.theirs in stored]
-    dtype = dtype or (torch.float32 if name in INCLUDED_MODELS else find_widest_dtype(kept))
+    sources = [stored[line.theirs] for line in lines if line.theirs in stored]
+    dtype = dtype or (torch.float32 if name in INCLUDED_MODELS else find_widest_dtype(sources))
     tensors: dict[str, Tensor] = {}
     for line in lines:
         parts = {ours: allocate_tensor(get_tensor_shape(ours, config), dtype, folder) for ours in line.ours}
@@ -124,8 +124,8 @@ def strip_tensor_names(archive: TensorArchive) -> Tensors:
 def infer_config(archive: TensorArchive, dialect: NamingScheme, stored: Tensors) -> dict[str, Any]:
     """Return the arguments of GPT2Config, from the file's settings, those in the config beside it, and the tensors."""
     checkpoint_settings.refuse_unknown_settings(archive.says, archive.path)
-    beside, file = checkpoint_settings.read_settings(archive.folder)
-    stated = {**archive.says, **beside}
+    settings, file = checkpoint_settings.read_settings(archive.folder)
+    stated = {**archive.says, **settings}
     tied = is_tied(archive, dialect, stored, stated.get("tie_word_embeddings", True if stated.get("model_type") else None))
     exact = dialect is NANOGPT and (archive.says or tied)  # minGPT is not tied, stores no settings, and uses the tanh form
     sizes = checkpoint_settings.infer_sizes(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)

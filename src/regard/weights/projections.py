@@ -86,8 +86,8 @@ def take_linear(tensors: dict[str, Tensor], name: str) -> Linear:
     elif f"{name}.weight" in tensors:
         weight = check_matrix(tensors.pop(f"{name}.weight"), f"{name}.weight").T
     else:
-        held = ", ".join(map(repr, sorted(tensors)[:6])) or "nothing else"
-        raise WeightsError(f"the file of weights has no {name} and no {name}.weight; it holds {held}.")
+        names = ", ".join(map(repr, sorted(tensors)[:6])) or "nothing else"
+        raise WeightsError(f"the file of weights has no {name} and no {name}.weight; it holds {names}.")
     bias = tensors.pop(f"{name}.bias", None)
     if bias is not None and bias.shape != weight.shape[1:]:
         raise WeightsError(f"{name}.bias is {tuple(bias.shape)}, but {name} gives {weight.shape[1]} numbers.")

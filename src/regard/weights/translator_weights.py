@@ -133,10 +133,10 @@ def check_names_and_shapes(archive: TensorArchive, tensors: Mapping[str, Tensor]
         raise WeightsError(f"{archive.tensors[strange]} is not part of the model that its {SETTINGS} describes.")
 
 
-def describe_requirement(name: str, asked: Mapping[str, tuple[int, ...]]) -> str:
+def describe_requirement(name: str, requested: Mapping[str, tuple[int, ...]]) -> str:
     """Return what requires a tensor: the settings or, for a scale, the int8 matrix."""
     matrix = name.removesuffix(SCALE)
-    return f"its {SETTINGS}" if matrix == name or matrix not in asked else f"the int8 matrix {matrix}"
+    return f"its {SETTINGS}" if matrix == name or matrix not in requested else f"the int8 matrix {matrix}"
 
 
 def save_translator(

@@ -6,6 +6,7 @@ COMMANDS = (
     "see",
     "heads",
     "atlas",
+    "audit",
     "serve",
     "generate",
     "train",

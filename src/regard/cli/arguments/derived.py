@@ -25,15 +25,15 @@ def add_flag(parser: argparse._ActionsContainer, name: str, kind: str, default: 
     """Add the flag of a field; if it is not given, the options have no such attribute."""
     flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
     shown = f"({', '.join(map(str, default))})" if kind == "floats" else default
-    told = (f"{says} ({shown})" if default not in ("", None) else says).replace("%", "%%")
+    help_text = (f"{says} ({shown})" if default not in ("", None) else says).replace("%", "%%")
     if kind == "bool":
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=says, **known)  # type: ignore[arg-type]
     elif kind == "floats":
-        parser.add_argument(flag, nargs=2, type=float, metavar="X", help=told, **known)  # type: ignore[arg-type]
+        parser.add_argument(flag, nargs=2, type=float, metavar="X", help=help_text, **known)  # type: ignore[arg-type]
     elif kind == "strings":
-        told = f"{says} ({' '.join(default)})" if default else says
-        parser.add_argument(flag, nargs="+", metavar="NAME", help=told, **known)  # type: ignore[arg-type]
+        help_text = f"{says} ({' '.join(default)})" if default else says
+        parser.add_argument(flag, nargs="+", metavar="NAME", help=help_text, **known)  # type: ignore[arg-type]
     else:
         metavar = {"int": "N", "float": "X"}.get(kind, "WORDS" if name in ("prompt", "observe_text") else "NAME")
         types = {"int": int, "float": float, "str": str}
-        parser.add_argument(flag, type=types[kind], metavar=metavar, help=told, **known)  # type: ignore[arg-type]
+        parser.add_argument(flag, type=types[kind], metavar=metavar, help=help_text, **known)  # type: ignore[arg-type]

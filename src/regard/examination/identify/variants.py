@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-HIDDEN = -1e9  # finite, so that blind rows stay numbers; blind() excludes them
+HIDDEN = -1e9  # finite, so that blind rows stay numbers; find_blind_queries excludes them
 
 
 @dataclass(frozen=True)

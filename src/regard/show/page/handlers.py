@@ -23,7 +23,7 @@ NeededHeads = list[tuple[RecordingEntry, Place]]
 
 
 class Handler(NamedTuple):
-    """The handler of an address: `work` runs once the heads of `needs` are computed; `take` selects what is passed of each."""
+    """The handler of an address: `respond` gets `select_data` of each head that `list_needed_heads` returns."""
 
     respond: Callable[[Session, Request, HeadData], Response]
     list_needed_heads: Callable[[Session, Request], NeededHeads] = lambda session, request: []

@@ -40,8 +40,8 @@ def compute_rows(entry: RecordingEntry, place: Place, wanted: HeadOptions, alive
     attention = entry.get_layers(place)
     for number, (b, h, q, k) in enumerate(attention.shapes):
         kind, part = attention.kind, attention.part
-        apart = (select_head(entry.recording, kind, part, number, head) for head in range(h))
-        for recording in apart if b * q * k > MAX_LAYER_WEIGHTS else (entry.recording,):
+        single_heads = (select_head(entry.recording, kind, part, number, head) for head in range(h))
+        for recording in single_heads if b * q * k > MAX_LAYER_WEIGHTS else (entry.recording,):
             alive()
             yield from head_kinds.classify_heads(recording, wanted, kind=kind, part=part, layers=[number])
 

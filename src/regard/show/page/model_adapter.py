@@ -102,11 +102,11 @@ def record_text(adapter: ModelAdapter | TranslatorAdapter, text: str, most: int)
         return RecordedText(translator_adapter.record_translation(adapter, text, most), [note] if note else [])
     ids, words, whole = read_tokens(adapter, text, most)
     with torch.inference_mode(), record(adapter.model, keep="values") as recording:
-        said = adapter.run(ids)
+        output = adapter.run(ids)
     recording.model, recording.tokens = adapter.name, words
     cut = f"The first {len(words):,} of {whole:,} tokens were read, as many as fit." if len(words) < whole else None
     notes = [note for note in (cut, describe_bytes(words)) if note]
-    next_words = predict_next_words(adapter, said)
+    next_words = predict_next_words(adapter, output)
     return RecordedText(recording, notes, next_words, None if next_words is None else ids)
 
 
@@ -160,14 +160,14 @@ def generate_tokens(
         yield RecordedText(recording, [], None, torch.tensor([ids[: len(recording.tokens)]]))
 
 
-def check_context(adapter: GPT2Adapter, begun: int, tokens: int) -> None:
+def check_context(adapter: GPT2Adapter, prompt_tokens: int, tokens: int) -> None:
     """Raise ConfigError where the context has no room for `tokens` more; the last one is not read."""
-    room = adapter.context - begun + 1
+    room = adapter.context - prompt_tokens + 1
     if tokens > room:
         fits = f"choose at most {room:,} more" if room > 0 else "shorten it"
         raise ConfigError(
-            f"{adapter.name} reads {adapter.context:,} tokens at a time; the text has {begun:,} and {tokens:,} more are "
-            f"requested, so {fits}{', or start with a shorter text' if room > 0 else ''}."
+            f"{adapter.name} reads {adapter.context:,} tokens at a time; the text has {prompt_tokens:,} and {tokens:,} more "
+            f"are requested, so {fits}{', or start with a shorter text' if room > 0 else ''}."
         )
 
 

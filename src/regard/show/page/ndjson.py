@@ -63,12 +63,12 @@ class NdjsonResponse(Response):
         doing = loop.run_in_executor(self.executor.long, run_iterator, self.lines, alive, put_line)
         leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_for_disconnect(self.request))
         try:
-            until, begun, line = time.monotonic() + MAX_STREAM_SECONDS, False, StreamLine()
+            until, has_begun, line = time.monotonic() + MAX_STREAM_SECONDS, False, StreamLine()
             while not line.last:
                 line = await wait_for_line(queue, leaving, until)
-                if not begun:
+                if not has_begun:
                     await send({"type": "http.response.start", "status": line.status, "headers": self.make_headers(line)})
-                begun = True
+                has_begun = True
                 await send({"type": "http.response.body", "body": line.data, "more_body": not line.last})
                 room.release()
         except DisconnectedError:

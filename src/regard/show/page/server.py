@@ -215,8 +215,8 @@ def compress_response(request: Request, response: Response, compress: Callable[[
     response.headers.setdefault("cache-control", "no-store")
     if len(response.body) >= MIN_COMPRESSED_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
         quick = response.media_type == "application/octet-stream"  # codes: speed matters more for a tile than the last percent
-        whole = bytes(response.body)
-        response.body = compress(whole) if compress else gzip.compress(whole, 1 if quick else 5, mtime=0)
+        body = bytes(response.body)
+        response.body = compress(body) if compress else gzip.compress(body, 1 if quick else 5, mtime=0)
         response.headers["content-length"] = str(len(response.body))
         response.headers["content-encoding"] = "gzip"
         response.headers["vary"] = "accept-encoding"

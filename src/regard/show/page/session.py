@@ -131,10 +131,10 @@ class Session:
         key = entry.id, replace(place, part=entry.get_layers(place).part)
         with self._lock:
             known = self._opened.get(key)
-        made = known or OpenedHead(*entry.get_sized_map(place))  # outside of the lock: joining many calls takes a while
+        opened = known or OpenedHead(*entry.get_sized_map(place))  # outside of the lock: joining many calls takes a while
         with self._lock:
             self.get_entry(entry.id)  # raises if it was removed
-            found = self._opened.setdefault(key, made)
+            found = self._opened.setdefault(key, opened)
             self._opened.move_to_end(key)
             while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > MAX_OPENED_BYTES:
                 self._opened.popitem(last=False)

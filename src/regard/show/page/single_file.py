@@ -73,8 +73,8 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
             "regard serve shows every weight."
         )
     parts = [render_script(name, data) for name, data in iterate_answers(entry, finest)]
-    with write_atomically(place) as (beside,):
-        beside.write_text(render_document(entry, parts), encoding="utf-8")
+    with write_atomically(place) as (partial,):
+        partial.write_text(render_document(entry, parts), encoding="utf-8")
 
 
 def find_finest_level(entry: RecordingEntry) -> int:

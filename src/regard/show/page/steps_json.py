@@ -105,7 +105,7 @@ def get_example_steps(name: str, head: int = 0) -> dict[str, Any]:
     heads = len(found.steps.scores) if found.steps is not None and several else 1
     if not 0 <= head < heads:
         raise ConfigError(f"head must be at least 0 and below {heads}, got {head}.")
-    said = {
+    answer = {
         "title": found.title,
         "source": found.source,
         "notes": list(found.notes),
@@ -119,7 +119,7 @@ def get_example_steps(name: str, head: int = 0) -> dict[str, Any]:
         "head": head,
         "heads": heads,
     }
-    return said | (
+    return answer | (
         make_empty_arguments()
         if found.steps is None
         else collect_example_arguments(found, found.steps, head if several else None)

@@ -31,10 +31,10 @@ class TimeoutProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Send an error in JSON, the format of all answers, for an invalid request."""
-        said = b'{"error":"what came is no HTTP request that is understood here."}'
-        headers = {"content-type": "application/json", "content-length": len(said), "connection": "close", **SECURITY_HEADERS}
+        body = b'{"error":"what came is no HTTP request that is understood here."}'
+        headers = {"content-type": "application/json", "content-length": len(body), "connection": "close", **SECURITY_HEADERS}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + b"\r\n" + said)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + b"\r\n" + body)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

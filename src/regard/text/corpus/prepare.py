@@ -50,11 +50,11 @@ def prepare(
     if shard < 1 or (workers is not None and workers < 1):
         raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
     folder = Path(folder)
-    with replace_folder(folder, list_former_files) as beside:
-        text.save(beside)
+    with replace_folder(folder, list_former_files) as partial:
+        text.save(partial)
         chunks = encode_chunks(group_parts(iterate_parts(source, field, text.find_cut)), text, workers)
-        index = write_shards(beside, chunks, text, shard, progress, count_bytes(source))
-        index.write(beside)
+        index = write_shards(partial, chunks, text, shard, progress, count_bytes(source))
+        index.write(partial)
     return Corpus(folder, text, index, 0, index.tokens)
 
 

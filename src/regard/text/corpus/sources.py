@@ -42,12 +42,12 @@ class DocumentPart:
 
 def documents(source: Source, field: str = "text") -> Iterator[str]:
     """Yield the documents of a source, each as one text."""
-    held: list[str] = []
+    parts: list[str] = []
     for part in iterate_parts(source, field):
-        held.append(part.text)
+        parts.append(part.text)
         if part.ends:
-            yield "".join(held)
-            held = []
+            yield "".join(parts)
+            parts = []
 
 
 def iterate_parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> Iterator[DocumentPart]:
@@ -86,30 +86,30 @@ def list_files(path: Path) -> list[Path]:
 
 def read_text_parts(path: Path, cut: Cut) -> Iterator[DocumentPart]:
     """Yield the documents of a text file, with one block of it in memory at a time."""
-    held, size, begun = (
+    pending, size, has_begun = (
         "",
         0,
         False,
     )  # text read but not yielded, its bytes, whether the beginning of its document has been yielded
     for block, read, last in read_blocks(path):
-        held, size, at = held + block, size + read, 0
-        for border in SEPARATOR_LINE.finditer(held):
+        pending, size, at = pending + block, size + read, 0
+        for border in SEPARATOR_LINE.finditer(pending):
             start = border.start()
-            alone = held[start - 1] == "\n" if start > at else at or not begun
-            if not alone or (border.end() == start + len(END) and not last):
+            is_own_line = pending[start - 1] == "\n" if start > at else at or not has_begun
+            if not is_own_line or (border.end() == start + len(END) and not last):
                 continue
-            text = held[at:start].removesuffix("\n").removesuffix("\r")
-            if begun or text.strip():
+            text = pending[at:start].removesuffix("\n").removesuffix("\r")
+            if has_begun or text.strip():
                 yield DocumentPart(text, True, size, str(path))
                 size = 0
-            at, begun = border.end(), False
-        held = held[at:]
-        stop = 0 if last else find_cut_in_block(held, len(held) - MARGIN, cut)
-        if stop and (begun or held[:stop].strip()):  # a document of white space only is dropped
-            yield DocumentPart(held[:stop], False, size, str(path))
-            held, size, begun = held[stop:], 0, True
-    if begun or held.strip():
-        yield DocumentPart(held, True, size, str(path))
+            at, has_begun = border.end(), False
+        pending = pending[at:]
+        stop = 0 if last else find_cut_in_block(pending, len(pending) - MARGIN, cut)
+        if stop and (has_begun or pending[:stop].strip()):  # a document of white space only is dropped
+            yield DocumentPart(pending[:stop], False, size, str(path))
+            pending, size, has_begun = pending[stop:], 0, True
+    if has_begun or pending.strip():
+        yield DocumentPart(pending, True, size, str(path))
 
 
 def read_blocks(path: Path) -> Iterator[tuple[str, int, bool]]:

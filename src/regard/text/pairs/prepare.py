@@ -45,11 +45,11 @@ def prepare(
         raise DataError(f"there is no sentence pair to train on in {', '.join(map(str, sources))}.")
     sides = (side for one in parts["train"] for side in (one.source, one.target))
     text = vocabulary if isinstance(vocabulary, BytePair) else BytePair.train(sides, vocabulary)
-    with replace_folder(Path(folder), list_former_files) as beside:
-        text.save(beside)
-        columns = {name: write_part(beside, name, some, text) for name, some in parts.items()}
+    with replace_folder(Path(folder), list_former_files) as partial:
+        text.save(partial)
+        columns = {name: write_part(partial, name, some, text) for name, some in parts.items()}
         rule = f"as the files say, else by the sentence's hash: test below {test:g}, valid below {test + valid:g}"
-        PairsIndex(text.vocabulary, rule, columns, compute_tokenizer_checksums(beside)).write(beside)
+        PairsIndex(text.vocabulary, rule, columns, compute_tokenizer_checksums(partial)).write(partial)
     return Pairs.load(folder)
 
 

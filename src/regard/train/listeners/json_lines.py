@@ -47,9 +47,9 @@ def truncate_log(path: Path, step: int) -> None:
     """Keep only the lines of the steps before `step`; an incomplete last line is removed."""
     if not path.is_file():
         return
-    kept = [line for line, row in parse_lines(path) if row["step"] < step]
-    with write_atomically(path) as (beside,):
-        beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    lines = [line for line, row in parse_lines(path) if row["step"] < step]
+    with write_atomically(path) as (partial,):
+        partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

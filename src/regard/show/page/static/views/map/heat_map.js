@@ -6,7 +6,7 @@ import { createCanvasPen, createSvgPen } from "../../drawing/canvas_pen.js";
 import { getStateHeadNumber } from "../../frame/controls.js";
 import { createViewport } from "./viewport.js";
 import { listenToPointer } from "./pointer_input.js";
-import { READ, drawMap as drawMap, listVisibleTiles, chooseTileLevel, measureRoom, getVisibleRange } from "./heat_map_drawing.js";
+import { READ, drawMap, listVisibleTiles, chooseTileLevel, measureRoom, getVisibleRange } from "./heat_map_drawing.js";
 import { createReadout } from "./cell_readout.js";
 
 const SETTLED = 250; // milliseconds without movement before the link stores the viewport
