@@ -34,14 +34,15 @@ from regard.show.audit_figure import draw_recall_curves
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "docs" / "audit.md", ROOT / "docs" / "pictures" / "audit-recall.svg"
 BEGIN, END = "<!-- measured: written by python -m docs.smollm2_audit -->", "<!-- end of what it writes -->"
-TOKENS, PROMPT = 2048, 1024
+TOKENS, PROMPT = 1024, 512
 BUDGETS = (0.05, 0.1, 0.2, 0.5)
+MEAN_KEYS = (PROMPT + TOKENS + 1) / 2  # that a query after the prompt sees
 ROTARY_BASE = 100_000.0  # of SmolLM2
-WINDOW = 32  # of SnapKV: 5 % of the prompt are 51 keys
-NEEDLE_TOKENS, NEEDLES = 1024, 10
+WINDOW, PAGE_KEYS = 16, 8  # of SnapKV and of Quest: 5 % of the prompt are 25 keys
+NEEDLE_TOKENS, NEEDLES = 512, 4
 POLICIES: dict[str, Callable[[float], Policy]] = {
     "Oracle": lambda budget: Oracle(budget),
-    "Quest": lambda budget: Quest(budget),
+    "Quest": lambda budget: Quest(budget, PAGE_KEYS),
     "H2O": lambda budget: H2O(budget),
     "TOVA": lambda budget: TOVA(budget),
     "SnapKV": lambda budget: SnapKV(budget, WINDOW),
@@ -72,8 +73,10 @@ def main() -> None:
     text = TEXT.read_text(encoding="utf-8")
     ids = torch.tensor([foreign.encode(text)[:TOKENS]])
     policies = [make(budget) for make in POLICIES.values() for budget in BUDGETS]
-    summaries, depths = measure_kept(foreign, ids, policies)
+    summaries = measure_kept(foreign, ids, policies)
+    print(f"audited after {time.perf_counter() - start:.0f} s", flush=True)
     predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT)
+    print(f"run with each policy after {time.perf_counter() - start:.0f} s", flush=True)
     needles, complete = count_needles(foreign, text, policies)
     places = [(name, budget) for name in POLICIES for budget in BUDGETS]
     lines = [
@@ -82,24 +85,19 @@ def main() -> None:
     ]
     loss = predicted[0].loss - predicted[0].change
     draw_recall_curves(
-        {
-            name: [(line.kept.keys / (TOKENS - 512), line.kept.recall) for line in lines if line.name == name]
-            for name in POLICIES
-        }
+        {name: [(line.kept.keys / MEAN_KEYS, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
     ).savefig(FIGURE)
     seconds = time.perf_counter() - start
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, loss, complete, depths, seconds)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, loss, complete, seconds)}\n\n{END}{after}", encoding="utf-8")
 
 
-def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> tuple[list[Summary], dict[str, Tensor]]:
-    """Return the summary of each policy after the prompt, and by policy the mean recall of each layer."""
+def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> list[Summary]:
+    """Return the summary of each policy after the prompt."""
     with torch.inference_mode(), regard.record(foreign.model, keep="values") as recording:
         foreign.model(ids)
-    found = regard.audit(recording, policies, prompt=PROMPT)
-    means = found.recall[..., found.select_rows("generated")].double().mean((2, 3, 4))
-    return found.summarize(), dict(zip(found.labels, means, strict=True))
+    return regard.audit(recording, policies, prompt=PROMPT).summarize()
 
 
 def count_needles(foreign: TextModel, text: str, policies: list[Policy]) -> tuple[list[int], int]:
@@ -118,7 +116,7 @@ def rank(numbers: list[float]) -> list[float]:
     return [float(order.index(n)) for n in range(len(numbers))]
 
 
-def describe(lines: list[Line], loss: float, complete: int, depths: dict[str, Tensor], seconds: float) -> str:
+def describe(lines: list[Line], loss: float, complete: int, seconds: float) -> str:
     """Write the section."""
     rows = [
         f"| {line.name} | {line.budget:.0%} | {line.kept.keys:,.0f} | {line.kept.recall:.3f} | {line.kept.low:.3f} "
