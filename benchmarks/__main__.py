@@ -24,6 +24,7 @@ NAMES = (
     "recording",
     "handwritten",
     "attribution",
+    "audit",
     "files",
     "long",
     "families",

@@ -32,6 +32,8 @@ NUMERICAL = (  # each file in one process, so that two do not compile the same k
     "tests/train/test_loss.py",
     "tests/train/test_optimizer.py",
 )
+BFLOAT16 = ("tests/mechanism", "tests/compiled", "tests/matmul", "tests/train/test_fused_ops.py")  # with other code without it
+THREADS = ("tests/mechanism", "tests/compiled", "tests/map/test_numba_passes.py", "tests/map/test_attribution_passes.py")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -42,6 +44,7 @@ class Emulation:
     name: str
     environment: dict[str, str]
     needs: frozenset[str] = frozenset()
+    tests: tuple[str, ...] = NUMERICAL
 
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads sleep: there are more of them than cores
@@ -70,6 +73,7 @@ EMULATIONS = (
         "cascadelake (AVX-512, no bfloat16), 1 thread",
         make_environment("cascadelake", "avx512", "AVX512_CORE_VNNI", "AVX512", 1),
         processor.PROCESSORS["cascadelake"],
+        BFLOAT16,
     ),
     Emulation(
         "without numba, 3 threads", {"PYTHONPATH": str(ROOT / "tests" / "without_numba"), "OMP_NUM_THREADS": "3"} | PASSIVE
@@ -77,6 +81,7 @@ EMULATIONS = (
     Emulation(
         "without GNU's OpenMP, as on macOS, 1 thread",
         {"REGARD_TESTS_WITHOUT_OPENMP": "1", "OMP_NUM_THREADS": "1"},
+        tests=THREADS,
     ),
 )
 
@@ -100,7 +105,7 @@ def run(emulation: Emulation) -> tuple[str, bool]:
         "not slow or emulated",
         "-p",
         "no:cacheprovider",
-        *NUMERICAL,
+        *emulation.tests,
     ]
     started = time.perf_counter()
     with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart

@@ -12,13 +12,13 @@ LAYERS = [
     {"errors", "malloc", "html_repr", "atomic_write", "compiled"},
     {"mechanism", "matmul", "machine"},
     {"map", "layers", "text", "weights", "generate"},
-    {"models", "lectures"},
+    {"models", "lectures", "policies"},
     {"observe"},
     {"examination", "probe"},  # a whole model is examined through what is observed of it
-    {"train", "evaluate"},
+    {"train", "evaluate", "policy_audit"},
     {"show"},
     {"head_atlas"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
 ]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
@@ -26,7 +26,18 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "uvicorn": {"show.page.server", "show.page.timeouts"},
     "matplotlib": {
         f"show.{name}"
-        for name in ("figure", "head_figure", "head_grid_figure", "all_heads", "arcs", "profiles", "training_curves")
+        for name in (
+            "figure",
+            "head_figure",
+            "head_grid_figure",
+            "audit_figure",
+            "all_heads",
+            "arcs",
+            "profiles",
+            "training_curves",
+            "image_overlay",
+            "sound_figure",
+        )
     },
     "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
@@ -35,13 +46,14 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "tokenizers": {"text"},
     "sacrebleu": {"evaluate.translation_scores"},
     "torch.distributed": {"train.distributed", "train.checkpoints"},
-    "transformers": {"cli.model_loading"},  # elsewhere it is used only where the program has imported it
+    "transformers": {"cli.model_loading", "cli.image_model"},  # elsewhere it is used only where the program has imported it
     "rich": {"show", "cli"},
     "numba": {
         "compiled",
         "map.compiled",
         "mechanism.compiled",
         "models.numba_gpt2",
+        "policies.numba_eviction",
         "matmul.numba_matmul",
         "train.fused_loops",
     },

@@ -63,6 +63,36 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
 
 
 @pytest.mark.slow
+def test_a_verdict_that_lacks_something_ends_with_3_unless_it_may(capfd):
+    asked = ["regard:CausalAttention", "--args", 7, 5, 9, 0.0, "--sample", "2,1,7"]
+    code, out, _ = ended(asked, capfd)
+    assert code == 3
+    assert out.startswith("CausalAttention: inconclusive")
+    assert ended([*asked, "--no-strict"], capfd)[0] == 0
+
+
+@pytest.mark.slow
+def test_what_a_baseline_allows_is_no_finding_and_the_rest_is_annotated(tmp_path, capfd):
+    asked, place = ["regard:SelfAttention", "--args", 7, 5, "--format", "github"], tmp_path / "baseline.json"
+    code, out, _ = ended([*asked, "--write-baseline", place], capfd)
+    assert code == 1
+    assert re.match(r"::error file=.*self_attention.py,line=\d+,title=SelfAttention%3A future leak::", out)
+    code, out, _ = ended([*asked, "--baseline", place], capfd)
+    assert code == 0
+    assert "::error" not in out
+    assert "allowed: future leak (no reason)" in " ".join(out.split())
+    assert ended([*asked, "--baseline", tmp_path / "none.json"], capfd)[0] == 2
+
+
+@pytest.mark.slow
+def test_a_model_is_examined_by_its_name(capfd):
+    assert ended(["--model", "pocket", "regard:SelfAttention"], capfd)[0] == 2
+    code, out, _ = ended(["--model", "pocket", "--format", "sarif"], capfd)
+    assert code == 0
+    assert json.loads(out)["runs"][0]["results"] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

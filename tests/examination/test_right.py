@@ -5,6 +5,9 @@ import pytest
 from examination.right import RIGHT
 from regard.examination import examine
 
+INCONCLUSIVE = {  # of which the scale does not show: heads are mixed before the softmax, or there is one token
+    *("MultiHeadAttention of one token at most", "TalkingHeads", "differential", "OnlineWithPositions"),
+}
 EVERYDAY = 4  # one of so many is examined in the everyday run
 EVERY = [
     pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.slow or n % EVERYDAY else []) for n, one in enumerate(RIGHT)
@@ -16,5 +19,6 @@ EVERY = [
 @pytest.mark.parametrize("one", EVERY)
 def test_nothing_is_found_of_a_right_layer(one):
     report = examine(one.subject(), **one.told)
-    assert report, str(report)
+    assert not report.findings, str(report)
+    assert report.is_inconclusive == (one.name in INCONCLUSIVE), str(report)
     assert report.checked

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from examination import wrong_calls as calls
 from examination import wrong_heads as heads
 from examination import wrong_kernels as kernels
 from examination import wrong_masks as masks
@@ -157,4 +158,28 @@ POSITIONS = [
     Wrong(positions.PositionsAllZero, ("wrong positions",), "position 0 for every token"),
     Wrong(positions.AlibiOfQueries, ("wrong positions",), "a penalty by the query's place alone"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS]
+CALLS = [
+    Wrong(calls.RotaryStylesMixed, ("wrong positions",), "queries turned in halves, keys in neighboring pairs"),
+    Wrong(calls.RotaryWithoutMinus, ("wrong positions",), "rotate_half without its minus"),
+    Wrong(calls.RotaryCosAndSinExchanged, ("wrong positions",), "cos and sin exchanged"),
+    Wrong(calls.RotaryOpposite, ("wrong positions",), "keys turned the other way round"),
+    Wrong(calls.RotaryOfQueriesInKernel, ("wrong positions",), "queries turned, keys not, in a kernel"),
+    Wrong(calls.RotaryWithOtherBase, ("wrong positions",), "another base for keys"),
+    Wrong(calls.RotaryKeysLater, ("wrong positions",), "keys start at position 1"),
+    Wrong(calls.RotaryScaledTwice, ("wrong scale",), "scaled by hand and by the kernel, beside rotary positions"),
+    Wrong(calls.RotaryUnscaled, ("wrong scale",), "no scale, beside rotary positions"),
+    Wrong(calls.RotaryScaledByModel, ("wrong scale",), "√ of the model's width, beside rotary positions"),
+    Wrong(calls.RotaryTiled, ("mixed heads",), "repeat where repeat_interleave belongs, beside rotary positions"),
+    Wrong(calls.RotaryViewed, ("mixed heads",), "view without transpose, beside rotary positions"),
+    Wrong(calls.RotaryExchanged, ("wrong roles",), "query and key exchanged, beside rotary positions"),
+    Wrong(calls.AlibiSign, ("wrong positions",), "ALiBi that favors far keys"),
+    Wrong(calls.TemperatureInEvaluation, ("wrong scale",), "a temperature in evaluation alone"),
+    Wrong(calls.DeadAdapter, ("not trainable",), "an adapter whose two matrices are zero"),
+    Wrong(calls.ChosenAmongAll, ("future leak",), "a top-k over the tokens of a sequence"),
+    Wrong(calls.ConvolvedBothWays, ("future leak",), "a convolution padded on both sides"),
+    Wrong(calls.NormOfGroups, ("future leak",), "a GroupNorm over the tokens"),
+    Wrong(calls.NormOfBatch, ("future leak", "batch leak"), "a batch norm over the tokens"),
+    Wrong(calls.ShiftedAround, ("future leak",), "a roll that brings the last token to the front"),
+    Wrong(calls.HiddenByZeros, ("future leak",), "no mask, behind a projection of zeros"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS]

@@ -27,13 +27,13 @@ def pick_number(output):
     return (hidden[:, LAST] * direction.to(hidden.dtype)).sum()
 
 
-def dense_gradients(family, given):
+def dense_gradients(family, given, *further):
     """The weights of every layer of eager attention, and the gradients of the number with respect to them."""
     model = family.build(torch.float64, attn_implementation="eager")
     with Widened():
         output = model(**given, output_attentions=True)
     found = {}
-    for name, kind in (("attentions", "self"), ("decoder_attentions", "self"), ("cross_attentions", "cross")):
+    for name, kind in (("attentions", "self"), ("decoder_attentions", "self"), ("cross_attentions", "cross"), *further):
         for layer, weights in enumerate(getattr(output, name, None) or ()):
             found[kind, layer] = weights
     gradients = torch.autograd.grad(pick_number(output), list(found.values()), allow_unused=True)
@@ -109,6 +109,46 @@ def test_relevance_is_that_of_dense_matrices():
     assert (attribution.relevance() - expected[:, -1]).abs().max() < EQUAL * float(expected.max())
     assert (attribution.relevance(slice(None)) - expected).abs().max() < EQUAL * float(expected.max())
     assert attribution.relevance([3, 5]).shape == (*expected[:, :2].shape,)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_relevance_of_the_source_is_that_of_dense_matrices_by_the_rules_for_two_texts(name):
+    """The rules of Chefer et al. 2021 on whole matrices, decoder layer by decoder layer."""
+    family = named(name)
+    model = family.build(torch.float64)
+    given = family.feed(model, "none")
+    pulls = {
+        key: torch.zeros_like(weights[:, 0]) if gradient is None else (weights * gradient).clamp(min=0).mean(1)
+        for key, (weights, gradient) in dense_gradients(family, given, ("encoder_attentions", "encoder")).items()
+    }
+
+    def normalize(matrix):
+        added = matrix - torch.eye(matrix.shape[-1])
+        sums = added.sum(-1, keepdim=True)
+        return torch.eye(matrix.shape[-1]) + torch.where(sums > 0, added / sums, 0)
+
+    sources = torch.eye(pulls["encoder", 0].shape[-1], dtype=torch.float64)
+    for layer in range(sum(kind == "encoder" for kind, _ in pulls)):
+        sources = sources + pulls["encoder", layer] @ sources
+    own, expected = torch.eye(pulls["self", 0].shape[-1], dtype=torch.float64), torch.zeros_like(pulls["cross", 0])
+    for layer in range(sum(kind == "cross" for kind, _ in pulls)):
+        own, expected = own + pulls["self", layer] @ own, expected + pulls["self", layer] @ expected
+        expected = expected + normalize(own).mT @ pulls["cross", layer] @ normalize(sources)
+    with Widened(), regard.record(model, keep="values") as recording:
+        output = model(**given)
+    attribution = recording.attribute(pick_number(output))
+    size = float(expected.max())
+    assert size > 0
+    assert (attribution.relevance(slice(None), attention="cross") - expected).abs().max() < EQUAL * size
+    assert (attribution.relevance(LAST, attention="cross") - expected[:, LAST]).abs().max() < EQUAL * size
+
+
+def test_what_has_no_cross_attention_has_no_relevance_of_the_source():
+    model = gpt2()
+    with regard.record(model, keep="values") as recording:
+        number = model(words(1, 7)).logits[0, -1, 3]
+    with pytest.raises(ConfigError, match="needs cross-attention, and none was recorded"):
+        recording.attribute(number).relevance(attention="cross")
 
 
 def test_one_head_and_recorded_heads_have_their_own_gradients():

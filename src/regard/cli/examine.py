@@ -1,6 +1,7 @@
 """regard examine: check whether the attention of a layer, a function or a whole model is correct, and report what is wrong.
 
-Exit code 1 if something was found, or if the subject ended the examination early.
+Exit code 1 if something was found, or if the subject ended the examination early; 3 if nothing was found, but the verdict
+requires something that could not be examined.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from regard.errors import ConfigError, DataError
 
 PROCESS = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from regard.cli.examine_process import main; main()"
 DUMP_SECONDS = 5.0  # for a process to write its traceback, before it is ended
+FORMATS = ("text", "sarif", "github")
 WARNING = "It runs the code of the file or package, as Python and pytest would: examine only what you would run."
 
 
@@ -31,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="FILE.py:NAME",
+        nargs="?",
         help="a class, an object or a function in a file, or package.module:NAME of an installed package",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="examine the model in a folder, as other commands load it, instead of FILE.py:NAME",
     )
     parser.add_argument(
         "--args",
@@ -59,7 +67,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         help="end the subject after SECONDS, and report what was examined until then, with exit code 1; no limit by default",
     )
+    parser.add_argument(
+        "--no-strict",
+        dest="strict",
+        action="store_false",
+        help="end with exit code 0, not 3, if nothing was found, though who sees whom, the rows of weights or the scale could "
+        "not be examined",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="text",
+        help="print the findings as SARIF, or as annotations of GitHub Actions; text by default",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE",
+        help="allow the findings that FILE lists, each with its reason: only others are reported as findings",
+    )
+    parser.add_argument("--write-baseline", metavar="FILE", help="write the findings to FILE, for --baseline")
     parser.add_argument("--page", metavar="FILE", help="write the report with its picture as a page too: one .html file")
 
 
@@ -72,7 +99,9 @@ def parse_seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine in a separate process, and print. Return 0 if nothing was found, 1 if something was."""
+    """Examine in a separate process, and print. Return 0 if all is right, 1 if something was found, 3 if neither is known."""
+    if (options.target is None) == (options.model is None):
+        raise ConfigError("pass FILE.py:NAME, or --model and a folder, one of the two.")
     if sys.stderr.isatty():
         print(f"regard examine: {WARNING}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="regard-examine-") as folder:
@@ -159,7 +188,7 @@ def explain_early_end(
     else:
         why = interruption.report_process_end(status, progress.step)
     if not progress.subject:
-        raise DataError(f"{options.target} could not be loaded: {why.evidence}.")
+        raise DataError(f"{options.target or options.model} could not be loaded: {why.evidence}.")
     return {"text": render_report(progress.make_partial_report(why), options), "code": 1}
 
 

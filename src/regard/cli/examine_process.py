@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 
 from regard.atomic_write import write_atomically
 from regard.cli import walk_custom
+from regard.cli.examine_formats import render_annotations, render_sarif
 from regard.cli.examine_subject import find_object, make_subject
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError, RegardError
 from regard.examination import interruption, whole_model
+from regard.examination.baseline import apply_allowances, format_baseline, list_allowances, read_baseline
 from regard.examination.examine import examine_step_by_step, examine_within_limit
 from regard.examination.progress import Line, Progress
 from regard.examination.report import Report
@@ -31,6 +34,7 @@ from regard.examination.time_limit import UNLIMITED
 from regard.mechanism import Mask
 from regard.show.report_html import render_document
 
+INCONCLUSIVE = 3  # the exit code
 SEED = 123  # of random weights and of a sample
 
 
@@ -55,8 +59,13 @@ def write_result(options: argparse.Namespace, stream: TextIO) -> None:
         stream.flush()
 
     try:
-        report = examine_target(options, Progress(write_line))
-        write_line({"text": render_report(report, options), "code": 0 if report.ok else 1})
+        allowed = [] if options.baseline is None else read_baseline(Path(options.baseline))
+        report, subject = examine_target(options, Progress(write_line))
+        report = replace(apply_allowances(report, allowed), strict=options.strict)
+        if options.write_baseline is not None:
+            write_text(Path(options.write_baseline), format_baseline([*allowed, *list_allowances(report)]), "--write-baseline")
+        code = 0 if report.ok else INCONCLUSIVE if report.is_inconclusive else 1
+        write_line({"text": render_report(report, options, subject), "code": code})
     except RegardError as error:
         write_line({"error": str(error)})
     except Exception:  # a bug in regard
@@ -64,15 +73,15 @@ def write_result(options: argparse.Namespace, stream: TextIO) -> None:
         traceback.print_exc()
 
 
-def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
-    """Return the report on the target of the options."""
+def examine_target(options: argparse.Namespace, progress: Progress) -> tuple[Report, object]:
+    """Return the report on the target of the options, and the target."""
     expects, sample = parse_expects(options.expects), draw_sample(options.sample)
     torch.manual_seed(SEED)
     progress.begin_step("code")  # while the subject is loaded
-    subject = make_subject(options.target, find_object(options.target), options.args)
+    subject = load_subject(options)
     with show_progress(subject, sample):
         try:
-            return examine_within_limit(
+            report = examine_within_limit(
                 lambda **how: examine_step_by_step(
                     subject, expects=expects, sample=sample, scale=options.scale, offset=options.offset, **how
                 ),
@@ -80,13 +89,28 @@ def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
                 progress,
             )
         except KeyboardInterrupt as error:  # raised by the subject: Ctrl-C ends this process at once
-            return progress.make_partial_report(interruption.report_exception(error, progress.step))
+            report = progress.make_partial_report(interruption.report_exception(error, progress.step))
+    return report, subject
 
 
-def render_report(report: Report, options: argparse.Namespace) -> str:
-    """Return a report as text or JSON; write its page if one is requested."""
+def load_subject(options: argparse.Namespace) -> Any:
+    """Return what to examine: the model in a folder, or the object that the target names."""
+    if options.model is None:
+        return make_subject(options.target, find_object(options.target), options.args)
+    from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model  # of transformers, which takes seconds to import
+
+    adapter: Any = load_model(options.model, CAUSAL_LM if options.expects == "causal" else BASE_MODEL)
+    return adapter.model
+
+
+def render_report(report: Report, options: argparse.Namespace, subject: object = None) -> str:
+    """Return a report as text, JSON, SARIF or annotations; write its page if one is requested."""
     if options.page is not None:
-        write_page(report, Path(options.page))
+        write_text(Path(options.page), render_document(report), "--page")
+    if options.format == "sarif":
+        return render_sarif(report, subject)
+    if options.format == "github":
+        return f"{render_annotations(report, subject)}\n{report}".lstrip()
     return json.dumps(report.json(), allow_nan=False) if options.json else str(report)
 
 
@@ -107,13 +131,13 @@ class BrokenPipeIgnoringFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def write_page(report: Report, path: Path) -> None:
-    """Write a report as a page; raise DataError if it cannot be written."""
+def write_text(path: Path, text: str, option: str) -> None:
+    """Write a file that an option names; raise DataError if it cannot be written."""
     try:
         with write_atomically(path) as (partial,):
-            partial.write_text(render_document(report), encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"--page {path}: {error.strerror or error}.") from None
+        raise DataError(f"{option} {path}: {error.strerror or error}.") from None
 
 
 def parse_expects(text: str) -> Mask:

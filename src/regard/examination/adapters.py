@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ def iterate_adapters(asked: object, expects: Mask, offset: Offset = 0) -> Iterat
     for form, rank, note, make in list_torch_conventions(plain, expects, offset) or list_signature_conventions(
         plain, module, get_subject_name(plain)
     ):
-        again = functools.partial(make_call_with_module, plain, make) if is_replaceable(plain, module) else None
+        again = functools.partial(make_call_with_module, plain, module, make) if is_replaceable(plain, module) else None
         compiled = None if plain is asked else make(asked)
         yield SubjectAdapter(get_subject_name(plain), module, form, dtype, device, make(plain), again, rank, note, compiled)
 
@@ -116,12 +117,48 @@ def has_value(cell: Any) -> bool:
 
 def is_replaceable(plain: Any, module: nn.Module | None) -> bool:
     """Return whether another module can replace the subject's module."""
-    return module is not None and (plain is module or (isinstance(plain, functools.partial) and plain.func is module))
+    if module is None or plain is module:
+        return module is not None
+    if isinstance(plain, functools.partial):
+        return is_replaceable(plain.func, module)
+    return isinstance(plain, (types.FunctionType, types.MethodType))
 
 
-def make_call_with_module(plain: Any, make: Callable[[Any], Call], module: nn.Module) -> Call:
-    """Make the call of another module, with the arguments that a partial holds."""
-    return make(functools.partial(module, *plain.args, **plain.keywords) if isinstance(plain, functools.partial) else module)
+def make_call_with_module(plain: Any, module: nn.Module | None, make: Callable[[Any], Call], copy: nn.Module) -> Call:
+    """Make the call of a copy of the subject's module, with the arguments that a partial or a function holds in its dtype."""
+    return make(replace_module(plain, module, copy))
+
+
+def replace_module(plain: Any, module: nn.Module | None, copy: nn.Module) -> Any:
+    """Return a callable that calls a copy in place of a module: a module, or a partial, method, closure or global of it."""
+    if plain is module:
+        return copy
+    dtype = get_dtype_and_device(copy)[0]
+    if isinstance(plain, functools.partial):
+        positional = [cast_tensor(one, dtype) for one in plain.args]
+        named = {name: cast_tensor(one, dtype) for name, one in plain.keywords.items()}
+        return functools.partial(replace_module(plain.func, module, copy), *positional, **named)
+    copies = [copy]
+    originals = [module]
+    if isinstance(module, nn.ModuleList) and isinstance(copy, nn.ModuleList):  # several modules that a function holds
+        copies, originals = [*copies, *copy], [*originals, *module]
+
+    def exchange(value: Any) -> Any:
+        found = next((new for old, new in zip(originals, copies, strict=True) if old is value), None)
+        return cast_tensor(value, dtype) if found is None else found
+
+    if isinstance(plain, types.MethodType):
+        return types.MethodType(plain.__func__, exchange(plain.__self__))
+    cells = tuple(types.CellType(exchange(cell.cell_contents)) if has_value(cell) else cell for cell in plain.__closure__ or ())
+    names = {name: exchange(value) for name, value in plain.__globals__.items() if name in plain.__code__.co_names}
+    made = types.FunctionType(plain.__code__, plain.__globals__ | names, plain.__name__, plain.__defaults__, cells)
+    made.__kwdefaults__ = plain.__kwdefaults__
+    return made
+
+
+def cast_tensor(value: Any, dtype: torch.dtype) -> Any:
+    """Return a floating tensor in a dtype; anything else as it is."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def get_dtype_and_device(module: nn.Module | None) -> tuple[torch.dtype, torch.device]:

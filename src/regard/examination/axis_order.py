@@ -48,7 +48,7 @@ def explain_axis_order(case: Case, report: Report, ways: Sequence[SubjectAdapter
 
 def is_right(case: Case) -> bool:
     """Return whether a subject has no findings, and who sees whom is as expected."""
-    return has_expected_dependency(case) and run_probes(case).ok
+    return has_expected_dependency(case) and not run_probes(case).findings
 
 
 def extend_cures(report: Report, kind: str, more: str) -> Report:

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.examination.attention_output import AttentionOutput, extract_output, stack_outputs
 from regard.mechanism import EVERYTHING, Mask
+from regard.mechanism.arguments import check_instance, check_sequence
 from regard.mechanism.mask_algebra import Offset
 
 Form = Literal["x", "qkv"]
@@ -76,28 +78,63 @@ def list_signature_conventions(plain: Any, module: nn.Module | None, name: str) 
         CallConvention("qkv", rank, f"q, k, v with {rank} axes", reorder_arguments(make, order))
         for rank, make in ((4, make_qkv_call), (3, make_headless_call), (2, make_unbatched_call))
     ]
-    weighted = module is not None and any(True for _ in module.parameters())
+    weighted = module is not None and any(True for _ in itertools.chain(module.parameters(), module.buffers()))
     if needed is None:
         return of_qkv if module is None else of_x
     if len(needed) == 1:
-        return of_x
+        return pass_by_name(of_x, needed)
     if len(needed) == 3 and (order is not None or not weighted):
-        return [*of_three, *of_qkv] if weighted else of_qkv
+        return pass_by_name([*of_three, *of_qkv] if weighted else of_qkv, needed)
     takes = f"takes {', '.join(needed)}" if needed else "takes no required argument"
     raise ConfigError(
-        f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Pass the others in a function: "
-        f"examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
+        f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Pass the others as kwargs={{...}}, or in a "
+        f"function: examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
     )
+
+
+def pass_by_name(ways: list[CallConvention], needed: list[str]) -> list[CallConvention]:
+    """Return ways of calling that pass keyword-only arguments, those of `needed` that end with =, by their names."""
+    named = [one.removesuffix("=") for one in needed if one.endswith("=")]
+    if not named:
+        return ways
+    first = len(needed) - len(named)
+
+    def make_with_names(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
+        return lambda f: make(lambda *given: f(*given[:first], **dict(zip(named, given[first:], strict=True))))
+
+    return [way._replace(make=make_with_names(way.make)) for way in ways]
+
+
+def bind_arguments(subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a subject with further arguments of its call: `args` follow x, or query, key and value, and `kwargs` have names.
+
+    Raises ConfigError if there are more arguments than it takes, and for anything but a sequence and a mapping.
+    """
+    args = check_sequence("args", args)
+    named = dict(check_instance("kwargs", kwargs, Mapping))  # type: ignore[type-abstract]
+    if not args and not named:
+        return subject
+    if args:
+        parameters = list(inspect.signature(get_signature_owner(subject)).parameters.values())
+        names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in named]
+        first = 3 if len(names) >= 3 and parse_roles(names[:3]) else 1
+        if len(args) > len(names) - first:
+            taken = ", ".join(names[first:]) or "none"
+            raise ConfigError(f"args are the arguments that follow its input, {taken}; got {len(args)}.")
+        named |= dict(zip(names[first:], args, strict=False))
+    return functools.partial(subject, **named)
 
 
 def parse_roles(names: Sequence[str]) -> str | None:
     """Return the order of q, k and v in argument names, such as "kqv"; None if the names do not give all three."""
-    found = ""
-    for name in names:
-        letter = LETTER.search(name.lower())
-        word = next((role for role, word in WORDS if word in name.lower()), "")
-        found += word or (letter.group(1) if letter else "")
+    found = "".join(map(parse_role, names))
     return found if sorted(found) == ["k", "q", "v"] else None
+
+
+def parse_role(name: str) -> str:
+    """Return the role that a name states: q, k or v; "" if it states none."""
+    letter = LETTER.search(name.lower())
+    return next((role for role, word in WORDS if word in name.lower()), "") or (letter.group(1) if letter else "")
 
 
 # Makers: each turns a module or function into a call.

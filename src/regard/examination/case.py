@@ -14,7 +14,10 @@ from regard.examination.adapters import ShapeChangedError, SubjectAdapter, Subje
 from regard.examination.attention_output import AttentionOutput
 from regard.examination.call_conventions import Call
 from regard.examination.dependency import Dependency
+from regard.examination.dtype_constants import keep_eps
+from regard.examination.inner_calls import InnerCall, record_inner_calls
 from regard.examination.inputs import InputShapes, format_shapes
+from regard.examination.mixing_functions import MixingFunction, find_mixing_function
 from regard.examination.restore_state import seed_generators
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
@@ -155,6 +158,52 @@ class Case:
         return None if self.narrow else case
 
     @cached_property
+    def inner_calls(self) -> list[InnerCall]:
+        """The attention calls that the subject's module makes for its usual inputs; empty if one of them cannot be read."""
+        return self._record_calls(training=False)
+
+    @cached_property
+    def training_calls(self) -> list[InnerCall]:
+        """The same in training mode; empty if they are not as many."""
+        calls = self._record_calls(training=True) if self.inner_calls else []
+        return calls if len(calls) == len(self.inner_calls) else []
+
+    def _record_calls(self, training: bool) -> list[InnerCall]:
+        """Record the attention calls of the subject's module, in float64 if it runs in half precision."""
+        module, call, dtype = self.subject.module, self.subject.call, self.subject.dtype
+        if module is None:
+            return []
+        modes = {part: part.training for part in module.modules()}
+        try:
+            if torch.finfo(dtype).bits < 32 and (double := copy_subject_as_double(self.subject)) is not None:
+                assert self.subject.again is not None
+                module, call, dtype = double, self.subject.again(double), torch.float64
+            inputs = tuple(x.to(dtype) for x in self.make_usual_inputs(1))
+            for part in module.modules():
+                part.training = training
+            calls, missed = record_inner_calls(module, lambda: call(*inputs))
+            return [] if missed else calls
+        except Exception:  # whatever a user's layer raises: another probe reports it
+            return []
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    @cached_property
+    def mixing_function(self) -> MixingFunction | None:
+        """The function outside of attention that carries the last token to earlier ones; None if there is none."""
+        module = self.subject.module
+        if module is None or self.subject.form != "x" or self.shapes.tokens < 2:
+            return None
+        (x,), (other,) = self.make_usual_inputs(3), self.make_usual_inputs(103)
+        last = x.shape[1] - 1
+        (changed,) = dependency.replace_token((x,), (other,), 0, last)
+        try:
+            return find_mixing_function(module, self.subject.call, x, changed, last)
+        except Exception:  # whatever a user's layer raises: another probe reports it
+            return None
+
+    @cached_property
     def match(self) -> Any:
         """What the subject computes, by its own parameters; None if nothing matches."""
         return None if self._identify is None else self._identify(self)
@@ -190,7 +239,10 @@ def copy_subject_as_double(subject: SubjectAdapter) -> nn.Module | None:
 
 def copy_module_as_double(module: nn.Module) -> nn.Module | None:
     """Return a float64 copy of a module; None if it cannot be copied."""
+    dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
     try:
-        return copy.deepcopy(module).double()
+        copied = copy.deepcopy(module).double()
+        keep_eps(copied, dtype)
+        return copied
     except Exception:  # some objects that a module holds cannot be copied
         return None

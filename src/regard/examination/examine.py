@@ -2,14 +2,16 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
-from regard.examination import axis_order, inputs, interruption, stateful_calls, whole_model
-from regard.examination.adapters import SubjectAdapter, get_subject_name, get_uncompiled, iterate_adapters
+from regard.errors import ConfigError, RegardError
+from regard.examination import axis_order, inputs, interruption, recorded_model, stateful_calls, whole_model, zero_weights
+from regard.examination.adapters import SubjectAdapter, find_held_module, get_subject_name, get_uncompiled, iterate_adapters
+from regard.examination.call_conventions import bind_arguments
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.inplace_writes import watch_writes
@@ -20,12 +22,12 @@ from regard.examination.report import Report
 from regard.examination.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
 from regard.mechanism import Causal, Mask
-from regard.mechanism.arguments import check_floating, check_number, check_sequence
+from regard.mechanism.arguments import check_flag, check_floating, check_number, check_sequence
 from regard.mechanism.mask_algebra import check_mask
 from regard.mechanism.request import check_integer_offset
 
 CAUSAL = Causal()
-Sample = Tensor | Sequence[Tensor]
+Sample = Tensor | Sequence[Tensor] | Mapping[str, Any]
 
 
 def examine(
@@ -35,22 +37,32 @@ def examine(
     sample: Sample | None = None,
     scale: float | None = None,
     offset: int = 0,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     time_limit_seconds: float | None = None,
+    strict: bool = True,
 ) -> Report:
     """Check whether attention is right: return a report that is true if nothing is wrong and states what is wrong otherwise.
 
+    A report without findings is inconclusive, and not true, if who sees whom, the rows of weights or the scale could not be
+    examined: it states the least to pass for a verdict. With `strict=False` it is true.
+
     `subject` is a module x -> y or x -> (y, weights), nn.MultiheadAttention itself, or a function (q, k, v) -> context;
     `expects` is who may see whom. `sample` is x (b, t, d_in) or (t, d_in) if the width cannot be found, or (q, k, v); fewer
-    tokens may be tried, never more. A subject that carries its own padding or documents needs a sample of that batch, and an
-    expectation that states the same rule. `scale` is the factor on the scores if it is not 1 / √d; `offset` is the position of
-    the first query among the keys. Mode, weights, gradients and random state are restored.
+    tokens may be tried, never more. Of a module that is called with anything else, such as pixels or a mapping of named
+    arguments, the sample, each attention call is examined. A subject that carries its own padding or documents needs a sample
+    of that batch, and an expectation that states the same rule. `args` and `kwargs` are further arguments of each call. `scale`
+    is the factor on the scores if it is not 1 / √d; `offset` is the position of the first query among the keys. Mode, weights,
+    gradients and random state are restored.
 
     After `time_limit_seconds` the report covers what was examined until then, with a finding that says so; a call into C that
     does not return is not interrupted. A subject that raises SystemExit, or anything else that is not an Exception, is a
     finding too; KeyboardInterrupt is raised. Raises ConfigError if a subject cannot be called.
     """
+    strict = check_flag("strict", strict)
+    subject = bind_arguments(subject, args, {} if kwargs is None else kwargs)
     asked = functools.partial(examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset)
-    return examine_within_limit(asked, TimeLimit(time_limit_seconds), Progress())
+    return replace(examine_within_limit(asked, TimeLimit(time_limit_seconds), Progress()), strict=strict)
 
 
 def examine_within_limit(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
@@ -85,10 +97,12 @@ def examine_step_by_step(
     progress.begin_step("inputs")
     offset = check_integer_offset(offset)
     whole = whole_model.examine_model(
-        subject, expects=check_mask(expects), sample=sample, offset=offset, progress=progress, limit=limit
+        subject, expects=check_mask(expects), sample=sample, scale=scale, offset=offset, progress=progress, limit=limit
     )
     if whole is not None:
         return whole
+    if is_call_sample(subject, sample):
+        return examine_recorded(subject, recorded_model.make_run(subject, sample), check_mask(expects), scale, offset, progress)
     given = normalize_sample(sample)
     ways = list(iterate_adapters(subject, check_mask(expects), offset))
     with preserve_state(ways[0].module), watch_writes(subject) as writes, limit.enforce():
@@ -96,15 +110,56 @@ def examine_step_by_step(
         try:
             chosen, shapes = inputs.find_working_inputs(ways, expects, given, offset)
         except inputs.RefusedError as error:
+            if error.run is not None and ways[0].module is not None:
+                report = examine_recorded(subject, error.run, check_mask(expects), scale, offset, progress)
+                if report.checked:
+                    return report
             if not error.sure:
                 raise ConfigError(describe_missing_input(subject, error.errors)) from None
             return Report(ways[0].name, str(expects), (report_refusal(error.errors),))
+        filled = zero_weights.fill_hiding_zeros(chosen, shapes)
         writes.changed.clear()  # by trial calls
         settled, said = stateful_calls.detect_state(chosen, shapes)
         progress.add(said)
         case = Case(settled, expects, shapes, get_stated_scale(chosen, scale), offset, match.identify_formula)
         report = axis_order.explain_axis_order(case, run_probes(case, progress), None if sample is not None else ways)
+        if filled:
+            report = replace(report, notes=(*report.notes, f"random numbers in place of the zeros of {', '.join(filled)}"))
         return stateful_calls.prepend_results(report, [*said, *writes.report_changes()])
+
+
+def is_call_sample(subject: object, sample: object) -> bool:
+    """Return whether a sample is what a module is called with, and neither vectors of tokens nor q, k and v."""
+    if not callable(subject) or find_held_module(get_uncompiled(subject)) is None:
+        return False
+    if isinstance(sample, Tensor):
+        return sample.is_floating_point() and sample.dim() > 3
+    parts = list(sample) if isinstance(sample, (tuple, list)) else []
+    return isinstance(sample, Mapping) or (
+        len(parts) > 1
+        and all(isinstance(one, Tensor) for one in parts)
+        and (len(parts) != 3 or not all(one.is_floating_point() for one in parts))
+    )
+
+
+def examine_recorded(
+    subject: Any, run: Callable[[], object], expects: Mask, scale: float | None, offset: int, progress: Progress
+) -> Report:
+    """Return the report on the attention calls that a module makes in a run, in evaluation. Raises ConfigError if it raises."""
+    plain = get_uncompiled(subject)
+    module = find_held_module(plain)
+    assert module is not None
+    name = get_subject_name(plain)
+    with preserve_state(module):
+        try:
+            return recorded_model.examine_calls(name, module, run, expects, scale, offset, progress)
+        except RegardError:
+            raise
+        except Exception as error:  # a user's module may raise anything
+            line = inputs.get_first_line(error).rstrip(".")
+            raise ConfigError(
+                f"{name} raised {type(error).__name__} on this sample: {line}. Pass one that it takes."
+            ) from error
 
 
 def normalize_sample(sample: Sample | None) -> tuple[Tensor, ...] | None:

@@ -1,6 +1,7 @@
 """Find inputs that a subject takes: widths from the parameters of its module, or by trial; small and seeded."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -82,11 +83,14 @@ class InputShapes:
 
 
 class RefusedError(Exception):
-    """Raised if no way of calling a subject gives a context; `errors` lists what each way raised, the likeliest first."""
+    """Raised if no way of calling a subject gives a context; `errors` lists what each way raised, the likeliest first.
 
-    def __init__(self, errors: Sequence[str], sure: bool) -> None:
+    `run` is a call that ran and gave something else than a context, None if there was none.
+    """
+
+    def __init__(self, errors: Sequence[str], sure: bool, run: Callable[[], object] | None) -> None:
         super().__init__(*errors)
-        self.errors, self.sure = errors, sure
+        self.errors, self.sure, self.run = errors, sure, run
 
 
 def find_working_inputs(
@@ -96,6 +100,7 @@ def find_working_inputs(
     tried = list(match_sample(ways, sample, expects) if sample is not None else guess_from_parameters(ways, expects, offset))
     kept = None if ways[0].module is None else take_snapshot(ways[0].module)
     errors: list[str] = []
+    run: Callable[[], object] | None = None
     axes = 0  # of a function's tensors when it ran without giving a context: fewer axes would mean another operation
     for subject, shapes in tried:
         if subject.form == "qkv" and subject.rank < axes:
@@ -108,13 +113,17 @@ def find_working_inputs(
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
+        if run is None and NO_CONTEXT in wrong:
+            run = functools.partial(subject.call, *inputs)
         if subject.form == "qkv" and NO_CONTEXT in wrong:
             axes = subject.rank
-    raise RefusedError(errors, is_own_error(ways[0], errors[0], sample is not None))
+    raise RefusedError(errors, is_own_error(ways[0], errors[0], sample is not None), run)
 
 
 def is_own_error(way: SubjectAdapter, error: str, sampled: bool) -> bool:
     """Return whether an error comes from the subject itself, not from guessed inputs."""
+    if NO_CONTEXT in error:
+        return False  # nothing raised
     if sampled:
         return not error.startswith("ConfigError")
     return has_certain_width(way.module) and way.note == PLAIN and UNPACKED not in error and not error.startswith(GUESSED)
@@ -197,11 +206,15 @@ def guess_from_parameters(
 
 def guess_widths(module: nn.Module | None) -> list[int]:
     """Return the widths that an input may have, the likeliest first."""
-    if module is None or not any(True for _ in module.parameters()):
+    if module is None or not any(True for _ in (*module.parameters(), *module.buffers())):
         return [WIDTH]
     found = [*list_named_widths(module), *list_layer_widths(module)]
     found += sorted({size for one in module.parameters() for size in one.shape if size > 1})
-    return list(dict.fromkeys(found))
+    if not found:  # quantized weights are buffers
+        parts = list(module.modules())
+        found = [size for part in parts if (size := get_int_attribute(part, "in_features")) > 0]
+        found += sorted({size for part in parts for one in part.buffers(recurse=False) for size in one.shape if size > 1})
+    return list(dict.fromkeys(found)) or [WIDTH]
 
 
 def list_named_widths(module: nn.Module) -> list[int]:

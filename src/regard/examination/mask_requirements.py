@@ -24,6 +24,11 @@ def choose_token_counts(mask: Mask) -> list[int]:
     return [min(MOST, max([USUAL, *(bound + 3 for bound in mask.bounds)]))]
 
 
+def count_required_tokens(mask: Mask) -> int:
+    """Return the least number of keys that shows a mask: two, or more than its bounds."""
+    return mask.key_count or max([2, *(bound + 2 for bound in mask.bounds)])
+
+
 def make_later_table(q: int, k: int, offset: Offset = 0) -> Tensor:
     """Return which keys come after each query's own position, bool (q, k) or (b, q, k)."""
     table = ~Causal().table(q, k, offset)

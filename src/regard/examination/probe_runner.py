@@ -7,12 +7,13 @@ from dataclasses import replace
 from regard.examination import evidence, inner_attention
 from regard.examination.adapters import SubjectError, format_module_path
 from regard.examination.case import Case
-from regard.examination.probes import PROBES, Probe, pattern
+from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
 
 EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of findings by the identified formula
+REQUIRED = {"pattern": "which tokens each query sees", "weights": "whether rows of weights sum to one", "scale": "the scale"}
 READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
 MIXING = ("split", "merge", "share", "axis", "norm")  # fields whose deviations pass on tokens that the mask hides
 OR_MIXED = "If the mask is correct: heads joined without a transpose, or a softmax over another axis, leak tokens too."
@@ -22,13 +23,23 @@ FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batc
 def run_probes(case: Case, progress: Progress | None = None) -> Report:
     """Run every probe on a case; those of how scores become weights run on the attention inside it if that was found."""
     progress = progress or Progress()
+    unusable = blind.report_unusable_weights(case)
+    if unusable is not None:  # all else follows from it
+        progress.add([unusable])
+        return Report(case.subject.name, str(case.expects), (unusable,), notes=list_notes(case, None))
     inside, name = inner_attention.find_identified_part(case) if is_more_than_attention(case) else (None, "")
     results: list[Finding | Checked | Unknown] = []
+    silent: list[Unknown] = []
     for probe, look in PROBES:
         progress.begin_step(probe)
         found = run_probe(case, inside, probe, look)
         progress.add(found)
         results += found
+        if any(isinstance(one, Finding) and one.cause == blind.ALL for one in found):
+            break  # nothing else can be said of outputs that are all NaN
+        silent += [] if found or probe not in REQUIRED else [Unknown(REQUIRED[probe], evidence.ALONE, is_required=True)]
+    if not any(isinstance(one, Finding) for one in results):  # a finding may be why another probe has nothing to say
+        results += silent
     findings = adjust_cures(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in results if isinstance(one, Checked))
     unknown = tuple(dict.fromkeys(add_part_hint(one, name) for one in results if isinstance(one, Unknown)))
@@ -77,9 +88,8 @@ def collect_probe_results(case: Case, name: str, look: Probe) -> Iterator[Findin
     try:
         yield from look(case)
     except SubjectError as error:
-        yield Unknown(
-            f"the rest of its {name}: it {error.did}", "a layer that accepts these inputs, or a sample= that it accepts"
-        )
+        needs = "a layer that accepts these inputs, or a sample= that it accepts"
+        yield Unknown(f"the rest of its {name}: it {error.did}", needs, is_required=name in REQUIRED)
 
 
 def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -97,7 +107,7 @@ def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def adjust_cures(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
     """Return the findings, with another cure for a wrong mask that only follows from the first finding or may do so."""
     match = case.match if findings else None
-    if match is None and case.subject.form == "x":
+    if match is None and case.subject.form == "x" and case.mixing_function is None:
         return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
     if match is None or match.has_deviation("mask") or not any(match.has_deviation(field) for field in MIXING):
         return findings

@@ -20,7 +20,8 @@ SIDE = 16  # tokens; the text has no picture of more
 class Finding:
     """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually fixes it.
 
-    Findings of one `cause` are one mistake seen from several sides; the strongest of them come first.
+    Findings of one `cause` are one mistake seen from several sides; the strongest of them come first. `layer` is the module of
+    a model that has it, "" if it belongs to no single layer.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Finding:
     cure: str
     strength: float = 1.0
     cause: str = ""
+    layer: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A property that the subject does not show, and what to pass to determine it."""
+    """A property that the subject does not show, and what to pass to determine it.
+
+    A report that lacks a property with `is_required` is inconclusive: who sees whom, rows of weights, the scale.
+    """
 
     what: str
     needs: str
+    is_required: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +95,10 @@ class Visibility:
 
 @dataclass(frozen=True, eq=False)
 class Report(HtmlRepr):
-    """The result of an examination; true if nothing was found."""
+    """The result of an examination; true if nothing was found and everything that the verdict requires was examined.
+
+    With `strict` False it is true if nothing was found.
+    """
 
     subject: str
     expects: str
@@ -98,11 +107,22 @@ class Report(HtmlRepr):
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()  # how the subject was called
     reach: Visibility | None = None
+    strict: bool = True
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether nothing was found, and, if `strict`, everything that the verdict requires was examined."""
+        return not self.findings and not self.missing
+
+    @property
+    def missing(self) -> tuple[Unknown, ...]:
+        """What the verdict requires and was not examined, the one with the least to pass first; empty if not `strict`."""
+        return tuple(sorted((one for one in self.unknown if one.is_required and self.strict), key=lambda one: len(one.needs)))
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether nothing was found, but something that the verdict requires was not examined."""
+        return not self.findings and bool(self.missing)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -110,6 +130,8 @@ class Report(HtmlRepr):
     def __repr__(self) -> str:
         """Return one line, short enough that a failed assertion shows it in full."""
         told = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
+        if self.is_inconclusive:
+            told = f"cannot tell {self.missing[0].what}. Needed: {self.missing[0].needs}"
         line = escape_controls(f"{self.verdict}. {told}" if told else f"{self.verdict}.")
         return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 
@@ -117,19 +139,22 @@ class Report(HtmlRepr):
         """Return the report as a table of at most 80 columns, with control characters in names as escapes."""
         parts = [[self.verdict + f" (expects {self.expects})"]]
         parts += [[*format_entry(one.kind, one.evidence), *format_entry("", one.cure)] for one in self.findings]
-        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.has_differences:
+        missing = self.missing if self.is_inconclusive else ()
+        parts += [format_results("inconclusive", missing)] if missing else []
+        rest = tuple(one for one in self.unknown if one not in missing)
+        if self.findings and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.has_differences:
             parts.append(self.reach.draw().splitlines())
-        parts += [
-            lines for lines in (format_results("checked", self.checked), format_results("cannot tell", self.unknown)) if lines
-        ]
+        parts += [lines for lines in (format_results("checked", self.checked), format_results("cannot tell", rest)) if lines]
         if self.notes:
             parts.append(format_entry("called", "; ".join(self.notes)))
         return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in parts)
 
     @property
     def verdict(self) -> str:
-        """The first line: the name of the subject and the number of findings."""
+        """The first line: the name of the subject, and the number of findings or that the report is inconclusive."""
         count = len(self.findings)
+        if self.is_inconclusive:
+            return f"{self.subject}: inconclusive"
         return f"{self.subject}: {'no finding' if not count else '1 finding' if count == 1 else f'{count} findings'}"
 
     def json(self) -> dict[str, Any]:
@@ -139,6 +164,7 @@ class Report(HtmlRepr):
             "subject": self.subject,
             "expects": self.expects,
             "ok": self.ok,
+            "inconclusive": self.is_inconclusive,
             **said,
             "notes": list(self.notes),
             "reach": None if self.reach is None else convert_visibility_to_json(self.reach),

@@ -24,7 +24,7 @@ COPIED = 2**25  # numbers of a model to copy, to restore them if they change
 
 @dataclass(frozen=True, eq=False)
 class TokenModel:
-    """A callable of ids (b, t), the module in it, and the ids; `asked` is how many tokens the sample had."""
+    """A callable of ids (b, t), the module in it, and the ids; `sample_length` is how many tokens the sample had."""
 
     name: str
     call: Callable[[Tensor], Any]
@@ -32,6 +32,7 @@ class TokenModel:
     ids: Tensor
     sample_length: int
     writes: InplaceWrites | None = None  # detects changes of the ids
+    is_sampled: bool = False  # whether the ids are a caller's sample, so that no more tokens may be tried
 
     def run(self, ids: Tensor | None = None) -> Tensor | None:
         """Return the outputs (b, t, n), None if there is none for each token. Raises SubjectError if the model raises."""
@@ -70,7 +71,7 @@ def make_token_model(subject: object, sample: Any = None, most: int = MOST) -> T
     ids = sample.detach() if sample.dim() == 2 else sample.detach().unsqueeze(0)
     if ids.dim() != 2 or not ids.numel():
         raise ConfigError(f"a sample of token ids must be (b, t) or (t,), got {tuple(sample.shape)}.")
-    return TokenModel(get_subject_name(plain), plain, module, ids[:, :most], ids.shape[1])
+    return TokenModel(get_subject_name(plain), plain, module, ids[:, :most], ids.shape[1], is_sampled=True)
 
 
 def find_token_ids(module: nn.Module) -> Tensor | None:

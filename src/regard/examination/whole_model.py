@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import cached_decoding, evidence, localize
+from regard.examination import cached_decoding, call_checks, evidence, localize, model_lengths, replay
 from regard.examination.adapters import SubjectError, format_module_path
+from regard.examination.inner_calls import InnerCall, record_inner_calls
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.mask_requirements import make_later_table
 from regard.examination.probes.raises import report_refusal
@@ -52,6 +53,7 @@ def examine_model(
     *,
     expects: Mask,
     sample: Any = None,
+    scale: float | None = None,
     offset: Offset = 0,
     progress: Progress | None = None,
     limit: TimeLimit = UNLIMITED,
@@ -59,8 +61,8 @@ def examine_model(
     """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no token ids.
 
     A finding in a layer's recorded attention names that layer; one outside of attention names the first module whose output
-    moves although its inputs do not. The scale of a layer is examined only with the layer alone. Raises ConfigError for a
-    sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
+    moves although its inputs do not. The scale, the heads and the roles of each layer are those of the calls that it really
+    makes. Raises ConfigError for a sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
     """
     progress = progress or Progress()
     with use_evaluation_mode(subject), watch_writes(subject) as writes, limit.enforce():
@@ -70,9 +72,7 @@ def examine_model(
         model = replace(model, writes=writes, ids=model.ids if expects.is_batch_specific else model.ids[:BATCH])
         progress.begin_step("layers")
         results: list[Finding | Checked | Unknown | Visibility] = []
-        for one in itertools.chain(
-            collect_model_results(model, get_first_table(expects, model.ids.shape[1], offset)), writes.report_changes()
-        ):
+        for one in itertools.chain(collect_model_results(model, expects, offset, scale), writes.report_changes()):
             results.append(one)
             progress.add([one] if not isinstance(one, Visibility) else [])
     findings = tuple(one for one in results if isinstance(one, Finding))
@@ -82,10 +82,30 @@ def examine_model(
     return Report(model.name, str(expects), findings, checked, unknown, (describe_call(model),), picture)
 
 
-def collect_model_results(model: TokenModel, allowed: Tensor) -> Iterator[Finding | Checked | Unknown | Visibility]:
+def list_attention_layers(subject: object, sample: Any = None) -> list[str]:
+    """Return the names of the modules that attend in a model of token ids, in order; empty for anything else."""
+    with use_evaluation_mode(subject):
+        model = make_token_model(subject, sample)
+        if model is None:
+            return []
+        try:
+            calls, missed = record_inner_calls(model.module, model.run)
+        except (SubjectError, RegardError):  # the report on it says so
+            return []
+    return [name for name in dict.fromkeys([*(one.name for one in calls), *(one.module for one in missed)]) if name]
+
+
+def collect_model_results(
+    model: TokenModel, expects: Mask, offset: Offset, scale: float | None
+) -> Iterator[Finding | Checked | Unknown | Visibility]:
     """Yield the results for a model; if it raises, the last is what cannot be determined."""
+    found = False
     try:
-        yield from ModelExamination(model, allowed).examine()
+        for one in ModelExamination(model, expects, get_first_table(expects, model.ids.shape[1], offset), scale).examine():
+            found |= isinstance(one, Finding)
+            yield one
+        if not found:
+            yield from model_lengths.check_lengths(model, expects, offset)
     except SubjectError as error:
         yield explain_error(model, error)
 
@@ -99,6 +119,7 @@ def explain_error(model: TokenModel, error: SubjectError) -> Finding | Unknown:
     return Unknown(
         f"the rest of the model: it {error.did}",
         "a sample of ids that it accepts, also with one id replaced by another of them",
+        is_required=True,
     )
 
 
@@ -125,11 +146,15 @@ class LayerWeights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RecordedLayers:
-    """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence."""
+    """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence.
+
+    `calls` are their calls, with the projections that queries and keys come from.
+    """
 
     layers: list[LayerWeights] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
     has_cross_attention: bool = False
+    calls: list[InnerCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +169,12 @@ class OutputMoves:
 
 @dataclass(frozen=True, eq=False)
 class ModelExamination:
-    """A model, and who may see whom in each layer of the first sequence, bool (t, t)."""
+    """A model, the expectation, who may see whom by it in the first sequence, bool (t, t), and the stated scale."""
 
     model: TokenModel
+    expects: Mask
     allowed: Tensor
+    scale: float | None
 
     def examine(self) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield the results for the layers, the whole model and its cache, and the picture of the whole model."""
@@ -169,11 +196,19 @@ class ModelExamination:
             yield one
         if right and outputs is not None:  # with a leak, decoding with a cache differs anyway
             yield from self.check_cache(outputs)
-        if seeing.layers:
-            evidence = "the scale, the heads and the roles in each layer"
-            yield Unknown(
-                evidence, f"a layer alone, with its own inputs: examine(model.{format_module_path(seeing.layers[0].name)})"
-            )
+        yield from self.check_calls(seeing)
+
+    def check_calls(self, seeing: RecordedLayers) -> Iterator[Finding | Checked | Unknown]:
+        """Yield the results for the scale, the rows, the heads and the roles of the calls that were recorded."""
+        calls = seeing.calls
+        needs = f"a layer alone, with its own inputs: {describe_layer_call([(one.name, '') for one in calls] or seeing.missed)}"
+        for what, said in call_checks.iterate_checks(calls, self.scale, in_model=True):
+            if said is not None and (isinstance(said, Finding) or not seeing.missed):
+                yield said
+            elif calls or seeing.missed:
+                yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
+        names = dict.fromkeys(one.name for one in calls)
+        yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
         """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
@@ -209,12 +244,13 @@ class ModelExamination:
             warnings.simplefilter("ignore")
             with record(self.model.module) as recording:
                 self.model.run()
+            calls, _ = record_inner_calls(self.model.module, self.model.run)
         missed = [(one.module, one.reason) for one in recording.missed]
         seen: list[LayerWeights] = []
         try:
             names = recording.layers()
         except RegardError:
-            return RecordedLayers(seen, missed)
+            return RecordedLayers(seen, missed, calls=calls)
         for number, name in enumerate(names):
             try:
                 weights = recording.map(number).dense()
@@ -225,7 +261,7 @@ class ModelExamination:
                 seen.append(LayerWeights(name, weights[0].amax(0).double().cpu()))
             else:
                 missed.append((name, f"it has {weights.shape[3]} keys for {weights.shape[2]} queries"))
-        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls))
+        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls), calls)
 
     def measure_moves(self, outputs: Tensor) -> OutputMoves:
         """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
@@ -271,7 +307,7 @@ class ModelExamination:
         if less:
             i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
             evidence = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
-            yield Finding("wrong mask", evidence, SHOW, 1.8, "mask")
+            yield Finding("wrong mask", evidence, SHOW, 1.8, "mask", less[0].name)
         if layers and not more and not less:
             windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
             evidence = (
@@ -302,14 +338,15 @@ class ModelExamination:
         one_off = len(self.allowed) > 2 and torch.equal(extra, ahead & (ahead.cumsum(-1) == 1))
         evidence += " (each row sees one token too many)" if one_off else ""
         kind = "future leak" if ahead[i, j] else "wrong mask"
-        return Finding(kind, evidence + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
+        return Finding(kind, evidence + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask", more[0].name)
 
     def check_end_to_end(
         self, seeing: RecordedLayers, moved: OutputMoves | None, outputs: Tensor | None
     ) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield what moves in the whole model, if it gave outputs."""
         if outputs is None or moved is None:
-            yield Unknown("which outputs depend on which tokens from end to end: the model returned no output (b, t, n)", EACH)
+            what = "which outputs depend on which tokens from end to end: the model returned no output (b, t, n)"
+            yield Unknown(what, EACH, is_required=not seeing.layers)
         else:
             yield from self.check_moves(seeing, moved, outputs)
 
@@ -343,7 +380,8 @@ class ModelExamination:
         elif not leaking.any() and moved.across <= least:
             yield Checked("from end to end no output depends on a hidden token", evidence)
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
-                yield Unknown("any property of the attention: no output depends on any other token", NONE)
+                what = "any property of the attention: no output depends on any other token"
+                yield Unknown(what, NONE, is_required=True)
         yield make_visibility(meets, found, moved, least)
 
 

@@ -132,11 +132,20 @@ def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None
 
 def apply_weights(plane: Plane, threads: int, v: Tensor) -> Tensor | None:
     """Compute A v for v (k, e) in float32; return None if there is a NaN in A."""
+    found = apply_weights_with_denominators(plane, threads, v)
+    return None if found is None else found[0]
+
+
+def apply_weights_with_denominators(plane: Plane, threads: int, v: Tensor) -> tuple[Tensor, Denominators] | None:
+    """Compute A v for v (k, e) in float32, and the denominators of all rows; return None if there is a NaN in A."""
     q, e = plane.shape[0], v.shape[1]
     packed = pass_inputs.pack_panels(v.numpy())
     found, out = np.zeros((len(NAMES), q), np.float32), np.zeros((q, len(packed) * packed.shape[2]), np.float32)
     run_pass(plane, "forward", np.arange(0, q, pass_inputs.RUN), threads, found, packed, out)
-    return torch.from_numpy(out)[:, :e] if np.isfinite(found[:2]).all() else None
+    if not np.isfinite(found[:2]).all():
+        return None
+    shift, total = torch.from_numpy(found[:2].copy())  # a view would keep all statistics alive
+    return torch.from_numpy(out)[:, :e], Denominators(shift, total)
 
 
 def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> Tensor | None:

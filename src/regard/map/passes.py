@@ -136,6 +136,17 @@ def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
     return found
 
 
+def apply_weights_with_denominators(plane: Plane, v: Tensor) -> tuple[Tensor, Denominators]:
+    """Compute A v for v (k, e) in the dtype of the weights, and the denominators of all rows."""
+    products, below = [v.new_zeros(0, v.shape[1])], []
+    for run in plane.iterate_runs():
+        products.append(multiply_exactly(run.weights, v[run.columns]))
+        below.append(run.denominators)
+    none = plane.q.new_zeros(0)
+    shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
+    return torch.cat(products), Denominators(shift, total)
+
+
 def find_top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
     """Return the n largest weights of each row and their keys, (q, n)."""
     values, keys = [plane.q.new_zeros(0, n)], [torch.zeros(0, n, dtype=torch.int64, device=plane.q.device)]

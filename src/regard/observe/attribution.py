@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 KINDS = (*FACTORS, "scores")
@@ -87,33 +88,28 @@ class Attribution:
             found.append(history.reorder_rows(tensor, stored.step, last))
         return join_queries(found)
 
-    def relevance(self, queries: int | slice | list[int] | Tensor = -1, *, part: str | None = None) -> Tensor:
+    def relevance(
+        self,
+        queries: int | slice | list[int] | Tensor = -1,
+        *,
+        attention: Literal["self", "cross"] = "self",
+        part: str | None = None,
+    ) -> Tensor:
         """Return the relevance of each token for some queries, (b, n, t), or (b, t) for a single query.
 
-        R = (I + M_L) ... (I + M_1), of whose rows these are: M_l is the mean over the heads of layer l of the positive part of
-        the pull, max(0, A_ij ∂y/∂A_ij). It is computed from the last layer to the first, block by block.
-        Raises ConfigError if there is no self-attention, ShapeError if queries and keys of a layer differ in number.
-        Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6.
+        attention "self" is of the tokens of the queries' own text: R = (I + M_L) ... (I + M_1), of whose rows these are, where
+        M_l is the mean over the heads of layer l of the positive part of the pull, max(0, A_ij ∂y/∂A_ij). It is computed from
+        the last layer to the first, block by block. "cross" is of the source tokens of an encoder-decoder model, through all
+        layers of both.
+        Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number.
+        Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6, and 7 to 10 for "cross".
         """
-        names = self.recording.layers(part=part)
-        if not names:
-            raise ConfigError("relevance needs self-attention, and none was recorded.")
-        first = self.recording.map(0, part=part)
-        b, _, q, k = first.shape
-        if q != k:
-            raise ShapeError(f"relevance needs as many queries as keys, got {q} and {k}.")
-        chosen = torch.arange(q)[queries].to(first.device)
-        rows = torch.zeros(b, chosen.numel(), q, dtype=torch.float64, device=first.device)
-        rows.scatter_(2, chosen.reshape(1, -1, 1).expand(b, -1, 1), 1.0)
-        for layer in reversed(range(len(names))):
-            pull = self.map(layer, part=part)
-            if pull.shape[2:] != (q, k):
-                raise ShapeError(f"relevance needs layers of one length; {names[layer]} has {pull.shape[2:]}.")
-            added = torch.zeros_like(rows)
-            for n, _, run, entries in pull.iterate_blocks():
-                share = rows[n, :, run.start : run.stop] @ entries.clamp(min=0).double()
-                added[n].index_add_(1, run.columns, share / pull.shape[1])
-            rows += added
+        check_choice("attention", attention, ("self", "cross"))
+        run = self.recording.last
+        places = run.map(0, kind=attention, part=part).shape[2] if run.layers(attention, part) else 0
+        chosen = torch.arange(places)[queries] if places else torch.zeros(1, dtype=torch.long)
+        compute = compute_self_relevance if attention == "self" else compute_cross_relevance
+        rows = compute(run, lambda layer, kind, one: self.map(layer, attention=kind, part=one), chosen.reshape(-1), part)
         return rows[:, 0] if chosen.dim() == 0 else rows
 
 

@@ -18,15 +18,20 @@ EDGE = "#c2571a"
 
 def render_report(report: Report) -> str:
     """Render a report as HTML of a few kB, without a script."""
-    mark = "✓" if report.ok else "✗"
+    mark = "✓" if report.ok else "?" if report.is_inconclusive else "✗"
     title = f"{mark} <b>{escape_html(report.subject)}</b>{escape_html(report.verdict.removeprefix(report.subject))}"
     parts = [f"<div>{title} (expects {render_code(report.expects)})</div>", *map(render_finding, report.findings)]
+    missing = report.missing if report.is_inconclusive else ()
+    parts += [render_finding(Finding("cannot tell", one.what, f"Needed: {one.needs}")) for one in missing]
     if report.reach is not None:
         parts.append(f'<div style="margin: 10px 0 2px">{render_picture(report.reach)}</div>')
         parts.append(f'<div style="opacity: 0.75; margin-bottom: 8px">{describe_picture(report.reach)}</div>')
     parts.append(render_details("What was checked", [(one.what, one.sensitivity) for one in report.checked]))
     parts.append(
-        render_details("What cannot be determined, and what to pass", [(one.what, one.needs) for one in report.unknown])
+        render_details(
+            "What cannot be determined, and what to pass",
+            [(one.what, one.needs) for one in report.unknown if one not in missing],
+        )
     )
     parts += [f'<div style="opacity: 0.75">Called with {escape_html("; ".join(report.notes))}.</div>'] if report.notes else []
     return f'<div class="regard-report" style="max-width: 760px; line-height: 1.45">{"".join(parts)}</div>'

@@ -6,7 +6,7 @@ from examination.identify.functions import HARMLESS, attention, grouped
 from examination.identify.layers import SINGLE, TILED, UNMASKED, FusedWrongly, Plain
 from regard import Everything, StackedHeads
 from regard.examination.probes.heads import check_case
-from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.report import Checked, Finding
 
 
 def said(subject, *args, **options):
@@ -67,5 +67,6 @@ def test_heads_of_a_function_that_answer_to_anothers_keys_are_found():
     assert finding.kind == "mixed heads"
 
 
-def test_a_layer_that_shows_nothing_cannot_be_determined():
-    assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]
+def test_heads_of_a_layer_that_does_more_than_attention_are_read_in_its_call():
+    (one,) = said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())
+    assert one.what == "heads are independent: 3 of width 4"

@@ -68,7 +68,7 @@ def test_positions_that_are_held_and_enter_are_checked(make, name):
 
 
 def test_weights_that_show_tell_distance_from_place():
-    (one,) = said(seeded(wrong.Rotary))
+    one, *_ = said(seeded(wrong.Rotary))
     assert isinstance(one, Checked)
     assert one.what == "positions act by distance"
     (one,) = said(seeded(wrong.RotaryOfKeys))
@@ -152,7 +152,7 @@ class Weighed(wrong.Rotary):
 
 @pytest.mark.parametrize("shown", [lambda weights: weights.mean(1), lambda weights: weights.roll(1, 1) / 2 + weights / 2])
 def test_weights_that_are_not_of_one_softmax_blame_no_positions(shown):
-    (one,) = said(seeded(lambda: Weighed(shown)))
+    one, *_ = said(seeded(lambda: Weighed(shown)))
     assert isinstance(one, Checked)
     assert "as expected with positions" in one.what
 

@@ -3,8 +3,10 @@
 COMMANDS = (
     "walk",
     "look",
+    "see",
     "heads",
     "atlas",
+    "audit",
     "serve",
     "generate",
     "train",

@@ -67,6 +67,8 @@ def identify_formula(case: Case) -> Match | None:
     found = find_match(try_right_formula(best, target), other, close)
     if found is not None:
         return found
+    if any(one.has_positions for one in case.inner_calls):
+        return None  # rotary positions or a bias, which no variant has
     if case.subject.module is not None and has_extra_layers(case.subject.module, target.inputs[0].shape[-1]):
         return None
     measured = get_measured_visibility(case)

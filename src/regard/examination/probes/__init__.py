@@ -19,6 +19,7 @@ from regard.examination.probes import (
     precision,
     raises,
     roles,
+    routed,
     scale,
     weights,
 )
@@ -27,7 +28,7 @@ from regard.examination.report import Checked, Finding, Unknown
 Probe = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
-    *(raises, blind, future, padding, pattern, batch, lengths, order, cache),
+    *(raises, blind, future, routed, padding, pattern, batch, lengths, order, cache),
     *(weights, scale, heads, roles),
     *(dropout, overflow, precision, gradient),
 )

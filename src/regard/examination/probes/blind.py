@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import evidence, mask_requirements
 from regard.examination.case import Case
@@ -12,6 +12,7 @@ NAN = (
     "The softmax of a row of only -inf is NaN. Hide keys (the last axis), never queries, and let each query see at least one "
     "token; if it may see none, set its weights to 0: weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
 )
+ALL, HUGE = "every output", 1e15  # the cause if no output is finite; no weight is larger
 UNIFORM = (
     "With a finite number instead of -inf, a query that may see nothing sees every token equally. Set its weights to 0: "
     "weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
@@ -20,6 +21,10 @@ UNIFORM = (
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a blind row: a row that is not finite, or a query that may see nothing and still sees something."""
+    unusable = report_unusable_weights(case)
+    if unusable is not None:
+        yield unusable
+        return
     inputs = case.make_usual_inputs()
     context = case.compute_context(*inputs).detach().cpu()
     expected = case.get_expected_visibility(*inputs)
@@ -42,16 +47,6 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
     """Return the finding of a row that is not finite, or of weights that are not."""
-    module = case.subject.module
-    weights = [name for name, one in module.named_parameters() if not one.isfinite().all()] if module is not None else []
-    if weights:
-        return Finding(
-            "blind row",
-            f"{weights[0]} contains NaN or inf, and so does the output",
-            "Load or train the weights again: they must be finite.",
-            1.5,
-            "blind",
-        )
     b = int(broken.any(-1).int().argmax())
     rows = [int(i) for i in broken[b].nonzero().flatten()]
     i = rows[0]
@@ -70,7 +65,22 @@ def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: 
         if may
         else f"; row {i} may see nothing, so its context should be 0"
     )
-    return Finding("blind row", told, NAN, strength=1.1, cause="blind")
+    return Finding("blind row", told, NAN, strength=1.1, cause=ALL if broken.all() and expected.any(-1).all() else "blind")
+
+
+def report_unusable_weights(case: Case) -> Finding | None:
+    """Return the finding of weights that hold NaN, inf, or numbers that no weight has; None if there are none."""
+    weights = [] if case.subject.module is None else find_unusable_weights(case.subject.module)
+    if not weights:
+        return None
+    told = f"{weights[0]} contains NaN, inf or numbers above {HUGE:.0e}"
+    return Finding("blind row", told, "Initialize, load or train the weights: torch.empty leaves them unset.", 1.5, ALL)
+
+
+def find_unusable_weights(module: nn.Module) -> list[str]:
+    """Return the names of weights that hold NaN, inf, or numbers too large for any weight."""
+    named = (one for one in module.named_parameters() if one[1].is_floating_point())
+    return [name for name, one in named if not bool((one.detach().abs() < HUGE).all())]
 
 
 def find_unexpected_keys(case: Case, expected: Tensor) -> Tensor:

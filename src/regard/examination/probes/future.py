@@ -30,6 +30,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     strength = case.measured_dependency.within_sequence[b, i].masked_fill(~leaks[b, i], 0)
     j = int(strength.argmax())
     how, cure = describe_leaks(case, leaks[b], hidden[b])
+    mixing = case.mixing_function
+    if mixing is not None:
+        how, cure = f"; {mixing.describe()} carries tokens back", mixing.cure
     yield Finding(
         "future leak", f"{evidence.describe_dependency(case, i, j, b)}, and token {j} comes later{how}", cure, cause="mask"
     )

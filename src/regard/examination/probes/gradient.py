@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ NAN = (
 )
 SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|key|value|kv|other|image|text|^y$|^z$|^xa$")
 ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
+ZERO = "Initialize one of the two with random numbers, as LoRA does with A, or neither can ever change."
 LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
 
 
@@ -55,6 +56,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if broken and case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all():
         evidence = f"the gradient of {format_names(broken)} is NaN, though every output is finite"
         yield Finding("not trainable", evidence, NAN, 1.2, "gradient")
+    elif stuck := find_stuck_pairs(got, asking):
+        evidence = f"{format_names(stuck)} are zero, and so is the gradient of each: they stay zero"
+        yield Finding("not trainable", evidence, ZERO, 1.1, "gradient")
     elif without and (spare := find_unused_source(case)):
         yield Unknown(
             f"whether {format_names(without)} gets a gradient: it may be used only with `{spare}`",
@@ -64,6 +68,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Finding("not trainable", f"no gradient reaches {format_names(without)}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
         yield Checked("every weight with requires_grad=True gets a gradient", f"{sum(s is not None for s in found)} weights")
+
+
+def find_stuck_pairs(got: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the matrices that are zero with a gradient of zero, if there are two: each multiplies the other."""
+    tables = {name: slope for name, slope in got.items() if slope is not None and slope.dim() > 1}
+    stuck = [name for name, slope in tables.items() if not slope.any() and not weights[name].any()]
+    return stuck if len(stuck) > 1 and len(stuck) < len(tables) else []
 
 
 def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import evidence
+from regard.examination import call_checks, evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -22,7 +22,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":
-        yield Unknown(f"whether {WHAT}", evidence.ALONE)
+        said = call_checks.check_heads(case.inner_calls)
+        yield said if said is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
     elif case.shapes.heads > 1:
         try:
             yield from check_function(weight_reading.get_double_case(case))

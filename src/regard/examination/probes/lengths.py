@@ -12,6 +12,7 @@ from regard.examination.report import Checked, Finding, Unknown
 
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which a kernel may work in blocks
+DRAW = "Use no random numbers in evaluation, at any length: F.dropout(x, p, training=self.training)."
 CURE = (
     "Make the mask for the current number of tokens: mask[:t, :t] of a long enough mask, or a new one for each length; in a "
     "kernel, mask every block that the diagonal crosses."
@@ -72,6 +73,10 @@ def check_length(case: Case, t: int) -> Finding | bool:
         return False
     if context.shape[:2] != (len(inputs[0]), t):
         return False
+    change = (case.compute_seeded_context(*inputs, seed=1).cpu() - context).double().abs().nan_to_num().max()
+    if change > dependency.estimate_rounding(context.dtype) * context.double().abs().nan_to_num().max():
+        told = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
+        return Finding("dropout in evaluation", told, DRAW, 0.9, "dropout")
     expected = case.get_expected_visibility(*inputs)
     broken = ~context.isfinite().all(-1) & expected.any(-1)
     if broken.any() and case.compute_seeded_context(*case.make_usual_inputs()).isfinite().all():

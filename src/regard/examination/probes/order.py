@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination import evidence, mask_requirements, position_tensors
+from regard.examination import call_checks, evidence, mask_requirements, position_tensors
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case, copy_subject_as_double
 from regard.examination.identify import weight_reading
@@ -37,6 +37,19 @@ class QueryRow(NamedTuple):
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Check rotations, and whether an output moves if the tokens that its query sees change places, except its own."""
+    found = list(check_reordering(case))
+    positions = None if case.match is not None else call_checks.check_positions(case.inner_calls)
+    if positions is None or any(isinstance(one, Finding) for one in found):
+        yield from found
+    elif isinstance(positions, Finding):
+        yield positions
+    else:
+        yield from (one for one in found if isinstance(one, Checked))
+        yield positions
+
+
+def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check whether an output moves if the tokens that its query sees change places, except its own."""
     rows = choose_rows(case)
     if not rows or evidence.has_no_dependency(case):

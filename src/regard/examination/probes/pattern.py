@@ -28,9 +28,14 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check what is seen and should not be, other than by future and padding, and what is not seen and should be."""
     if evidence.has_no_dependency(case):
         if case.measured_dependency.measured_rows.any():
-            yield Unknown("which tokens each query sees: no output depends on any token", "a layer whose weights are not zero")
+            what = "which tokens each query sees: no output depends on any token"
+            yield Unknown(what, "a layer whose weights are not zero", is_required=True)
         return
     table = VisibilityComparison(case)
+    needed = mask_requirements.count_required_tokens(case.expects)
+    if case.shapes.tokens < needed:
+        told = f"whether {case.expects} holds: with {case.shapes.tokens} tokens it cannot be told from other rules"
+        yield Unknown(told, f"sample= of at least {needed} tokens", is_required=True)
     if table.is_inverted:
         yield report_inverted_mask(case, table)
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.examination.case import Case, copy_subject_as_double, join_context_heads
+from regard.examination.dtype_constants import use_constants_of
 from regard.examination.report import Checked, Finding, Unknown
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output bends, per step and relative to its change
@@ -60,12 +61,14 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
     """Compare the error with the budget, for usual and for longer inputs."""
     dtype = get_coarser_dtype(case)
     bits = str(dtype).removeprefix("torch.")
-    found = [measure_error(case, exact, inputs, dtype) for inputs in iterate_inputs(case)]
-    shares = [(error / budget, error, budget, t) for error, budget, t in found if budget > 0]
+    times = HALF_TIMES if torch.finfo(dtype).bits == 16 else TIMES
+    shares = measure_shares(case, exact, dtype)
+    if shares and max(shares)[0] > times:  # or the code takes a constant, such as an eps, from the dtype
+        with use_constants_of(case.subject.dtype):
+            shares = min(shares, measure_shares(case, exact, dtype) or shares, key=lambda found: max(found)[0])
     if not shares:
         return
     share, error, budget, t = max(shares)
-    times = HALF_TIMES if torch.finfo(dtype).bits == 16 else TIMES
     if share > times:
         evidence = f"with {t} tokens, outputs in {bits} differ from float64 by {error:.2g} of the largest"
         yield Finding(
@@ -76,6 +79,12 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
             f"with {t} tokens, {share:.2g} times the effect of rounding inputs and weights; {times:g} times would be detected"
         )
         yield Checked(f"the error in {bits} is that of a correct layer", evidence)
+
+
+def measure_shares(case: Case, exact: Case, dtype: torch.dtype) -> list[tuple[float, float, float, int]]:
+    """Return the error relative to its budget, the error, the budget and the number of tokens, of usual and longer inputs."""
+    found = [measure_error(case, exact, inputs, dtype) for inputs in iterate_inputs(case)]
+    return [(error / budget, error, budget, t) for error, budget, t in found if budget > 0]
 
 
 def get_coarser_dtype(case: Case) -> torch.dtype:

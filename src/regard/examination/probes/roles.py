@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from regard.examination import evidence
+from regard.examination import call_checks, evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -23,7 +23,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":
-        yield Unknown(f"whether {WHAT}", evidence.ALONE)
+        said = call_checks.check_roles(case.inner_calls)
+        yield said if said is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
     else:
         try:
             yield from check_function(weight_reading.get_double_case(case))

@@ -2,34 +2,45 @@
 
 from collections.abc import Iterator
 
-from regard.examination import evidence
+from regard.examination import call_checks, evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
-OFF = 0.02  # of the expected scale
-WHAT = "the scale of the scores"
+WHAT = call_checks.SCALE
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Check the scale by the identified formula, or else by how weights that can be read follow q kᵀ."""
+    """Check the scale by the identified formula, or else by how weights that can be read follow q kᵀ, or by recorded calls."""
     match = case.match
+    yield from report_training_scale(case)
     if match is not None:
         yield from check_match(match)
         return
     slope = weight_reading.measure_slope(case)
     heads_width = find_head_width(case)
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
-    if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > OFF * found or found <= 0:
-        yield Unknown(WHAT, evidence.ALONE)
+    if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > call_checks.OFF * found or found <= 0:
+        said = call_checks.check_scale(case.inner_calls, case.scale)
+        yield said if said is not None else Unknown(WHAT, evidence.ALONE, is_required=True)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
-    if abs(found / expected - 1) < OFF:
+    if abs(found / expected - 1) < call_checks.OFF:
         yield Checked(WHAT, f"log weights follow the scores times {found:.4g}, and {expected:.4g} is expected")
     else:
         yield report_wrong_scale(found, expected, heads_width, case.scale is not None)
+
+
+def report_training_scale(case: Case) -> Iterator[Finding]:
+    """Yield the finding of a scale that differs between training and evaluation."""
+    for one, other in zip(case.inner_calls, case.training_calls, strict=False):
+        if one.scale is not None and other.scale is not None and abs(one.scale / other.scale - 1) > call_checks.OFF:
+            told = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
+            cure = "Use one scale in both: no temperature that depends on self.training."
+            yield Finding("wrong scale", told, cure, 2.05, "training scale")
+            return
 
 
 def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
@@ -40,7 +51,8 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     elif match.is_verified("scale"):
         yield Checked(WHAT, formula.describe_equality(match))
     elif not match.has_deviation("norm"):
-        yield Unknown(f"{WHAT}: every scale gives the same outputs", "a layer whose weights are not zero, or more tokens")
+        needs = "a layer whose weights are not zero, or more tokens"
+        yield Unknown(f"{WHAT}: every scale gives the same outputs", needs, is_required=True)
 
 
 def find_head_width(case: Case) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import evidence
+from regard.examination import call_checks, evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
@@ -27,12 +27,23 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None:
         yield from check_match(case, case.match)
         return
-    best = weight_reading.get_double_case(case)
     try:
-        weights = weight_reading.read_weights(best, best.make_usual_inputs())
-        yield from check_weights(best, weights) if weights is not None else check_constant_sequences(best)
+        said = list(read_or_infer_rows(weight_reading.get_double_case(case)))
     except Exception:  # whatever a user's layer raises: another probe reports it
-        return
+        said = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
+    recorded = call_checks.check_rows(case.inner_calls) if any(is_missing(one) for one in said) else None
+    yield from [*(one for one in said if recorded is None or not is_missing(one)), *([recorded] if recorded else [])]
+
+
+def read_or_infer_rows(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Check the weights if they can be read, or else constant sequences."""
+    weights = weight_reading.read_weights(case, case.make_usual_inputs())
+    yield from check_weights(case, weights) if weights is not None else check_constant_sequences(case)
+
+
+def is_missing(one: Finding | Checked | Unknown) -> bool:
+    """Return whether a result is that something the verdict requires is unknown."""
+    return isinstance(one, Unknown) and one.is_required
 
 
 def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
@@ -49,7 +60,9 @@ def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknow
         yield Checked(f"{ROWS}, over the keys", formula.describe_equality(match))
     elif not match.has_deviation("norm") and not match.has_deviation("axis") and match.variant.mask != "zeroed weights":
         yield Unknown(
-            "how weights are computed from scores: other formulas give the same outputs", "a layer whose weights are not zero"
+            "how weights are computed from scores: other formulas give the same outputs",
+            "a layer whose weights are not zero",
+            is_required=True,
         )
 
 
@@ -178,7 +191,7 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
     rows = outputs[0]
     top = float(rows.abs().max())
     if top == 0:
-        yield Unknown(f"whether {ROWS}: every output is 0", "a layer whose weights are not zero")
+        yield Unknown(f"whether {ROWS}: every output is 0", "a layer whose weights are not zero", is_required=True)
         return
     apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
     if apart < weight_reading.get_tolerance(case) and len(outputs) > 1:
@@ -195,11 +208,10 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
         )
         yield Finding("not normalised", f"{told}: the sum of a row depends on tokens that it may not see", CURE, 0.9, "softmax")
     else:
-        yield Unknown(
-            f"whether {ROWS}: outputs for equal tokens differ, due to positions, a residual or a sink", evidence.ALONE
-        )
+        what = f"whether {ROWS}: outputs for equal tokens differ, due to positions, a residual or a sink"
+        yield Unknown(what, evidence.ALONE, is_required=True)
     if apart < weight_reading.get_tolerance(case):
-        yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE)
+        yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE, is_required=True)
 
 
 def choose_test_lengths(case: Case) -> list[int]:

@@ -1,0 +1,105 @@
+"""What an audit costs: four policies at once on all rows of 16 heads, against the overview of the same heads."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.tables import Table
+from benchmarks.timing import peak_megabytes, seconds
+from regard.policies import H2O, TOVA, AttentionInputs, Oracle, Policy, SnapKV, StreamingLLM
+from regard.policy_audit.measure import RowMeasures, measure_layer
+
+HEADS, KEY_HEADS, WIDTH = 16, 4, 64
+LENGTHS, DENSE, LONG = (2048, 4096, 8192, 32_768), 4096, 131_072
+POLICIES = {
+    "StreamingLLM": StreamingLLM(4, 252),
+    "SnapKV": SnapKV(256),
+    "H2O": H2O(256),
+    "TOVA": TOVA(256),
+}
+TITLE = f"auditing four policies of 256 keys at once, {HEADS} heads of width {WIDTH}, float32, half of the text as the prompt"
+COLUMNS = ["T", "heads", "overview s", "audit s", "ratio to overview", "choose s", "measure s", "dense s", "MiB of the audit"]
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Seconds of an audit, of its two halves and of the overview, and its peak above q, k and v in a fresh process."""
+    check()
+    table, policies = Table(TITLE, COLUMNS), list(POLICIES.values())
+    for t, heads in (*((t, HEADS) for t in LENGTHS), (LONG, 1)):
+        inputs = make_inputs(t, heads)
+        seconds(partial(audit, make_inputs(512, heads), policies))  # what is compiled, is compiled
+        rounds = 3 if t < LENGTHS[-1] else 1
+        overview = take_median(lambda inputs=inputs: inputs.build_map().overview(), rounds)
+        choose = take_median(lambda inputs=inputs: [one.choose_keys(inputs) for one in policies], rounds)
+        both = take_median(lambda inputs=inputs: audit(inputs, policies), rounds)
+        dense = take_median(lambda inputs=inputs: measure_densely(inputs, policies), 1) if t <= DENSE else None
+        table.add(t, heads, overview, both, both / overview, choose, both - choose, dense, measure_memory(t, heads))
+    return table
+
+
+def take_median(run: Callable[[], object], rounds: int) -> float:
+    """The median of a few runs, in seconds."""
+    return sorted(seconds(run) for _ in range(rounds))[rounds // 2]
+
+
+def make_inputs(t: int, heads: int = HEADS, seed: int = 0) -> AttentionInputs:
+    """Random queries, keys and values, the prompt the first half."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = min(heads, KEY_HEADS)
+    q, k, v = (torch.randn(1, n, t, WIDTH, generator=generator) for n in (heads, groups, groups))
+    return AttentionInputs(q=q, k=k, v=v, prompt=t // 2)
+
+
+def audit(inputs: AttentionInputs, policies: Sequence[Policy]) -> RowMeasures:
+    """Choose the keys of each policy and measure all rows."""
+    return measure_layer(inputs, policies)
+
+
+def measure_densely(inputs: AttentionInputs, policies: Sequence[Policy]) -> Tensor:
+    """Recall (policy, h, t) from complete matrices, one head at a time."""
+    t = torch.arange(inputs.tokens)
+    masks = [one.choose_keys(inputs) for one in policies]
+    weights = inputs.build_map()
+    found = torch.empty(len(masks), inputs.q.shape[1], inputs.tokens)
+    for head in range(inputs.q.shape[1]):
+        dense = weights.select(heads=[head]).dense()[0, 0]
+        for n, mask in enumerate(masks):
+            found[n, head] = (dense * mask.select_heads([head]).block(t, t)[0, 0]).sum(-1)
+    return found
+
+
+def check() -> None:
+    """That recall is that of the dense matrix, that errors are those of the kept keys, and that the oracle is a bound."""
+    inputs = make_inputs(512)
+    policies = [*POLICIES.values(), Oracle(256)]
+    found = audit(inputs, policies)
+    difference = (found.recall[:, 0] - measure_densely(inputs, policies)).abs().max()
+    assert difference < 1e-5, f"recall is off by {difference:.1e}"
+    t = torch.arange(inputs.tokens)
+    for n, policy in enumerate(policies):
+        weights = inputs.build_map().dense() * policy.choose_keys(inputs).block(t, t)
+        v = inputs.v.repeat_interleave(inputs.heads_per_key, 1)
+        complete = inputs.build_map().dense() @ v
+        error = (weights / weights.sum(-1, keepdim=True) @ v - complete).norm(dim=-1) / complete.norm(dim=-1)
+        difference = (found.output_error[n] - error).abs().max()
+        assert difference < 1e-4, f"the error of the output is off by {difference:.1e}"
+
+
+def measure_memory(t: int, heads: int) -> float | None:
+    """The peak of an audit above q, k and v, in MiB, in a fresh process."""
+    code = f"from benchmarks import audit; print(audit.find_peak({t}, {heads}))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = ran.stdout.split()[-1]
+    return None if told == "None" else float(told)
+
+
+def find_peak(t: int, heads: int) -> float | None:
+    """The peak in this process; what is compiled is compiled before."""
+    policies = [StreamingLLM(4, 252), SnapKV(256)]
+    audit(make_inputs(512, heads), policies)
+    inputs = make_inputs(t, heads)
+    return peak_megabytes(partial(audit, inputs, policies))

@@ -1,0 +1,94 @@
+"""Run `regard audit`.
+
+Exit code 2 if the model, the text or a policy cannot be used.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import torch
+from rich.text import Text
+from torch import Tensor
+
+from regard.cli.input_text import read_text
+from regard.cli.look import print_lines
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
+from regard.cli.progress_bar import iterate_with_bar, show_bar
+from regard.errors import ConfigError
+from regard.observe import Recording, record
+from regard.observe.text_table import align_columns, count_fitting_columns, format_token
+from regard.policies import Policy, parse_policy
+from regard.policy_audit import Audit, Downstream, audit, measure_downstream
+from regard.show.terminal import escape_text, open_console, print_wrapped
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record the model, measure every policy and print."""
+    if options.tokens is not None and options.tokens < 2:
+        raise ConfigError(f"--tokens must be at least 2, got {options.tokens}.")
+    if options.worst < 0:
+        raise ConfigError(f"--worst must be at least 0, got {options.worst}.")
+    policies = [parse_policy(one) for one in options.policy]
+    text = read_text(options.text)
+    foreign = load_model(options.model, CAUSAL_LM)
+    ids, recording = record_values(foreign, text, options.tokens)
+    found = audit(
+        recording,
+        policies,
+        prompt=options.prompt,
+        watch=lambda layers, count: iterate_with_bar("auditing layers", layers, count),
+    )
+    effects = run_with_policies(foreign, ids, policies, found.prompt) if options.run else []
+    if options.figure:
+        from regard.show.audit_figure import draw_recall_grids
+
+        draw_recall_grids(found).savefig(options.figure)
+    if options.json:
+        print(json.dumps({"rows": found.to_dicts(), "downstream": [one.to_dict() for one in effects]}, allow_nan=False))
+        return 0
+    print_audit(foreign.name, found, effects, options.worst)
+    return 0
+
+
+def record_values(foreign: TextModel, text: str, most: int | None) -> tuple[Tensor, Recording]:
+    """Return the first tokens of a text, (1, t), and the recording of a model on them, with its values."""
+    ids, words, _ = foreign.tokens(text, most)
+    recorder = record(foreign.model, keep="values")
+    with torch.inference_mode(), recorder as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
+        foreign.run(ids)
+    recording.model, recording.tokens = foreign.name, words
+    return ids, recording
+
+
+def run_with_policies(foreign: TextModel, ids: Tensor, policies: Sequence[Policy], prompt: int) -> list[Downstream]:
+    """Run the model with each policy. Raises ConfigError if less than two tokens follow the prompt."""
+    if ids.shape[1] < prompt + 2:
+        raise ConfigError(f"--run needs two tokens after the prompt of {prompt:,}, but the text has {ids.shape[1]:,}.")
+    return measure_downstream(
+        foreign.model, ids, policies, prompt=prompt, watch=lambda rows, count: iterate_with_bar("running policies", rows, count)
+    )
+
+
+def print_audit(name: str, found: Audit, effects: Sequence[Downstream], worst: int) -> None:
+    """Print the table of an audit, the predictions of the model with each policy, and the worst rows."""
+    console = open_console()
+    title, *_ = str(found).splitlines()
+    print_wrapped(console, Text(f"{escape_text(name)}: {title}.", style="bold"))
+    print_lines(console, map(Text, found.format_lines(console.width)))
+    if effects:
+        print_lines(console, [Text(), *map(Text, format_effects(effects, console.width))])
+    for n in range(len(found.policies) if worst else 0):
+        console.print()
+        for row in found.find_worst(worst, n):
+            print_wrapped(console, Text(escape_text(row.sentence)), hang=2)
+
+
+def format_effects(effects: Sequence[Downstream], width: int) -> list[str]:
+    """Return the predictions of the model with each policy as aligned lines of at most `width` columns."""
+    titles = ["policy", "loss", "change", "KL", "same"]
+    lines = [[one.policy, f"{one.loss:.4f}", f"{one.change:+.4f}", f"{one.kl:.4f}", f"{one.agreement:.1%}"] for one in effects]
+    room = max(12, width - 18)
+    lines = [[format_token(line[0], room), *line[1:]] for line in lines]
+    count = count_fitting_columns(titles, lines, width)
+    return align_columns(titles[:count], [line[:count] for line in lines], left=("policy",))

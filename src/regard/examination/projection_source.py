@@ -1,0 +1,94 @@
+"""Find which module's output queries or keys were made from, seen through rotations and other changes that keep norms."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
+LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
+
+
+class ModuleOutput(NamedTuple):
+    """The output of the module of this name."""
+
+    name: str
+    output: Tensor
+
+
+class ProjectionSource(NamedTuple):
+    """Where queries or keys come from: a module, the slice of its output for each head, and the factor on it.
+
+    `projected` is that part of its output times the factor, (b, h, t, d). `is_viewed` states whether heads are a view of
+    (t, h d) without a transpose, which mixes tokens and heads.
+    """
+
+    name: str
+    slices: tuple[int, ...]
+    factor: float
+    projected: Tensor
+    is_viewed: bool = False
+
+    def is_equal_to(self, x: Tensor) -> bool:
+        """Return whether x (b, h, t, d) is the projection itself, not one that was rotated."""
+        return x.shape == self.projected.shape and bool((x - self.projected).abs().max() < 1e-3 * x.abs().max())
+
+
+def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
+    """Return the last output of which every head of x (b, h, t, d) has the norms, up to one factor; None if there is none."""
+    near = NEAR.get(x.dtype)
+    if near is None or len(x) * x.shape[2] < LEAST_TOKENS or x.shape[-1] < 2:
+        return None
+    norms = x.double().norm(dim=-1)  # (b, h, t)
+    if not norms.isfinite().all() or not (norms > 0).all():
+        return None
+    for one in reversed(outputs):
+        y = arrange_tokens(one.output, x)
+        found = None if y is None else match_norms(one.name, norms, y, x.shape[-1], near)
+        if found is not None:
+            return found
+    return None
+
+
+def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
+    """Return a module's output as (b, t, n) for x (b, h, t, d); None if it has another shape, or n is no multiple of d."""
+    b, h, t, d = x.shape
+    y = y.double()
+    if y.dim() == 2 and len(y) == b * t:
+        y = y.unflatten(0, (b, t))
+    if y.dim() == 4 and y.shape[-1] == d and len(y) == b:
+        y = y.transpose(1, 2) if y.shape[1] in (h, x.shape[1]) and y.shape[2] == t else y
+        y = y.flatten(2) if y.shape[1] == t else y
+    if y.dim() == 3 and y.shape[:2] == (t, b) and b != t:
+        y = y.transpose(0, 1)
+    return y if y.dim() == 3 and y.shape[:2] == (b, t) and y.shape[-1] % d == 0 else None
+
+
+def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> ProjectionSource | None:
+    """Return the source if slices of width d of y (b, t, n) have the norms (b, h, t), up to one factor."""
+    b, h, t = norms.shape
+    parts = y.unflatten(-1, (-1, d))  # (b, t, n / d, d)
+    found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
+    if found is not None:
+        slices, factor = found
+        return ProjectionSource(name, slices, factor, parts[:, :, list(slices)].transpose(1, 2) * factor)
+    if y.shape[-1] == h * d and h > 1:
+        viewed = y.reshape(b, h, t, d)
+        ratio = norms / viewed.norm(dim=-1)
+        factor = float(ratio.mean())
+        if bool((ratio / factor - 1).abs().max() < near):
+            return ProjectionSource(name, tuple(range(h)), factor, viewed * factor, is_viewed=True)
+    return None
+
+
+def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float] | None:
+    """Return for each head of norms (n, h) the slice (n, c) with a constant ratio, and that ratio; None unless all have one."""
+    ratio = norms.unsqueeze(2) / slices.unsqueeze(1).clamp_min(torch.finfo(torch.float64).tiny)  # (n, h, c)
+    middle = ratio.mean(0)
+    spread = ((ratio / middle - 1).abs().amax(0)).nan_to_num(nan=torch.inf)  # (h, c)
+    best = spread.min(-1)
+    factors = middle.gather(1, best.indices.unsqueeze(1)).flatten()
+    if bool((best.values < near).all()) and float((factors / factors.mean() - 1).abs().max()) < near:
+        return tuple(best.indices.tolist()), float(factors.mean())
+    return None

@@ -1,0 +1,123 @@
+"""Examine a module of any inputs and outputs by the attention calls that it makes: of pictures, pooling, several inputs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.examination import call_checks, evidence, mask_requirements, replay
+from regard.examination.inner_calls import InnerCall, record_inner_calls
+from regard.examination.progress import Progress
+from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.mechanism import Mask
+from regard.mechanism.mask_algebra import Offset
+
+END_TO_END = "which outputs depend on which tokens: it returns no output for each token"
+TOKENS = "the layers, or a function x -> y (b, t, c) of the tokens"
+NO_CALL = "any property of its attention: no attention call was recorded"
+HIDE = "Hide in that call what the expected mask hides: pass it as attn_mask, or is_causal=True."
+SHOW = "Hide no more than the expected mask does, or pass expects= as it is meant."
+
+
+def examine_calls(
+    name: str,
+    module: nn.Module,
+    run: Callable[[], object],
+    expects: Mask,
+    scale: float | None = None,
+    offset: Offset = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Examine every attention call of a module while it runs: who sees whom, scale, rows, heads and roles.
+
+    Cross attention, with other keys than queries, is not compared with the expected mask. Raises what the module raises.
+    """
+    progress = progress or Progress()
+    progress.begin_step("layers")
+    with torch.no_grad():
+        calls, missed = record_inner_calls(module, run)
+    results: list[Finding | Checked | Unknown] = []
+    for one in collect_results(module, run, calls, {m.module: m.reason for m in missed}, expects, scale, offset):
+        results.append(one)
+        progress.add([one])
+    names = {one.name for one in calls}
+    count = f"{len(names)} of {len(names | {m.module for m in missed})} attention layers examined in the calls that they get"
+    return Report(
+        name,
+        str(expects),
+        tuple(one for one in results if isinstance(one, Finding)),
+        tuple(one for one in results if isinstance(one, Checked)),
+        tuple(one for one in results if isinstance(one, Unknown)),
+        (count,),
+    )
+
+
+def collect_results(
+    module: nn.Module,
+    run: Callable[[], object],
+    calls: list[InnerCall],
+    missed: dict[str, str],
+    expects: Mask,
+    scale: float | None,
+    offset: Offset,
+) -> Iterator[Finding | Checked | Unknown]:
+    """Yield the results for recorded calls, and for what was missed."""
+    if not calls:
+        why = "; ".join(f"{name or 'the module'}: {reason}" for name, reason in list(missed.items())[:2])
+        yield Unknown(NO_CALL + (f" ({why})" if why else ""), TOKENS, is_required=True)
+        return
+    yield check_visibility(calls, expects, offset)
+    for what, said in call_checks.iterate_checks(calls, scale, in_model=True):
+        yield said if said is not None else Unknown(f"whether {what}", evidence.ALONE, what in call_checks.REQUIRED)
+    yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), expects, scale)
+    for name, reason in missed.items():
+        yield Unknown(f"any property of the attention in {name or 'the module'}: {reason}", TOKENS, is_required=True)
+    yield Unknown(END_TO_END, TOKENS)
+
+
+def check_visibility(calls: list[InnerCall], expects: Mask, offset: Offset) -> Finding | Checked | Unknown:
+    """Return the first call in which a query sees what it may not or misses what it may, or that there is none."""
+    compared = 0
+    for one in calls:
+        seen = read_visibility(one)
+        if seen is None or seen.shape[1] != seen.shape[2] or expects.key_count not in (None, seen.shape[2]):
+            continue
+        b, q, k = seen.shape
+        allowed = mask_requirements.expand_mask(expects, b, q, k, offset).to(seen.device)
+        wrong = seen != allowed
+        if wrong.any():
+            return report_visibility(one, seen, wrong)
+        compared += 1
+    if not compared:
+        what = "who sees whom: no recorded call has as many queries as keys"
+        return Unknown(what, "expects= of each layer, and the layer alone", is_required=True)
+    return Checked(f"every query sees the tokens that {expects} allows, and no other", f"in {compared} recorded calls")
+
+
+def read_visibility(one: InnerCall) -> Tensor | None:
+    """Return which keys have a weight in any head, bool (b, q, k); None if there are too many."""
+    try:
+        return (one.call.build_map(one.call.k).dense() > 0).any(1)
+    except RegardError:  # too large to be dense
+        return None
+
+
+def report_visibility(one: InnerCall, seen: Tensor, wrong: Tensor) -> Finding:
+    """Return the finding of a call that sees too much or too little."""
+    b, i, j = (int(n) for n in (wrong & seen if (wrong & seen).any() else wrong).nonzero()[0])
+    where = one.name or "its call"
+    if seen[b, i, j]:
+        kind = "future leak" if j > i else "wrong mask"
+        return Finding(kind, f"{where}: row {i} puts weight on token {j}, which it may not see", HIDE, 2.0, "mask", one.name)
+    return Finding("wrong mask", f"{where}: row {i} may see token {j}, but puts no weight on it", SHOW, 1.8, "mask", one.name)
+
+
+def make_run(module: Callable[..., Any], sample: Any) -> Callable[[], Any]:
+    """Return a call of a module with a sample: a tensor, a tuple of arguments, or a mapping of named ones."""
+    if isinstance(sample, Tensor):
+        return lambda: module(sample.clone())
+    if isinstance(sample, Mapping):
+        return lambda: module(**sample)
+    return lambda: module(*sample)

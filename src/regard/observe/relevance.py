@@ -1,0 +1,132 @@
+"""Relevance: what each token counts for some queries through all layers, from the pull of every weight (Chefer et al. 2021).
+
+A layer acts by M, the mean over its heads of the positive part of the pull, (q, k). M is never stored: rows and columns are
+multiplied with it block by block.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map.attribution_map import AttributionMap
+
+Run = Any  # regard.observe.recording.Run, whose module imports this one
+FindPull = Callable[[int | str, str, str | None], AttributionMap]  # of layer, attention and part
+
+
+def compute_self_relevance(run: Run, find_pull: FindPull, queries: Tensor, part: str | None) -> Tensor:
+    """Return the rows (b, n, t) of R = (I + M_L) ... (I + M_1) of the queries (n,).
+
+    Raises ConfigError if there is no self-attention, ShapeError if queries and keys of a layer differ in number.
+    """
+    names = run.layers("self", part)
+    if not names:
+        raise ConfigError("relevance needs self-attention, and none was recorded.")
+    rows = make_one_hot_rows(find_pull(len(names) - 1, "self", part), queries)
+    for layer in reversed(range(len(names))):
+        pull = check_square(find_pull(layer, "self", part), names[layer], rows.shape[2])
+        rows = rows + multiply_rows(rows, pull)
+    return rows
+
+
+def compute_cross_relevance(run: Run, find_pull: FindPull, queries: Tensor, part: str | None) -> Tensor:
+    """Return the rows (b, n, s) of the relevance of the source tokens of an encoder-decoder model for the queries (n,).
+
+    R_ts starts at 0; a self-attention of the decoder turns it into (I + M) R_ts, a cross-attention adds N(R_tt)ᵀ M N(R_ss),
+    where R_tt and R_ss are the relevance of the decoder's and the encoder's self-attention up to there, and N(R) - I is R - I
+    with its rows divided by their sums. A row that is 0 stays 0.
+    """
+    steps = list_layers(run, part)
+    crossing = [layer for kind, layer in steps if kind == "cross"]
+    if not crossing:
+        raise ConfigError("relevance of the sources needs cross-attention, and none was recorded.")
+    last = find_pull(crossing[-1], "cross", part)
+    rows = make_one_hot_rows(last, queries)
+    found = rows.new_zeros(*rows.shape[:2], last.shape[3])
+    for place, (kind, layer) in reversed(list(enumerate(steps))):
+        pull = find_pull(layer, kind, part)
+        if kind == "self":
+            rows = rows + multiply_rows(rows, check_square(pull, f"decoder layer {layer}", rows.shape[2]))
+            continue
+        earlier = [find_pull(number, "self", part) for one, number in steps[:place] if one == "self"]
+        columns = rows.mT
+        spread = multiply_all(earlier, columns) - columns
+        found += multiply_rows((columns + divide_rows(spread, sum_added_rows(earlier, columns))).mT, pull)
+    return apply_encoder(found, [find_pull(name, "self", None) for name in list_encoder_layers(run, part)])
+
+
+def apply_encoder(rows: Tensor, pulls: Sequence[AttributionMap]) -> Tensor:
+    """Return rows N(R_ss), (b, n, s), of the encoder's self-attentions from the first to the last."""
+    if not pulls:
+        return rows
+    shares = divide_rows(rows.mT, sum_added_rows(pulls, rows.mT)).mT
+    spread = shares
+    for pull in reversed(pulls):
+        spread = spread + multiply_rows(spread, check_square(pull, "the encoder", rows.shape[2]))
+    return rows + spread - shares
+
+
+def list_layers(run: Run, part: str | None) -> list[tuple[str, int]]:
+    """Return kind and number of the self- and cross-attentions of a part, in the order they first ran."""
+    visits = {kind: run.list_visits(kind, part) for kind in ("self", "cross")}
+    ran = dict.fromkeys((kind, (name, visit)) for name, kind, visit, _ in run.histories)
+    return [(kind, visits[kind].index(visit)) for kind, visit in ran if visit in visits.get(kind, ())]
+
+
+def list_encoder_layers(run: Run, part: str | None) -> list[str]:
+    """Return the self-attentions that are not of the decoder, in order. Raises ConfigError if no part is the decoder."""
+    every, decoder = run.list_all_visits("self"), run.list_visits("self", part)
+    if part is None and every and every == decoder and run.parts:
+        raise ConfigError(f"relevance of the sources needs the name of the decoder: part= one of {', '.join(run.parts)}.")
+    return [name for name, visit in every if (name, visit) not in decoder]
+
+
+def make_one_hot_rows(m: AttributionMap, queries: Tensor) -> Tensor:
+    """Return rows (b, n, q) of float64 that are 1 at the queries (n,) and 0 elsewhere."""
+    b, q, device = m.shape[0], m.shape[2], m.device
+    return torch.eye(q, dtype=torch.float64, device=device)[queries.to(device)].expand(b, -1, -1)
+
+
+def check_square(m: AttributionMap, name: str, t: int) -> AttributionMap:
+    """Return the map of a layer of self-attention. Raises ShapeError unless it has t queries and t keys."""
+    if m.shape[2:] != (t, t):
+        raise ShapeError(f"relevance needs {t} queries and as many keys in each layer; {name} has (q, k) = {m.shape[2:]}.")
+    return m
+
+
+def multiply_rows(rows: Tensor, pull: AttributionMap) -> Tensor:
+    """Return rows M, (b, n, k), of rows (b, n, q)."""
+    found = rows.new_zeros(*rows.shape[:2], pull.shape[3])
+    for b, _, run, entries in pull.iterate_blocks():
+        share = rows[b, :, run.start : run.stop] @ entries.clamp(min=0).double()
+        found[b].index_add_(1, run.columns, share / pull.shape[1])
+    return found
+
+
+def multiply_columns(pull: AttributionMap, columns: Tensor) -> Tensor:
+    """Return M columns, (b, q, n), of columns (b, k, n)."""
+    found = columns.new_zeros(columns.shape[0], pull.shape[2], columns.shape[2])
+    for b, _, run, entries in pull.iterate_blocks():
+        found[b, run.start : run.stop] += entries.clamp(min=0).double() @ columns[b, run.columns] / pull.shape[1]
+    return found
+
+
+def multiply_all(pulls: Sequence[AttributionMap], columns: Tensor) -> Tensor:
+    """Return (I + M_l) ... (I + M_1) columns, (b, t, n)."""
+    for pull in pulls:
+        columns = columns + multiply_columns(pull, columns)
+    return columns
+
+
+def sum_added_rows(pulls: Sequence[AttributionMap], like: Tensor) -> Tensor:
+    """Return the sums of the rows of (I + M_l) ... (I + M_1) - I, (b, t, 1)."""
+    ones = torch.ones_like(like[..., :1])
+    return multiply_all(pulls, ones) - ones
+
+
+def divide_rows(columns: Tensor, sums: Tensor) -> Tensor:
+    """Return the columns with row i divided by its sum, 0 where that is 0."""
+    return torch.where(sums == 0, 0, columns / sums.where(sums != 0, 1))

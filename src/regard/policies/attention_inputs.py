@@ -1,0 +1,78 @@
+"""AttentionInputs: what a policy decides from, the queries, keys and values of one layer and the length of the prompt."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Causal
+from regard.mechanism.scores import score_dtype
+
+CAUSAL = Causal()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionInputs:
+    """The queries (b, h, t, d), keys (b, g, t, d) and values (b, g, t, e) of a layer's tokens, and how they attend.
+
+    The first `prompt` tokens are read at once; the others follow one by one. mask, scale, softcap, bias and sinks are those of
+    attend. layer is the number of the layer. Values are None where only keys are known.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None = None
+    prompt: int
+    layer: int = 0
+    mask: Mask = CAUSAL
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return self.k.shape[2]
+
+    @property
+    def heads_per_key(self) -> int:
+        """The number of query heads that share a key head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    def select_prompt(self) -> "AttentionInputs":
+        """Return the inputs of the prompt alone."""
+        t = self.prompt
+        bias = self.bias
+        if bias is not None:
+            bias = bias[..., : t if bias.shape[2] > 1 else 1, : t if bias.shape[3] > 1 else 1]
+        v = None if self.v is None else self.v[:, :, :t]
+        return replace(self, q=self.q[:, :, :t], k=self.k[:, :, :t], v=v, mask=self.mask.truncate(t, t), bias=bias)
+
+    def build_map(self, first: int = 0) -> AttentionMap:
+        """Return the map of the queries from `first` on, (b, h, t - first, t)."""
+        bias = self.bias
+        if bias is not None and bias.shape[2] > 1:
+            bias = bias[:, :, first:]
+        return AttentionMap(
+            self.q[:, :, first:],
+            self.k,
+            self.mask,
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=bias,
+            sinks=self.sinks,
+            offset=first,
+        )
+
+    def average_group(self, x: Tensor) -> Tensor:
+        """Average numbers of query heads (b, h, ...) over the heads that share a key head, (b, g, ...)."""
+        return x.view(x.shape[0], self.k.shape[1], self.heads_per_key, *x.shape[2:]).mean(2)
+
+    def require_values(self, name: str) -> Tensor:
+        """Return the values in float32 or better. Raises ConfigError if there are none."""
+        if self.v is None:
+            raise ConfigError(f"{name} reads the values. Record with regard.record(model, keep='values').")
+        return self.v.to(score_dtype(self.v.dtype))

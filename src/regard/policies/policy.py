@@ -1,0 +1,111 @@
+"""Policy: a frozen value that says which keys each query may use; PromptPolicy: one that scores the keys of the prompt once."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.mechanism.arguments import describe_value
+from regard.mechanism.heads import share
+from regard.mechanism.mask_algebra import Mask
+from regard.policies.attention_inputs import AttentionInputs
+from regard.policies.budget import Budget, check_budget, count_keys
+from regard.policies.key_masks import NEVER, Lifetime
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Which keys each query may use, decided from the queries, keys and values of a layer.
+
+    A subclass is a frozen dataclass with `choose_keys`. The prompt is read at once, so that what its queries use may depend on
+    all of it; what a later query uses depends on no token after its own. `check_causality` tests that.
+    """
+
+    @abstractmethod
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        """Return the mask of the keys that each query may use; the model's own mask is applied as well."""
+
+    def change_cache(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor] | None:
+        """Return the keys and values, (b, g, t, d) and (b, g, t, e), that queries after the prompt read; None if unchanged."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """The policy as it is written, with the arguments that differ from their defaults."""
+        changed = [
+            f"{one.name}={getattr(self, one.name)!r}"
+            for one in fields(self)
+            if one.default != getattr(self, one.name) and len(repr(getattr(self, one.name))) < LONGEST_ARGUMENT
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+LONGEST_ARGUMENT = 24  # characters of an argument in a label
+
+
+@dataclass(frozen=True)
+class PromptPolicy(Policy):
+    """A policy that keeps, once the prompt is read, its best keys of it; all later keys stay.
+
+    A subclass writes `score_keys`, which sees the prompt alone. budget counts the kept keys of the prompt: a number, a share of
+    the prompt, or a tuple of these by layer, and by key head. At each query of the prompt every key is used.
+    """
+
+    budget: Budget = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", check_budget(f"{type(self).__name__}(budget)", self.budget))
+
+    @abstractmethod
+    def score_keys(self, prompt: AttentionInputs) -> Tensor:
+        """Return the score of each key of the prompt, (b, g, k): the keys with the largest are kept."""
+
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        require_prompt(self, inputs, 1)
+        scores = self.score_keys(inputs.select_prompt())
+        b, g, _, _ = inputs.k.shape
+        if not isinstance(scores, Tensor) or scores.shape != (b, g, inputs.prompt) or scores.isnan().any():
+            came = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(
+                f"{type(self).__name__}.score_keys must return a number for each key of the prompt, (b, g, k) = "
+                f"({b}, {g}, {inputs.prompt}), and no NaN; got {came}."
+            )
+        kept = select_largest(scores, count_keys(self.budget, inputs.prompt, inputs.layer, g))
+        return Lifetime(share_ends(end_at_prompt(kept, inputs), inputs))
+
+
+def check_policy(value: object) -> Policy:
+    """Return a policy, or raise ConfigError for anything else."""
+    if not isinstance(value, Policy):
+        raise ConfigError(f"a policy must be a Policy, such as regard.policies.Knorm(0.1); got {describe_value(value)}.")
+    return value
+
+
+def require_prompt(policy: Policy, inputs: AttentionInputs, least: int) -> None:
+    """Raise ConfigError if the prompt has fewer tokens than a policy needs, or more than there are."""
+    if not least <= inputs.prompt <= inputs.tokens:
+        raise ConfigError(
+            f"{policy.label} needs a prompt of at least {least} and at most {inputs.tokens:,} tokens; got {inputs.prompt:,}."
+        )
+
+
+def select_largest(scores: Tensor, counts: Tensor) -> Tensor:
+    """Return which of the scores (b, g, k) are among the counts[g] largest of their head, as a bool (b, g, k)."""
+    most = min(int(counts.max()), scores.shape[2])
+    places = scores.topk(most).indices
+    chosen = torch.arange(most, device=scores.device) < counts.to(scores.device).view(1, -1, 1)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(2, places, chosen.expand_as(places))
+
+
+def end_at_prompt(kept: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return the ends of all keys, (b, g, t): those of the prompt that are not kept end with it, the others never."""
+    ends = torch.full((*kept.shape[:2], inputs.tokens), NEVER, device=kept.device)
+    ends[:, :, : kept.shape[2]][~kept] = kept.shape[2]
+    return ends
+
+
+def share_ends(ends: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Repeat the ends of key heads (b, g, t) for the query heads, (b, h, t)."""
+    return share(ends.unsqueeze(-1), inputs.q.shape[1]).squeeze(-1)

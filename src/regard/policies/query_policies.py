@@ -1,0 +1,140 @@
+"""Policies that choose keys for each query, or each block of queries: Oracle, Quest and BlockSparse."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_count
+from regard.mechanism.heads import share
+from regard.mechanism.mask_algebra import EVERYTHING, Mask
+from regard.mechanism.scores import score_dtype
+from regard.policies.attention_inputs import AttentionInputs
+from regard.policies.budget import Budget, check_budget, count_keys
+from regard.policies.key_masks import ChosenPages
+from regard.policies.policy import Policy, require_prompt
+
+BLOCK_NUMBERS = 2**22  # scores of pages that are computed at a time
+
+
+@dataclass(frozen=True)
+class Oracle(Policy):
+    """Read the `budget` keys with the largest weights, at each query after the prompt.
+
+    No choice of as many keys keeps more of the weights, and none this good is known before all weights are: it is the bound
+    that other policies are compared with.
+    """
+
+    budget: Budget = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", check_budget("Oracle(budget)", self.budget))
+
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        require_prompt(self, inputs, 0)
+        if inputs.prompt == inputs.tokens:
+            return EVERYTHING
+        counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]).repeat_interleave(inputs.heads_per_key)
+        rest = inputs.build_map(inputs.prompt)
+        found = [
+            rest.select(heads=[head]).top(count)[1].int() for head, count in enumerate(counts.clamp(max=inputs.tokens).tolist())
+        ]
+        width = max(keys.shape[-1] for keys in found)
+        pages = torch.cat([repeat_last(keys, width) for keys in found], 1)
+        return ChosenPages(pages, page=1, rows=1, start=inputs.prompt, stop=inputs.tokens)
+
+
+def repeat_last(keys: Tensor, width: int) -> Tensor:
+    """Repeat the last of some keys (..., n), so that there are `width`."""
+    return torch.cat([keys, keys[..., -1:].expand(*keys.shape[:-1], width - keys.shape[-1])], -1)
+
+
+@dataclass(frozen=True)
+class Quest(Policy):
+    """Read the pages of keys that may hold the largest scores, at each query after the prompt, and the page of its own key.
+
+    A page of `page` keys is represented by the smallest and the largest number of each feature; the score of a query with them
+    bounds that with every key of the page. budget counts keys. Source: Tang et al. 2024 (Quest), algorithm 1.
+    """
+
+    budget: Budget = 0.1
+    page: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", check_budget("Quest(budget)", self.budget))
+        check_count("Quest(page)", self.page)
+
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        require_prompt(self, inputs, 0)
+        if inputs.prompt == inputs.tokens:
+            return EVERYTHING
+        counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]) // self.page
+        if len(set(counts.tolist())) > 1 or int(counts[0]) < 1:
+            raise ConfigError(f"{self.label} must keep at least one page of {self.page} keys, as many in each head of a layer.")
+        dtype = score_dtype(inputs.q.dtype)
+        whole = inputs.tokens // self.page  # the pages that are ever complete
+        pages = inputs.k[:, :, : whole * self.page].to(dtype).unflatten(2, (whole, self.page))
+        low, high = (share(x, inputs.q.shape[1]) for x in (pages.amin(3), pages.amax(3)))  # (b, h, pages, d)
+        q = inputs.q[:, :, inputs.prompt :].to(dtype) * (-1 if (inputs.scale or 1) < 0 else 1)
+        step = max(1, BLOCK_NUMBERS // max(1, whole * q.shape[0] * q.shape[1]))
+        found = []
+        for start in range(0, q.shape[2], step):
+            part = q[:, :, start : start + step]
+            bounds = part.clamp(min=0) @ high.mT + part.clamp(max=0) @ low.mT  # (b, h, n, pages)
+            own = torch.arange(inputs.prompt + start, inputs.prompt + start + part.shape[2], device=q.device) // self.page
+            found.append(choose_largest_pages(bounds, own, int(counts[0])))
+        return ChosenPages(torch.cat(found, 2), page=self.page, rows=1, start=inputs.prompt, stop=inputs.tokens)
+
+
+@dataclass(frozen=True)
+class BlockSparse(Policy):
+    """Read, for each block of queries, the blocks of keys whose mean has the largest score with the mean of the queries.
+
+    This holds for the prompt, whose queries are known at once; later queries read every key. A block of queries always reads
+    its own block of keys. budget counts keys. Source: Jiang et al. 2024 (MInference), the block-sparse pattern of algorithm 3.
+    """
+
+    budget: Budget = 0.1
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", check_budget("BlockSparse(budget)", self.budget))
+        check_count("BlockSparse(block)", self.block)
+
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        require_prompt(self, inputs, 1)
+        prompt, dtype = inputs.select_prompt(), score_dtype(inputs.q.dtype)
+        counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]) // self.block
+        if len(set(counts.tolist())) > 1 or int(counts[0]) < 1:
+            raise ConfigError(
+                f"{self.label} must keep at least one block of {self.block} keys, as many in each head of a layer."
+            )
+        q, k = (average_blocks(x.to(dtype), self.block) for x in (prompt.q, prompt.k))
+        scores = q @ share(k, q.shape[1]).mT * (-1 if (inputs.scale or 1) < 0 else 1)  # (b, h, blocks, blocks)
+        pages = choose_largest_pages(scores, torch.arange(q.shape[2], device=q.device), int(counts[0]))
+        return ChosenPages(pages, page=self.block, rows=self.block, start=0, stop=inputs.prompt)
+
+
+def average_blocks(x: Tensor, block: int) -> Tensor:
+    """Average x (b, h, t, d) over blocks of tokens, (b, h, blocks, d); the last block may have fewer."""
+    blocks = -(-x.shape[2] // block)
+    padded = F.pad(x, (0, 0, 0, blocks * block - x.shape[2]))
+    total = padded.view(*x.shape[:2], blocks, block, x.shape[3]).sum(3)
+    sizes = (x.shape[2] - torch.arange(blocks, device=x.device) * block).clamp(max=block)
+    return total / sizes.unsqueeze(-1)
+
+
+def choose_largest_pages(scores: Tensor, own: Tensor, count: int) -> Tensor:
+    """Choose `count` pages for each line of scores (b, h, n, pages): its own page (n,), and the largest scores before it.
+
+    Where there are fewer pages before, the own page stands in their place. int32, (b, h, n, count).
+    """
+    b, h, n, width = scores.shape
+    last = own.view(1, 1, n, 1).expand(b, h, n, 1)
+    if count == 1 or not width:
+        return last.int()
+    hidden = torch.arange(width, device=scores.device) >= own.unsqueeze(-1)  # (n, pages)
+    best = scores.masked_fill(hidden, -torch.inf).topk(min(count - 1, width))
+    return torch.cat([torch.where(best.values == -torch.inf, last, best.indices), last], -1).int()

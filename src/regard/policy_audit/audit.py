@@ -1,0 +1,232 @@
+"""audit: what policies of sparse attention and cache compression drop, exactly, for every row of a recording."""
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.html_repr import HtmlRepr
+from regard.mechanism.arguments import check_count, check_index, check_instance, check_sequence, describe_value
+from regard.mechanism.mask_algebra import Mask
+from regard.observe.recording import Recording
+from regard.policies import AttentionInputs, Policy, check_causality
+from regard.policies.policy import check_policy
+from regard.policy_audit.measure import measure_layer
+from regard.policy_audit.recorded_inputs import find_prompt, read_inputs
+from regard.policy_audit.summary import Summary, format_summaries, summarize_part
+
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]
+PARTS = ("generated", "prompt")
+
+
+@dataclass(frozen=True)
+class WorstRow:
+    """A row of which a policy keeps little: where it is, what it keeps, and the key with the largest weight that is dropped."""
+
+    policy: str
+    layer: int
+    batch: int
+    head: int
+    query: int
+    recall: float
+    key: int
+    weight: float  # of that key, in the complete row
+    word: str | None = None  # of the query
+    key_word: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What was dropped, in a sentence."""
+        query, key = (
+            f"{place:,}" if word is None else f"{place:,} {word!r}"
+            for place, word in ((self.query, self.word), (self.key, self.key_word))
+        )
+        return (
+            f"{self.policy} keeps {self.recall:.2%} of the attention of head {self.layer}.{self.head} at query {query}; most "
+            f"of what it drops is on key {key}: {self.weight:.2%}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Audit(HtmlRepr):
+    """What each policy keeps in every row: recall, kl (nats), output_error and kept (keys), each (policy, layer, b, h, q).
+
+    recall is the share of a row's weights on the keys that the policy lets it use, exp(lse_kept - lse), and kl is
+    KL(kept || complete) = -log recall. Of a policy that changes keys instead, recall is Σ min(p, p'), what the weights have in
+    common. The total variation is 1 - recall. output_error is |o_kept - o| / |o| of the head's
+    output. A sink of the model counts as kept. The first `prompt` queries are those of the prompt.
+    """
+
+    policies: tuple[Policy, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    prompt: int
+    recall: Tensor
+    kl: Tensor
+    output_error: Tensor
+    kept: Tensor
+    words: Any = field(default=None, repr=False)
+    recording: Recording | None = field(default=None, repr=False)
+
+    @property
+    def total_variation(self) -> Tensor:
+        """Half of the sum of the absolute changes of a row's weights, (policy, layer, b, h, q)."""
+        return 1 - self.recall
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The policies as text."""
+        return tuple(policy.label for policy in self.policies)
+
+    def read_inputs(self, layer: int) -> AttentionInputs:
+        """Return what the policies decided from in a layer, by its place in `layers`."""
+        assert self.recording is not None
+        return read_inputs(self.recording, self.layers[layer], self.prompt)
+
+    def select_rows(self, part: str) -> slice:
+        """Return the queries of a part, "generated" or "prompt". Raises ConfigError for another name."""
+        if part not in PARTS:
+            raise ConfigError(f"part must be 'generated' or 'prompt'; got {part!r}.")
+        return slice(self.prompt, None) if part == "generated" else slice(self.prompt)
+
+    def summarize(self, part: str = "generated") -> list[Summary]:
+        """Return a row for each policy: the keys it keeps, and mean, quantiles and extremes of what is measured."""
+        rows = self.select_rows(part)
+        return [
+            summarize_part(label, part, *(x[n, ..., rows] for x in (self.recall, self.kl, self.output_error, self.kept)))
+            for n, label in enumerate(self.labels)
+        ]
+
+    def find_worst(self, n: int = 5, policy: int = 0) -> list[WorstRow]:
+        """Return the n rows of which a policy keeps least, with the key that mattered most among those dropped."""
+        check_count("n", n)
+        number = check_index("policy", policy, len(self.policies), "policies")
+        lowest = self.recall[number].flatten().argsort()[:n]
+        places = torch.stack(torch.unravel_index(lowest, self.recall.shape[1:]), 1).tolist()
+        inputs = {layer: self.read_inputs(layer) for layer in {place[0] for place in places}}
+        masks = {layer: self.policies[number].choose_keys(one) for layer, one in inputs.items()}
+        return [self.describe_row(number, inputs[place[0]], masks[place[0]], *place) for place in places]
+
+    def describe_row(
+        self, policy: int, inputs: AttentionInputs, mask: Mask, layer: int, b: int, h: int, query: int
+    ) -> WorstRow:
+        """Return what a policy drops from one row, by the places of its numbers in `recall`."""
+        weights = inputs.build_map()[b, h, query]
+        keys = torch.arange(inputs.tokens, device=weights.device)
+        at_b, at_h, at_q = (torch.tensor(x, device=weights.device) for x in (b, h, query))
+        kept = mask.can_see(at_b, at_h, at_q, keys)
+        dropped = weights.masked_fill(kept, -1)
+        key = int(dropped.argmax())
+        words = self.words if self.words is None or isinstance(self.words[0], str) else self.words[b]
+        named = (None, None) if words is None else (words[query], words[key])
+        recall = float(self.recall[policy, layer, b, h, query])
+        return WorstRow(
+            self.labels[policy],
+            self.layers[layer],
+            b,
+            self.heads[h],
+            query,
+            recall,
+            key,
+            max(float(dropped[key]), 0.0),
+            *named,
+        )
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the summaries of both parts as plain values, for JSON."""
+        return [
+            row.to_dict()
+            for part in PARTS
+            if self.recall[0, ..., self.select_rows(part)].numel()
+            for row in self.summarize(part)
+        ]
+
+    def to_pandas(self) -> Any:
+        """Return a DataFrame, a line for each policy, layer, batch row, head and part. Raises ConfigError without pandas."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("a DataFrame needs pandas, which is not installed: pip install pandas.") from None
+        lines = []
+        for part in PARTS:
+            rows = self.select_rows(part)
+            means = [x[..., rows].double().mean(-1) for x in (self.recall, self.kl, self.output_error, self.kept)]
+            for place in torch.cartesian_prod(*(torch.arange(size) for size in self.recall.shape[:4])).tolist():
+                policy, layer, b, h = place
+                line = {
+                    "policy": self.labels[policy],
+                    "layer": self.layers[layer],
+                    "batch": b,
+                    "head": self.heads[h],
+                    "part": part,
+                }
+                numbers = [float(x[policy, layer, b, h]) for x in means]
+                lines.append(line | dict(zip(("recall", "kl", "output_error", "kept"), numbers, strict=True)))
+        return pandas.DataFrame(lines)
+
+    def format_lines(self, width: int = 80, part: str = "generated") -> list[str]:
+        """Return the table of a part as lines of at most `width` columns."""
+        return format_summaries(self.summarize(part), width)
+
+    def __str__(self) -> str:
+        queries = self.recall.shape[-1]
+        rows = f"{queries - self.prompt:,} queries after a prompt of {self.prompt:,}"
+        return "\n".join([f"{rows}, in {len(self.layers)} layers of {len(self.heads)} heads", *self.format_lines()])
+
+
+def audit(
+    recording: Recording,
+    policies: Policy | Sequence[Policy],
+    *,
+    prompt: int | None = None,
+    layers: Sequence[int] | None = None,
+    watch: Watch = lambda layers, count: layers,
+) -> Audit:
+    """Measure what policies drop from the attention of a recorded model, exactly, for every layer, head and query.
+
+    The recording must have kept the values. prompt is the number of tokens that are read at once: by default the prompt of a
+    recorded generation, else half of the text. layers are numbers of layers, all by default. A policy that is not of
+    regard.policies is first tested: one that looks ahead is refused. Raises ConfigError.
+    """
+    check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
+    asked = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
+    if not asked:
+        raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
+    if not callable(watch):
+        raise ConfigError(f"watch must be a function of the layers and their number, got {describe_value(watch)}.")
+    for one in asked:
+        check_policy(one)
+    count = len(recording.layers())
+    numbers = (
+        range(count)
+        if layers is None
+        else [check_index("a layer", one, count, "layers") for one in check_sequence("layers", layers)]
+    )
+    if not numbers:
+        raise ConfigError("there are no layers to audit: record a model with self-attention, and pass layers=None for all.")
+    length = find_prompt(recording, prompt, recording.map(numbers[0]).shape[2])
+    found = []
+    for number in watch(numbers, len(numbers)):
+        inputs = read_inputs(recording, number, length)
+        for policy in asked if number == numbers[0] else ():
+            refuse_lookahead(policy, inputs)
+        found.append(measure_layer(inputs, asked))
+    if len({one.recall.shape for one in found}) > 1:
+        raise ConfigError("the layers have different numbers of heads: audit those of one kind at a time, with layers=.")
+    measures = {
+        name: torch.stack([getattr(one, name) for one in found], 1) for name in ("recall", "kl", "output_error", "kept")
+    }
+    words, heads = recording.words(numbers[0])[0], recording.heads(numbers[0])
+    return Audit(tuple(asked), tuple(numbers), heads, length, **measures, words=words, recording=recording)
+
+
+def refuse_lookahead(policy: Policy, inputs: AttentionInputs) -> None:
+    """Raise ConfigError if a policy that was not shipped here looks ahead, by drawing the last tokens anew."""
+    is_shipped = type(policy).__module__.startswith("regard.policies.")
+    if not is_shipped and inputs.prompt < inputs.tokens:
+        for cut in {inputs.prompt, (inputs.prompt + inputs.tokens) // 2}:
+            check_causality(policy, inputs, cut)

@@ -1,0 +1,103 @@
+"""Needle tasks of any length: sentences hidden in a text, and a question after it whose answer they are, as in RULER."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from regard.errors import DataError
+from regard.mechanism.arguments import check_choice, check_count
+
+KINDS = ("single", "multi key", "multi value", "variable tracking")
+KEYS = ("harbor", "lantern", "orchard", "violin", "glacier", "compass", "meadow", "thimble")
+SENTENCE = "The magic number of the {key} is {number}."
+QUESTION = "The magic number of the {key} is"
+VALUES = 3  # numbers of a key, and variables of a chain
+DIGITS = 5  # of a number
+
+
+class Encoder(Protocol):
+    """A vocabulary: the tokens of a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return all tokens of a text."""
+
+
+@dataclass(frozen=True)
+class NeedleTask:
+    """The tokens of a text with needles, of a question and of its answer; `context` tokens come before the question.
+
+    answer is the place of the first token of the answer, which ends the task.
+    """
+
+    kind: str
+    tokens: tuple[int, ...]
+    context: int
+    answer: int
+
+
+def make_needle_tasks(
+    vocabulary: Encoder, haystack: str, *, length: int, kinds: Sequence[str] = KINDS, count: int = 4, seed: int = 0
+) -> list[NeedleTask]:
+    """Make `count` tasks of each kind, of at most `length` tokens, from a text in which the needles are hidden.
+
+    single: one sentence with a number. multi key: four of them, one is asked for. multi value: three numbers of one key, in
+    order. variable tracking: a chain of assignments, whose names are asked for. Any language model can be asked, since
+    the question begins the sentence of the answer. Needles lie at random depths. Source: Hsieh et al. 2024 (RULER), section 3.
+    Raises DataError for a text that is too short.
+    """
+    check_count("length", length)
+    check_count("count", count)
+    draw = random.Random(seed)
+    text = vocabulary.encode(haystack)
+    return [
+        hide_needles(vocabulary, text, length, kind, *write_needles(kind, draw), draw)
+        for kind in kinds
+        for _ in range(count)
+        if check_choice("a kind", kind, KINDS)
+    ]
+
+
+def write_needles(kind: str, draw: random.Random) -> tuple[list[str], str, str]:
+    """Write the needles of a task in their order, its question and its answer."""
+    numbers = [str(draw.randrange(10 ** (DIGITS - 1), 10**DIGITS)) for _ in range(4)]
+    keys = draw.sample(KEYS, 4)
+    if kind == "single":
+        return [SENTENCE.format(key=keys[0], number=numbers[0])], QUESTION.format(key=keys[0]), f" {numbers[0]}"
+    if kind == "multi key":
+        pairs = list(zip(keys, numbers, strict=True))
+        key, number = draw.choice(pairs)
+        return [SENTENCE.format(key=one, number=other) for one, other in pairs], QUESTION.format(key=key), f" {number}"
+    if kind == "multi value":
+        needles = [f"A magic number of the {keys[0]} is {number}." for number in numbers[:VALUES]]
+        return needles, f"The magic numbers of the {keys[0]}, in order, are", f" {', '.join(numbers[:VALUES])}"
+    names = draw.sample("ABCDEFGHJKLMNPQRSTUVWXYZ", VALUES)
+    chain = [f"Set {names[0]} = {numbers[0]}.", *(f"Set {b} = {a}." for a, b in pairwise(names))]
+    return chain, f"The variables that equal {numbers[0]}, in order, are", f" {', '.join(names)}"
+
+
+def hide_needles(
+    vocabulary: Encoder,
+    text: Sequence[int],
+    length: int,
+    kind: str,
+    needles: Sequence[str],
+    question: str,
+    answer: str,
+    draw: random.Random,
+) -> NeedleTask:
+    """Hide needles at random depths of a text, in their order, and append the question and its answer."""
+    hidden = [vocabulary.encode(f"\n{needle}\n") for needle in needles]
+    asked, whole = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
+    first = next((n for n, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
+    room = length - sum(map(len, hidden)) - len(whole)
+    if not 1 <= room <= len(text):
+        raise DataError(
+            f"the text has {len(text):,} tokens; tasks of {length:,} tokens need {max(room, 1):,} and their needles."
+        )
+    places = sorted(draw.randrange(room) for _ in hidden)
+    tokens: list[int] = []
+    for start, stop, needle in zip([0, *places], [*places, room], [*hidden, []], strict=True):
+        tokens += [*text[start:stop], *needle]
+    return NeedleTask(kind, (*tokens, *whole), len(tokens), len(tokens) + first)

@@ -1,0 +1,50 @@
+"""The inputs of a policy, from a recording or from a call, and the length of the prompt."""
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_count
+from regard.mechanism.request import Request
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.intervene import RECORD_VALUES
+from regard.observe.recording import Recording
+from regard.policies import AttentionInputs
+
+
+def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInputs:
+    """Return the queries, keys, values and rule of a recorded layer.
+
+    Raises ConfigError without values, and unless the layer is causal self-attention of whole texts without padding.
+    """
+    name, v = recording.layers()[layer], recording.values(layer)
+    if v is None:
+        raise ConfigError(f"the values of {name} were not kept, which the error of the output needs. {RECORD_VALUES}")
+    return make_inputs(recording.map(layer)._request, v, name, layer, prompt)
+
+
+def make_inputs(asked: Request | AttentionCall, v: Tensor | None, name: str, layer: int, prompt: int) -> AttentionInputs:
+    """Return the inputs of a policy for one layer.
+
+    Raises ConfigError unless it is causal self-attention of whole texts without padding.
+    """
+    q, k = asked.q.shape[2], asked.k.shape[2]
+    is_plain = q == k and isinstance(asked.offset, int) and asked.offset == 0 and asked.weight is None
+    ranges = asked.mask.find_key_ranges(q, k, 0) if is_plain and asked.mask.is_relative else None
+    if ranges is None or (q > 1 and int(ranges[1][0, 0]) > 1):
+        raise ConfigError(
+            f"a policy needs causal self-attention of every token of a text, in one forward or recorded from its start, "
+            f"without padding; {name} has {q:,} queries on {k:,} keys with the mask {asked.mask}."
+        )
+    settings = {field: getattr(asked, field) for field in ("q", "k", "mask", "scale", "softcap", "bias", "sinks")}
+    return AttentionInputs(**settings, v=v, layer=layer, prompt=prompt)
+
+
+def find_prompt(recording: Recording, prompt: int | None, tokens: int) -> int:
+    """Return the length of the prompt: as given, or that of a recorded generation, or half of a text read at once.
+
+    Raises ConfigError for a length of more tokens than there are.
+    """
+    if prompt is not None:
+        return check_count("prompt", prompt, 1, tokens)
+    first = [call.stored.q.shape[2] for call in recording.last.softmax_calls if call.step == 0]
+    return first[0] if first and first[0] < tokens else max(tokens // 2, 1)

@@ -1,0 +1,65 @@
+"""Summaries of an audit: mean, quantiles and extremes of what a policy keeps, and their table."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from regard.observe import text_table
+
+LOW = 0.05  # the quantile of the rows that keep little
+TITLES = {"keys": "keys", "recall": "recall", "low": "5 %", "least": "least", "kl": "KL", "error": "error"}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a policy keeps over the rows of a part, of all layers and heads.
+
+    keys is the mean number of keys of a row; recall its mean, low its 5 % quantile, least its minimum; kl the mean in nats;
+    error the mean relative error of the output.
+    """
+
+    policy: str
+    part: str
+    rows: int
+    keys: float
+    recall: float
+    low: float
+    least: float
+    kl: float
+    error: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the summary as plain values, for JSON."""
+        return asdict(self)
+
+
+def summarize_part(policy: str, part: str, recall: Tensor, kl: Tensor, error: Tensor, kept: Tensor) -> Summary:
+    """Summarize the rows of a part, each tensor (layer, b, h, q); of no rows all numbers are NaN."""
+    if not recall.numel():
+        return Summary(policy, part, 0, *[float("nan")] * 6)
+    keys, mean, nats, relative = (float(x.double().mean()) for x in (kept, recall, kl, error))
+    flat = recall.flatten()
+    low = float(flat.kthvalue(1 + int(LOW * (len(flat) - 1))).values)
+    return Summary(policy, part, len(flat), keys, mean, low, float(flat.min()), nats, relative)
+
+
+def format_summaries(rows: Sequence[Summary], width: int) -> list[str]:
+    """Return the summaries as aligned lines; where the width has no room, the last columns and long names are cut."""
+    titles = ["policy", *TITLES.values()]
+    lines = [[row.policy, *(format_cell(name, getattr(row, name)) for name in TITLES)] for row in rows]
+    others = sum(2 + max(len(line[n]) for line in (titles, *lines)) for n in range(1, 3))  # keys and recall always
+    room = max(12, width - others)
+    lines = [[text_table.format_token(line[0], room), *line[1:]] for line in lines]
+    count = text_table.count_fitting_columns(titles, lines, width)
+    return text_table.align_columns(titles[:count], [line[:count] for line in lines], left=("policy",))
+
+
+def format_cell(name: str, number: float) -> str:
+    """Return a number of the table: keys with one digit after the point, recall as a share with four."""
+    if number != number:
+        return "-"
+    if name == "keys":
+        return f"{number:,.0f}"
+    return f"{number:.4f}" if number < 10 else f"{number:.2f}"

@@ -1,0 +1,79 @@
+"""No policy looks ahead, and one that does is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from policies.plain import G, P, R, T, make_inputs
+from regard import Causal, ConfigError, Given
+from regard.policies import (
+    H2O,
+    TOVA,
+    BlockSparse,
+    DuoAttention,
+    ExpectedAttention,
+    Knorm,
+    ObservedAttention,
+    Oracle,
+    Policy,
+    Quantised,
+    Quest,
+    SnapKV,
+    StreamingLLM,
+    VerticalSlash,
+    check_causality,
+)
+from regard.policies.parse_policy import POLICIES
+
+SHIPPED = [
+    StreamingLLM(2, 5),
+    H2O(9),
+    TOVA(9),
+    SnapKV(13, 5, 3),
+    ObservedAttention(7),
+    Knorm(7),
+    ExpectedAttention(7),
+    Quest(10, 5),
+    BlockSparse(10, 5),
+    VerticalSlash(4, 3, 5),
+    DuoAttention(((0, 1),), 2, 5),
+    Quantised(3, 4),
+    Oracle(7),
+]
+
+
+@pytest.mark.parametrize("policy", SHIPPED, ids=lambda policy: policy.label)
+@pytest.mark.parametrize("cut", [P, P + 1, T - 1])
+def test_no_shipped_policy_looks_ahead(policy, cut):
+    check_causality(policy, make_inputs(), cut)
+
+
+def test_every_shipped_policy_is_checked():
+    assert {type(policy) for policy in SHIPPED} == set(POLICIES)
+
+
+@dataclass(frozen=True)
+class Prophet(Policy):
+    """Keep the keys that receive most from all queries, later ones too."""
+
+    def choose_keys(self, inputs):
+        received = inputs.build_map().received()
+        kept = received >= received.median(-1, keepdim=True).values
+        return Given(kept.unsqueeze(2)) | ~Causal() | Given(torch.eye(inputs.tokens, dtype=torch.bool))
+
+
+def test_a_policy_that_looks_ahead_is_refused():
+    with pytest.raises(ConfigError, match=r"Prophet\(\) looks ahead: the keys that query \d+ uses changed with tokens from 40"):
+        check_causality(Prophet(), make_inputs(), 40)
+
+
+@pytest.mark.parametrize("cut", [P - 1, T])
+def test_the_cut_lies_after_the_prompt(cut):
+    with pytest.raises(ConfigError, match="cut must be at least the prompt's 31 tokens and below all 53"):
+        check_causality(Knorm(7), make_inputs(), cut)
+
+
+def test_the_heads_of_the_inputs_are_shared():
+    assert make_inputs().heads_per_key == R
+    assert make_inputs().k.shape[1] == G

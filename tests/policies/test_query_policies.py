@@ -1,0 +1,81 @@
+"""Oracle, Quest and BlockSparse choose, for each query or block, what their formulas, written out, choose."""
+
+import pytest
+import torch
+
+from policies.plain import B, D, G, P, R, T, best, dense_weights, make_inputs, table
+from regard import ConfigError
+from regard.policies import BlockSparse, Knorm, Oracle, Quest
+
+
+def test_the_oracle_keeps_the_largest_weights_of_each_query():
+    inputs, n = make_inputs(), 5
+    weights, found = dense_weights(inputs), table(Oracle(n), inputs)
+    for b in range(B):
+        for h in range(G * R):
+            for i in range(P, T):
+                assert set(found[b, h, i].nonzero().flatten().tolist()) == best(weights[b, h, i].tolist(), n)
+
+
+def test_no_policy_keeps_more_with_as_many_keys_as_the_oracle():
+    inputs = make_inputs()
+    weights = dense_weights(inputs)
+    other = table(Knorm(6), inputs)
+    for row in range(P, T):
+        n = int(other[0, 0, row].sum())
+        bound = (weights * table(Oracle(n), inputs))[:, :, row].sum(-1)
+        assert ((weights * other)[:, :, row].sum(-1) <= bound + 1e-12).all()
+
+
+def test_the_oracle_has_a_budget_for_each_head():
+    found = table(Oracle(((3, 7),)), make_inputs())
+    assert (found[:, :R, P:].sum(-1) == 3).all()
+    assert (found[:, R:, P:].sum(-1) == 7).all()
+
+
+def test_quest_reads_the_pages_with_the_largest_bounds_and_its_own():
+    inputs, page, budget = make_inputs(), 5, 17  # three pages
+    found = table(Quest(budget, page), inputs)
+    for b in range(B):
+        for h in range(G * R):
+            for i in range(P, T):
+                q, keys = inputs.q[b, h, i], inputs.k[b, h // R]
+                bounds = [
+                    sum(max(float(q[c] * k[:, c].min()), float(q[c] * k[:, c].max())) for c in range(D))
+                    for k in keys[: i // page * page].split(page)
+                ]
+                pages = best(bounds, budget // page - 1) | {i // page}
+                assert set(found[b, h, i].nonzero().flatten().tolist()) == {j for j in range(i + 1) if j // page in pages}
+
+
+def test_block_sparse_attention_reads_the_blocks_with_the_largest_means():
+    inputs, block, budget = make_inputs(prompt=47), 5, 19  # three blocks; the last block of the prompt is incomplete
+    found = table(BlockSparse(budget, block), inputs)
+    assert (found[:, :, 47:].sum(-1) == torch.arange(48, T + 1)).all()
+    for b in range(B):
+        for h in range(G * R):
+            queries = [x.mean(0) for x in inputs.q[b, h, :47].split(block)]
+            keys = [x.mean(0) for x in inputs.k[b, h // R, :47].split(block)]
+            for i in range(47):
+                own = i // block
+                blocks = best([float(queries[own] @ key) for key in keys[:own]], budget // block - 1) | {own}
+                assert set(found[b, h, i].nonzero().flatten().tolist()) == {j for j in range(i + 1) if j // block in blocks}
+
+
+@pytest.mark.parametrize("policy", [Oracle(5), Quest(10, 5)])
+def test_a_text_without_later_queries_is_complete(policy):
+    assert table(policy, make_inputs(prompt=T)).sum() == B * G * R * T * (T + 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Oracle(0.0), "above 0 and at most 1"),
+        (lambda: Quest(4, 5).choose_keys(make_inputs()), "at least one page of 5 keys"),
+        (lambda: BlockSparse(4, 5).choose_keys(make_inputs()), "at least one block of 5 keys"),
+        (lambda: Quest(page=0), "page"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()

@@ -1,0 +1,294 @@
+"""What an audit measures is what a dense computation in float64 gives, for every row."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from bounds import gamma, unit_roundoff
+from policy_audit.small_models import HEADS, LAYERS, PROMPT, TOKENS, draw_tokens, make_model, record, record_layer
+from regard import Causal, ConfigError, Given, OutOfRangeError, Window
+from regard.policies import H2O, TOVA, Knorm, ObservedAttention, Oracle, Policy, Quantised, Quest, SnapKV, StreamingLLM
+
+B, G, R, D, E = 1, 2, 3, 7, 5
+
+
+@dataclass(frozen=True)
+class KeepAtRandom(Policy):
+    """Keep each key for each query with a probability, and always its own."""
+
+    share: float
+    seed: int
+
+    def choose_keys(self, inputs):
+        generator = torch.Generator().manual_seed(self.seed)
+        b, h, t = *inputs.q.shape[:2], inputs.tokens
+        table = torch.rand(b, h, t, t, generator=generator) < self.share
+        return Given(table | torch.eye(t, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Drop(Policy):
+    """Drop one key from every later query."""
+
+    key: int
+
+    def choose_keys(self, inputs):
+        keys = torch.arange(inputs.tokens)
+        return Given((keys != self.key) | torch.eye(inputs.tokens, dtype=torch.bool))
+
+
+def draw_layer(tokens, seed, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (B, G * R, tokens, D), (B, G, tokens, D), (B, G, tokens, E)
+    return [torch.randn(shape, generator=generator, dtype=dtype) * 2 for shape in shapes]
+
+
+def measure_densely(q, k, v, kept, scale=None, sinks=None, softcap=None, window=None):
+    """Recall, KL, output error and number of keys (h, q) from complete matrices in float64."""
+    q, k, v = q.double()[0], k.double()[0].repeat_interleave(R, 0), v.double()[0].repeat_interleave(R, 0)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    t = scores.shape[-1]
+    seen = torch.ones(t, t, dtype=torch.bool).tril()
+    seen = seen if window is None else seen.triu(-window)
+    kept = kept & seen
+    extra = torch.full((len(q), t, 1), -torch.inf, dtype=torch.float64)
+    extra = extra if sinks is None else sinks.double().view(-1, 1, 1).expand_as(extra)
+    complete, partial = (torch.cat([scores.masked_fill(~mask, -torch.inf), extra], -1).softmax(-1) for mask in (seen, kept))
+    shares = torch.cat([kept.expand(len(q), t, t), torch.ones(len(q), t, 1, dtype=torch.bool)], -1)
+    recall = (complete * shares).sum(-1)
+    kl = torch.where(partial > 0, partial * (partial / complete).log(), 0).sum(-1)
+    variation = (partial - complete).abs().sum(-1) / 2
+    o, o_kept = complete[..., :-1] @ v, partial[..., :-1] @ v
+    return recall, kl, (o_kept - o).norm(dim=-1) / o.norm(dim=-1), kept.sum(-1).expand(len(q), t), variation
+
+
+def compare(found, expected, atol=1e-10):
+    recall, kl, error, kept, variation = expected
+    for ours, theirs in (
+        (found.recall, recall),
+        (found.kl, kl),
+        (found.output_error, error),
+        (found.total_variation, variation),
+    ):
+        torch.testing.assert_close(ours[0, 0, 0], theirs, rtol=0, atol=atol)
+    assert torch.equal(found.kept[0, 0, 0].long(), kept)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from([0.02, 0.3, 0.9]), st.integers(0, 2**20), st.sampled_from(["plain", "capped", "sinks", "window"]))
+def test_every_row_of_a_random_policy_is_that_of_the_dense_computation(share, seed, kind):
+    t = 512
+    q, k, v = draw_layer(t, seed)
+    policy = KeepAtRandom(share, seed)
+    model = {
+        "plain": {},
+        "capped": {"softcap": 3.0, "scale": 0.7},
+        "sinks": {"sinks": torch.linspace(-2, 2, G * R, dtype=torch.float64)},
+        "window": {"mask": Causal() & Window(left=100)},
+    }[kind]
+    recording = record_layer(q, k, v, **model)
+    found = regard.audit(recording, policy, prompt=t)  # a table of each query may look ahead; nothing comes after this prompt
+    kept = policy.choose_keys(found.read_inputs(0)).table(t, t)
+    other = {name: value for name, value in model.items() if name != "mask"}
+    compare(found, measure_densely(q, k, v, kept, window=100 if kind == "window" else None, **other))
+
+
+@pytest.mark.parametrize(
+    "policy", [StreamingLLM(4, 60), H2O(40), TOVA(40), SnapKV(80), Knorm(40), ObservedAttention(0.1), Oracle(30), Quest(64)]
+)
+def test_shipped_policies_in_float32_are_those_of_float64_within_the_bound(policy):
+    t, prompt = 512, 300
+    q, k, v = draw_layer(t, 3, torch.float32)
+    found = regard.audit(record_layer(q, k, v), policy, prompt=prompt)
+    kept = policy.choose_keys(found.read_inputs(0)).table(t, t)
+    recall, kl, error, keys, _ = measure_densely(q, k, v, kept if kept.dim() < 4 else kept[0])
+    assert torch.equal(found.kept[0, 0, 0].long(), keys)
+    scores = float((q.abs() @ k.abs().repeat_interleave(R, 1).mT).max()) * D**-0.5
+    rounding = 4 * (gamma(torch.float32, D + 4) * scores + gamma(torch.float32, t) + 8 * unit_roundoff(torch.float32))
+    torch.testing.assert_close(found.kl[0, 0, 0].double(), kl, rtol=rounding, atol=rounding)
+    torch.testing.assert_close(found.recall[0, 0, 0].double(), recall, rtol=rounding, atol=0)
+    spread = v.norm(dim=-1).max() / (found.read_inputs(0).build_map() @ v).norm(dim=-1)[0]
+    assert ((found.output_error[0, 0, 0].double() - error).abs() <= rounding * (1 + error) * spread * 2).all()
+
+
+def test_dropping_one_key_has_a_closed_form():
+    """o' - o = p / (1 - p) (o - v_j) where one key with the weight p is dropped, which is that key's literal removal."""
+    t, key = 97, 13
+    q, k, v = draw_layer(t, 5)
+    q = q / 8  # weights that are not near 1, where p / (1 - p) has lost its digits
+    found = regard.audit(record_layer(q, k, v), Drop(key), prompt=t)
+    complete = found.read_inputs(0).build_map()
+    p, o = complete[0, :, key + 1 :, key].unsqueeze(-1), (complete @ v)[0, :, key + 1 :]
+    shares, own = v[0, :, key].repeat_interleave(R, 0).unsqueeze(1), slice(key + 1, None)
+    change = p / (1 - p) * (o - shares)
+    rest = [j for j in range(t) if j != key]
+    removed = regard.attention(q, k[:, :, rest], v[:, :, rest], Given(torch.ones(t, t, dtype=torch.bool).tril()[:, rest]))
+    torch.testing.assert_close(o + change, removed[0, :, own], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.recall[0, 0, 0, :, own], 1 - p.squeeze(-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.output_error[0, 0, 0, :, own], change.norm(dim=-1) / o.norm(dim=-1), rtol=0, atol=1e-12)
+    assert (found.recall[0, 0, 0, :, : key + 1] == 1).all()
+
+
+def test_what_rounding_changes_is_that_of_the_dense_computation():
+    t, prompt, policy = 131, 71, Quantised(3, 8)
+    q, k, v = draw_layer(t, 7)
+    found = regard.audit(record_layer(q, k, v), policy, prompt=prompt)
+    k_rounded, v_rounded = policy.change_cache(found.read_inputs(0))
+    rows = slice(prompt, None)
+    seen = torch.ones(t, t, dtype=torch.bool).tril()
+    p, other = (
+        (q @ x.repeat_interleave(R, 1).mT * D**-0.5).double().masked_fill(~seen, -torch.inf).softmax(-1)[0, :, rows]
+        for x in (k, k_rounded)
+    )
+    o, changed = (x @ y.double().repeat_interleave(R, 1)[0] for x, y in ((p, v), (other, v_rounded)))
+    for ours, theirs in (
+        (found.recall, torch.minimum(p, other).sum(-1)),
+        (found.kl, torch.where(other > 0, other * (other / p).log(), 0).sum(-1)),
+        (found.output_error, (changed - o).norm(dim=-1) / o.norm(dim=-1)),
+    ):
+        torch.testing.assert_close(ours[0, 0, 0, :, rows], theirs, rtol=0, atol=1e-10)
+        assert (ours[..., :prompt] == (1 if ours is found.recall else 0)).all()
+    assert (found.kept[0, 0, 0, 0] == torch.arange(1, t + 1)).all()
+
+
+def test_a_recall_too_small_for_a_float_has_its_kl():
+    q, k, v = (x.clone() for x in draw_layer(5, 0, torch.float32))
+    q[:], k[:] = 1, 0
+    k[:, :, 0] = 300 * D**-0.5  # a score 300 above the others
+    found = regard.audit(record_layer(q, k, v), Drop(0), prompt=5)
+    torch.testing.assert_close(found.kl[0, 0, 0, 0, 1:], 300 - torch.arange(1.0, 5).log(), rtol=1e-5, atol=0)
+    assert (found.recall[0, 0, 0, 0, 1:] == 0).all()
+
+
+def test_every_layer_head_and_row_of_a_model_is_measured_for_each_policy():
+    model, tokens = make_model(), draw_tokens()
+    recording = record(model, tokens)
+    policies = [Knorm(5), StreamingLLM(1, 6), Oracle(4)]
+    found = regard.audit(recording, policies, prompt=PROMPT)
+    shape = (3, LAYERS, 2, HEADS, TOKENS)
+    assert [x.shape for x in (found.recall, found.kl, found.output_error, found.kept)] == [shape] * 4
+    for n, policy in enumerate(policies):
+        for layer in range(LAYERS):
+            one = regard.audit(recording, policy, prompt=PROMPT, layers=[layer])
+            assert torch.equal(one.recall[0, 0], found.recall[n, layer])
+    assert (found.recall[0, ..., :PROMPT] == 1).all()
+    assert (found.kept[0, ..., PROMPT:] == 5 + torch.arange(1, TOKENS - PROMPT + 1)).all()
+    assert (found.output_error[0, ..., :PROMPT] == 0).all()
+
+
+def test_a_budget_of_everything_drops_nothing():
+    recording = record(make_model(), draw_tokens())
+    found = regard.audit(
+        recording, [Knorm(1.0), H2O(TOKENS), TOVA(TOKENS), SnapKV(1.0, window=3), Oracle(TOKENS)], prompt=PROMPT
+    )
+    torch.testing.assert_close(found.recall, torch.ones_like(found.recall), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.output_error, torch.zeros_like(found.recall), rtol=0, atol=1e-12)
+
+
+def test_the_prompt_of_a_recorded_generation_is_its_first_forward():
+    model = make_model()
+    with regard.record(model, keep="values") as recording:
+        list(model.generate(draw_tokens(1, 11), 6, temperature=0))
+    assert regard.audit(recording, Knorm(3)).prompt == 11
+    assert regard.audit(record(model, draw_tokens()), Knorm(3)).prompt == TOKENS // 2
+
+
+def test_the_worst_rows_have_the_key_that_was_dropped_and_the_words():
+    recording = record(make_model(), draw_tokens(1))
+    recording.tokens = [f"w{n}" for n in range(TOKENS)]
+    found = regard.audit(recording, [Oracle(3), Knorm(3)], prompt=PROMPT)
+    rows = found.find_worst(4, policy=1)
+    lowest = found.recall[1].flatten().sort().values[:4].tolist()
+    assert [row.recall for row in rows] == lowest
+    row = rows[0]
+    weights = recording.map(row.layer)[row.batch, row.head, row.query]
+    assert float(weights[row.key]) == pytest.approx(row.weight)
+    assert (row.word, row.key_word) == (f"w{row.query}", f"w{row.key}")
+    assert row.sentence.startswith(
+        f"Knorm(budget=3) keeps {row.recall:.2%} of the attention of head {row.layer}.{row.head} at query {row.query}"
+    )
+
+
+def test_the_table_fits_and_the_plain_values_are_json():
+    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), SnapKV(0.5, window=2)], prompt=PROMPT)
+    for width in (80, 40):
+        lines = found.format_lines(width)
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= width
+        assert "recall" in lines[0]
+    rows = json.loads(json.dumps(found.to_dicts(), allow_nan=False))
+    assert [(row["policy"], row["part"]) for row in rows][:2] == [
+        ("Knorm(budget=3)", "generated"),
+        (found.labels[1], "generated"),
+    ]
+    assert rows[0]["recall"] == pytest.approx(float(found.recall[0, ..., PROMPT:].mean()))
+    assert rows[0]["least"] == float(found.recall[0, ..., PROMPT:].min())
+    assert rows[2]["recall"] == 1
+    assert str(found).startswith(f"{TOKENS - PROMPT} queries after a prompt of {PROMPT}, in 2 layers of 3 heads\npolicy")
+
+
+def test_a_data_frame_has_a_line_for_each_policy_layer_head_and_part():
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), Oracle(3)], prompt=PROMPT)
+    frame = found.to_pandas()
+    assert len(frame) == 2 * LAYERS * 2 * HEADS * 2
+    line = frame[(frame.policy == "Oracle(budget=3)") & (frame.layer == 1) & (frame["head"] == 2) & (frame.batch == 1)]
+    assert float(line[line.part == "generated"].recall.iloc[0]) == pytest.approx(
+        float(found.recall[1, 1, 1, 2, PROMPT:].mean())
+    )
+
+
+@dataclass(frozen=True)
+class KeepNothing(Policy):
+    """Keep no key, which leaves a row without a distribution."""
+
+    def choose_keys(self, inputs):
+        return ~regard.Everything()
+
+
+@dataclass(frozen=True)
+class LookAhead(Policy):
+    """Keep the keys that the last queries attend to."""
+
+    def choose_keys(self, inputs):
+        last = inputs.build_map(inputs.tokens - 3)[...].mean(2)
+        return Given((last > last.median(-1, keepdim=True).values).unsqueeze(2)) | Given(torch.eye(inputs.tokens).bool())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"policies": KeepNothing()}, ConfigError, "keeps no key for query 0 in head 0"),
+        ({"policies": LookAhead()}, ConfigError, r"LookAhead\(\) looks ahead"),
+        ({"policies": []}, ConfigError, "policies is empty"),
+        ({"policies": [0.1]}, ConfigError, "a policy must be a Policy"),
+        ({"policies": "h2o"}, ConfigError, "a list or a tuple"),
+        ({"prompt": 0}, ConfigError, "prompt"),
+        ({"prompt": TOKENS + 1}, ConfigError, "prompt"),
+        ({"layers": [LAYERS]}, OutOfRangeError, "layers has 0 to 1"),
+        ({"layers": []}, ConfigError, "no layers to audit"),
+        ({"recording": "file"}, ConfigError, "recording must be a Recording"),
+    ],
+)
+def test_bad_input_gets_a_sentence(change, error, says):
+    arguments = {"recording": record(make_model(), draw_tokens(1)), "policies": Knorm(3), "prompt": PROMPT} | change
+    with pytest.raises(error, match=says):
+        regard.audit(**arguments)
+
+
+def test_a_recording_without_values_is_refused():
+    with pytest.raises(ConfigError, match=r"values of .* were not kept.*keep='values'"):
+        regard.audit(record(make_model(), draw_tokens(), keep=None), Knorm(3))
+
+
+def test_attention_that_is_not_causal_is_refused():
+    q, k, v = draw_layer(9, 0)
+    for mask in (regard.Everything(), Window(2, 2), Causal() & regard.Padding([7])):
+        with pytest.raises(ConfigError, match="needs causal self-attention"):
+            regard.audit(record_layer(q, k, v, mask=mask), Knorm(3))
