@@ -33,7 +33,7 @@ export function openFinding(page, app, opened) {
 const findId = ({ start }, { r }) => r ?? start.recordings[0]?.id; // of the recording of a state
 const makeKey = ({ r, find }) => `${r ?? ""} ${find}`;
 const hasPlace = (hash) => new URLSearchParams(hash.slice(1)).has("q");
-const isTyping = () => Boolean(document.querySelector(".type-page:has(.type-result[hidden]) textarea")?.value);
+const isTyping = () => Boolean(document.querySelector(".type-page:has(.type-result[hidden]) textarea:focus")?.value);
 
 async function load(page, app, { r, find }) {
   const { source, start } = page;
