@@ -84,7 +84,7 @@ def test_another_size_of_image_is_another_grid():
     model, _ = build("vit")
     with torch.no_grad(), record(model) as recording:
         model(torch.randn(2, 3, 20, 16, dtype=torch.float64), interpolate_pos_encoding=True)
-    assert recording.places == {"": PatchGrid(5, 4, 1, names=("class token",))}
+    assert recording.places == {"layers": PatchGrid(5, 4, 1, names=("class token",))}
 
 
 def test_a_model_of_ones_own_needs_no_config():
