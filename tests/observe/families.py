@@ -86,6 +86,7 @@ DEEPSEEK = {
     "qk_nope_head_dim": 5,
     "v_head_dim": 7,
 }
+INDEXED = {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 8}  # which keys a query sees, an indexer picks
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 12, "mamba_expand": 1, "mamba_d_state": 5, "mamba_chunk_size": 4}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 6}
 GEMMA = {**WIDE, **NEAR, "attn_logit_softcapping": 3.0}
@@ -136,6 +137,33 @@ DECODERS = [
     text("qwen3_moe", "Qwen3MoeModel", {**WIDE, **EXPERTS}),
     text("deepseek_v2", "DeepseekV2Model", {**DEEPSEEK, "qk_nope_head_dim": 6, "topk_method": "greedy"}),
     text("deepseek_v3", "DeepseekV3Model", DEEPSEEK, quick=True),
+    text("deepseek_v32", "DeepseekV32Model", {**DEEPSEEK, **INDEXED}),
+    text(
+        "deepseek_v4",
+        "DeepseekV4Model",
+        {
+            **DEEPSEEK,
+            **INDEXED,
+            "head_dim": 12,
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        },
+    ),
+    Family(
+        "minimax_m3",
+        "MiniMaxM3VLTextModel",
+        {
+            **WIDE,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            "num_local_experts": 3,
+            "num_experts_per_tok": 2,
+        },
+        tokens,
+        RIGHT,  # with padding on the left, the blocks that its own two implementations pick differ
+    ),
     text("smollm3", "SmolLM3Model", LLAMA),
     text("bitnet", "BitNetModel", LLAMA),
     text("llama4", "Llama4TextModel", {**WIDE, "attention_chunk_size": 5, "intermediate_size_mlp": 31, "num_local_experts": 3}),

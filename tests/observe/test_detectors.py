@@ -1,4 +1,5 @@
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 from bounds import attention_bounds, entropy_bound
 from dense import both, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
-from regard.map import plane
+from regard.map import plane, small_maps
 from regard.observe import detectors
+from regard.observe.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
 from strategies import requests
 
@@ -272,3 +274,29 @@ def test_the_receiver_kurtosis_is_that_of_the_mean_weights_from_later_sentences(
     assert detectors.receiver_kurtosis(m, torch.zeros(B, T, dtype=torch.int64)).isnan().all()
     with pytest.raises(ShapeError, match="number of each key's sentence"):
         detectors.receiver_kurtosis(m, numbers)
+
+
+@pytest.mark.parametrize("mask", ["causal", "padding", "heads", "none of own"])
+def test_the_scores_of_many_small_maps_are_those_of_one_matrix_at_a_time(mask):
+    torch.manual_seed(4)
+    b, h, t = 13, 3, 7
+    rules = {
+        "causal": Causal(),
+        "padding": Padding([3 + n % 5 for n in range(b)]),
+        "heads": Given(torch.rand(1, h, t, t) < 0.7),
+        "none of own": Causal() & Padding([t] * b),
+    }
+    q, k = torch.randn(2, b, h, t, D, dtype=torch.float64)
+    tokens, own = torch.arange(t).expand(b, t) % 4, mask != "none of own"
+    options = HeadOptions(offsets=(2,), needle=slice(2, 4), window=2)
+
+    def list_scores():
+        found = compute_scores(MapView(AttentionMap(q, k, rules[mask]), tokens, own), options)
+        return {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in found.items()}
+
+    ours = list_scores()
+    with mock.patch.object(small_maps, "is_worth_batch", return_value=False):
+        theirs = list_scores()
+    assert ours.keys() == theirs.keys()
+    for name, found in ours.items():
+        assert torch.allclose(found, theirs[name], rtol=0, atol=1e-10, equal_nan=True), name

@@ -18,9 +18,9 @@ from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Pr
 from regard.generate.translation_search import translate
 from regard.observe import Recording, load, record, recording_file
 from regard.observe.checksums import compute_header_checksum
-from regard.observe.deserialize import MaskReader
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.serialize import NamedTensors, serialize_mask
+from regard.observe.mask_serialization import MaskReader, serialize_mask
+from regard.observe.serialize import NamedTensors
 from regard.observe.store import Store
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
-from regard.map import additive, indexing, numba_passes, passes, pooling, weight_products
+from regard.map import additive, indexing, numba_passes, passes, pooling, small_maps, weight_products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
@@ -155,14 +155,20 @@ class AttentionMap(HtmlRepr):
 
     def logsumexp(self) -> Tensor:
         """Compute log Σ exp of each row's scores and sink, nats, (b, h, q); -inf for a row that sees nothing."""
+        if self._is_batch:
+            return self._apply_to_batch(small_maps.logsumexp)
         return self._apply_with_denominators(lambda _, below: below.logsumexp)
 
     def entropy(self) -> Tensor:
         """Compute -Σ w log w of each row, nats, (b, h, q); 0 for a row that sees nothing."""
+        if self._is_batch:
+            return self._apply_to_batch(small_maps.entropy)
         return self._stack_planes([found.rows["entropy"] for found in self._gather_statistics(entropy=passes.entropy)])
 
     def received(self) -> Tensor:
         """Compute the sum of each column, (b, h, k)."""
+        if self._is_batch:
+            return self._apply_to_batch(small_maps.sum_columns)
         return self._stack_planes([found.received for found in self._gather_statistics()])
 
     def mass(self, keys: slice | Tensor) -> Tensor:
@@ -172,6 +178,8 @@ class AttentionMap(HtmlRepr):
             raise ShapeError(f"keys must be a slice or a bool tensor ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
         seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = True
         few = seen.nonzero().squeeze(-1)
+        if self._is_batch:
+            return self._apply_to_batch(lambda batch: batch.weights[..., few].sum(-1))
         if 2 * len(few) > len(seen):
             indicator = seen.to(score_dtype(self._request.q.dtype)).view(1, 1, -1, 1)
             return self._multiply(
@@ -183,6 +191,8 @@ class AttentionMap(HtmlRepr):
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
         if abs(check_integer("back", back)) > LARGEST_POSITION:
             raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
+        if self._is_batch:
+            return self._apply_to_batch(small_maps.make_diagonal(int(back)))
         return self._apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, int(back)))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
@@ -192,6 +202,10 @@ class AttentionMap(HtmlRepr):
             raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
         keys = 64 // torch.finfo(score_dtype(self._request.q.dtype)).bits  # of int64, in numbers of the weights
         self._check_size((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
+        if self._is_batch:
+            both = zip(*(x.weights.topk(n) for x in small_maps.iterate_batches(self._request, self._list_pairs())), strict=True)
+            values, indices = (torch.cat(parts).view(b, h, q, n) for parts in both)
+            return values, indices
         planes = list(self._iterate_planes())
         quick = (
             self._run_compiled(planes, lambda plane, threads: numba_passes.find_top(plane, threads, n))
@@ -223,6 +237,8 @@ class AttentionMap(HtmlRepr):
     def overview(self) -> Overview:
         """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
+        if self._is_batch:
+            return self._gather_batch_overview()
         rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
         found = [
             {**gathered.rows, "received": gathered.received, "mean": picture.pool("mean"), "max": picture.pool("max")}
@@ -244,6 +260,8 @@ class AttentionMap(HtmlRepr):
         if not check_number("limit_bytes", limit_bytes) >= 0:
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
+        if self._is_batch:
+            return self._apply_to_batch(small_maps.get_weights)
         return self._apply_to_planes(passes.compute_dense)
 
     def certificate(self, rows: int = CERTIFIED_ROWS) -> Certificate:
@@ -262,7 +280,34 @@ class AttentionMap(HtmlRepr):
         return f"AttentionMap{self.shape}, {self._request.mask}{additive}, {stored}"
 
     def _iterate_planes(self) -> Iterator[Plane]:
-        return (Plane(self._request, *pair) for row in self._pairs for pair in row)
+        return (Plane(self._request, *pair) for pair in self._list_pairs())
+
+    def _list_pairs(self) -> list[tuple[int, int]]:
+        """List the batch row and head of each matrix of this map."""
+        return [pair for row in self._pairs for pair in row]
+
+    @property
+    def _is_batch(self) -> bool:
+        """Whether the matrices are many small ones, which go through one pass together."""
+        return small_maps.is_worth_batch(self._request, len(self._pairs) * self._head_count)
+
+    def _apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
+        """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
+        (found,) = small_maps.compute_rows(self._request, self._list_pairs(), function)
+        return found.view(*self.shape[:2], *found.shape[1:])
+
+    def _gather_batch_overview(self) -> Overview:
+        """Compute the overview of many small matrices, whose picture is the matrix itself."""
+        found, below = small_maps.gather_statistics(self._request, self._list_pairs(), list(passes.ROWS), has_picture=True)
+        self._cache_denominators(self._list_pairs(), below)
+        weights = found.pop("weights")
+        shaped = {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
+        return Overview(**shaped)
+
+    def _cache_denominators(self, pairs: Sequence[tuple[int, int]], below: Denominators) -> None:
+        """Keep the denominators (n, q) of several matrices."""
+        for pair, shift, total in zip(pairs, below.shift.unbind(), below.total.unbind(), strict=True):
+            self._denominators.setdefault(pair, Denominators(shift, total))
 
     def _list_planes(self) -> list[Plane]:
         """List the matrices of this map, or raise ShapeError if there are none."""
@@ -307,7 +352,21 @@ class AttentionMap(HtmlRepr):
             pooling.bin_edges(0, 0, 1),
         )  # an empty picture
         planes = list(self._iterate_planes()) if planes is None else planes
+        if small_maps.is_worth_batch(self._request, len(planes)):
+            return self._gather_batch_statistics(planes, list(statistics))
         return [gathered for gathered, _ in self._traverse(planes, *bins, statistics)]
+
+    def _gather_batch_statistics(self, planes: Sequence[Plane], names: Sequence[str]) -> list[passes.TraversalResult]:
+        """Return the statistics of many small planes, from one pass."""
+        pairs = [(plane.b, plane.h) for plane in planes]
+        found, below = small_maps.gather_statistics(self._request, pairs, names)
+        self._cache_denominators(pairs, below)
+        columns = found.pop("received").unbind()
+        each = {name: x.unbind() for name, x in found.items()}
+        return [
+            passes.TraversalResult({name: x[n] for name, x in each.items()}, columns[n], self._denominators[pair])
+            for n, pair in enumerate(pairs)
+        ]
 
     def _get_denominators(self, plane: Plane) -> Denominators:
         """Return the denominators of the rows of a plane, computed once."""

@@ -42,6 +42,11 @@ class Convolution:
         """The batch rows, heads and tokens (b, h, t)."""
         return self.batch, self.kernel.shape[1], self.length
 
+    @property
+    def rows(self) -> int:
+        """The number of queries: each token is one."""
+        return self.length
+
     def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "Convolution":
         """Return the same convolution with other tensors, by name."""
         return Convolution(**dict(tensors), batch=self.batch, length=self.length)
@@ -81,6 +86,10 @@ class ConvolutionPlane:
     def find_first_key(self, query: int) -> int:
         """Return the first key that a query may see."""
         return max(0, query - len(self.kernel) + 1)
+
+    def find_key_stop(self, query: int) -> int:
+        """Return the end of the keys that a query may see."""
+        return query + 1
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop."""

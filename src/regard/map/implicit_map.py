@@ -1,4 +1,4 @@
-"""ImplicitMap: the token-to-token matrix of a layer without a softmax, which is never stored."""
+"""ImplicitMap: the token-to-token matrix of a layer whose weights are no softmax, as the factors that give it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +12,21 @@ from regard.map import indexing
 from regard.map.attention_map import Index
 from regard.map.convolution import Convolution, ConvolutionPlane
 from regard.map.linear_recurrence import LinearRecurrence, RecurrencePlane
+from regard.map.scored_matrix import ScoredMatrix, ScoredPlane
 from regard.map.signed_map import SignedMap
+from regard.map.stored_matrix import JoinedMatrices, JoinedPlane, StoredMatrix, StoredPlane
 from regard.mechanism.arguments import LARGEST_POSITION, check_integer, describe_value
 from regard.mechanism.scores import score_dtype
 
 BLOCK_NUMBERS = 2**21  # entries computed at a time: 16 MiB of float64
 MOST_ROWS = 256  # of a block
-Mechanism = LinearRecurrence | Convolution
-MECHANISMS: dict[str, type[LinearRecurrence] | type[Convolution]] = {
+Mechanism = LinearRecurrence | Convolution | ScoredMatrix | StoredMatrix
+Plane = RecurrencePlane | ConvolutionPlane | ScoredPlane | StoredPlane | JoinedPlane
+MECHANISMS: dict[str, type[LinearRecurrence] | type[Convolution] | type[ScoredMatrix] | type[StoredMatrix]] = {
     "linear recurrence": LinearRecurrence,
     "convolution": Convolution,
+    "scored matrix": ScoredMatrix,
+    "stored matrix": StoredMatrix,
 }
 
 
@@ -58,28 +63,30 @@ class ImplicitCertificate:
 
 
 class ImplicitMap(SignedMap):
-    """The matrix M (b, h, q, k) for which M v is the output of a layer without a softmax, of which only factors are stored.
+    """The matrix M (b, h, q, k) for which M v is the output of a layer whose weights are no softmax.
 
-    mechanism is a LinearRecurrence (state spaces, linear attention, delta rules) or a Convolution. Entries are signed and rows
-    do not sum to 1; those of later tokens are 0. The queries are the last of the tokens, from `first` on. values (b, h, k, e)
-    and outputs, if they are given, are what the layer multiplied and computed, for `certificate`. Numbers are computed in
-    float64, block by block, and returned in float32, or in float64 if a factor is.
+    mechanism is a LinearRecurrence (state spaces, linear attention, delta rules), a Convolution, a ScoredMatrix (an activation
+    of scores, mixed or subtracted softmaxes) or a StoredMatrix, the only one that stores M itself. Entries are signed and rows
+    do not sum to 1; those of later tokens of a recurrence are 0. The queries are the last ones of the mechanism, from `first`
+    on. values (b, h, k, e) and outputs, if they are given, are what the layer multiplied and computed, for `certificate`.
+    Numbers are computed in float64, block by block, and returned in float32, or in float64 if a factor is.
     Source: Ali, Zimerman and Wolf 2024, The hidden attention of Mamba models.
     """
 
     def __init__(
         self,
-        mechanism: Mechanism,
+        mechanism: Mechanism | JoinedMatrices,
         *,
         first: int = 0,
         values: Tensor | None = None,
         outputs: SampledOutputs | None = None,
     ) -> None:
-        if not isinstance(mechanism, Mechanism):
-            raise ConfigError(f"mechanism must be a LinearRecurrence or a Convolution, got {describe_value(mechanism)}.")
+        if not isinstance(mechanism, Mechanism | JoinedMatrices):
+            names = ", ".join(one.__name__ for one in MECHANISMS.values())
+            raise ConfigError(f"mechanism must be one of {names}; got {describe_value(mechanism)}.")
         b, h, t = mechanism.shape
-        if not 0 <= check_integer("first", first) <= t:
-            raise ConfigError(f"first must be between 0 and the number of tokens, {t}; got {first}.")
+        if not 0 <= check_integer("first", first) <= mechanism.rows:
+            raise ConfigError(f"first must be between 0 and the number of tokens, {mechanism.rows}; got {first}.")
         if values is not None and (values.dim() != 4 or values.shape[:3] != (b, h, t)):
             raise ShapeError(f"values must be ({b}, {h}, {t}, e), got {tuple(values.shape)}.")
         self.mechanism, self.first, self.values, self.outputs = mechanism, first, values, outputs
@@ -89,7 +96,12 @@ class ImplicitMap(SignedMap):
     def shape(self) -> tuple[int, int, int, int]:
         """The shape (b, h, q, k)."""
         _, h, t = self.mechanism.shape
-        return len(self.places), len(self.places[0]) if self.places else h, t - self.first, t
+        return len(self.places), len(self.places[0]) if self.places else h, self.mechanism.rows - self.first, t
+
+    @property
+    def offset(self) -> int:
+        """The place of the first query among the keys: the last queries belong to the last keys, if there are enough."""
+        return self.first + max(0, self.shape[3] - self.mechanism.rows)
 
     @property
     def device(self) -> torch.device:
@@ -119,18 +131,22 @@ class ImplicitMap(SignedMap):
         smaller.places = [[self.places[i][j] for j in columns] for i in rows]
         return smaller
 
-    def build_plane(self, b: int, h: int) -> RecurrencePlane | ConvolutionPlane:
+    def build_plane(self, b: int, h: int) -> Plane:
         """Return the matrix of a batch row and head of this map."""
-        return self.mechanism.build_plane(*self.places[b][h])
+        plane: Plane = self.mechanism.build_plane(*self.places[b][h])
+        return plane
 
     def iterate_plane(self, b: int, h: int) -> Iterator[tuple[ImplicitBlock, Tensor]]:
         """Yield the blocks of complete rows of one matrix, in order, and the entries (n, m) of each, in float64."""
         plane, start = self.build_plane(b, h), 0
         while start < self.shape[2]:
             first = plane.find_first_key(self.first + start)
-            stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_NUMBERS // (self.first + start + 1 - first))))
-            queries, columns = (torch.arange(i, self.first + stop, device=self.device) for i in (self.first + start, first))
-            yield ImplicitBlock(start, stop, columns), plane.compute_rows(queries, first, self.first + stop)
+            width = max(1, plane.find_key_stop(self.first + start) - first)
+            stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_NUMBERS // width)))
+            last = plane.find_key_stop(self.first + stop - 1)
+            queries = torch.arange(self.first + start, self.first + stop, device=self.device)
+            columns = torch.arange(first, last, device=self.device)
+            yield ImplicitBlock(start, stop, columns), plane.compute_rows(queries, first, last)
             start = stop
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -156,7 +172,7 @@ class ImplicitMap(SignedMap):
             step = max(1, min(MOST_ROWS, BLOCK_NUMBERS // self.shape[3]))
             for start in range(0, len(queries), step):
                 some = queries[start : start + step]
-                first, stop = plane.find_first_key(int(some[0])), int(some[-1]) + 1
+                first, stop = plane.find_first_key(int(some[0])), plane.find_key_stop(int(some[-1]))
                 rows = plane.compute_rows(some.to(self.device), first, stop).to(self.dtype)
                 mine = (places >= start) & (places < start + step)
                 keys = j[here[mine]].to(self.device)
@@ -176,7 +192,7 @@ class ImplicitMap(SignedMap):
         found = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
         for row, head, block, entries in self.iterate_blocks():
             queries = torch.arange(block.start, block.stop, device=self.device)
-            places = queries + self.first - int(back) - block.columns[0]
+            places = queries + self.offset - int(back) - block.columns[0]
             inside = (places >= 0) & (places < entries.shape[1])
             picked = entries.gather(-1, places.clamp(0, entries.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
             found[row, head, block.start : block.stop] = picked.where(inside, 0).to(self.dtype)
@@ -211,5 +227,9 @@ class ImplicitMap(SignedMap):
         return 0.0 if bias is None else bias[0, h].double()
 
     def __repr__(self) -> str:
-        kind = next(name for name, one in MECHANISMS.items() if isinstance(self.mechanism, one))
+        mechanism = self.mechanism
+        if isinstance(mechanism, LinearRecurrence | Convolution):
+            kind = next(name for name, one in MECHANISMS.items() if isinstance(mechanism, one))
+        else:
+            kind = mechanism.title or "weights without a softmax"
         return f"ImplicitMap{self.shape}, {kind}, {self.nbytes / 1e6:.3g} MB stored"

@@ -69,6 +69,11 @@ class LinearRecurrence:
         b, h, t = (max(x.shape[axis] for x in self.tensors.values()) for axis in range(3))
         return b, h, t
 
+    @property
+    def rows(self) -> int:
+        """The number of queries: each token is one."""
+        return self.shape[2]
+
     def replace_tensors(self, tensors: Mapping[str, Tensor]) -> "LinearRecurrence":
         """Return the same recurrence with other tensors, by name."""
         return LinearRecurrence(**dict(tensors), is_strict=self.is_strict)
@@ -146,6 +151,10 @@ class RecurrencePlane:
     def find_first_key(self, query: int) -> int:
         """Return the first key that a query may see."""
         return 0
+
+    def find_key_stop(self, query: int) -> int:
+        """Return the end of the keys that a query may see."""
+        return query + 1
 
     def compute_rows(self, queries: Tensor, first: int, stop: int) -> Tensor:
         """Compute the entries (n, m) of queries (n,) by index on the keys first to stop; stop is beyond all of the queries."""

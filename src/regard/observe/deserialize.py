@@ -3,16 +3,13 @@
 The time is linear in the size of the file, independent of what the header states: what many calls share is checked once.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.errors import RegardError
 from regard.mechanism.arguments import check_instance, check_path
-from regard.mechanism.masks import CLASSES, Mask
 from regard.observe import implicit_serialization, recording_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
@@ -21,19 +18,19 @@ from regard.observe.header_values import (
     require_count,
     require_finite,
     require_four_axes,
-    require_integer,
     require_list,
+    require_offset,
     require_rows,
     require_text,
 )
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.mask_serialization import MaskReader
 from regard.observe.places import deserialize_places
 from regard.observe.recording import KINDS, Call, Recording, Run
 from regard.observe.serialize import CALL_NUMBERS, CALL_TENSORS
 
-DEEPEST = 64  # nesting of combined masks
 WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
 
 
@@ -95,7 +92,7 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
             if (name, kind) != (history.name, history.kind):
                 raise ValueError(f"{history.name} is stored under the key of {name!r:.40}")
             run.histories[name, kind, require_count(visit), require_count(turn)] = history
-    implicit = [deserialize_implicit(one, run, tensors) for one in require_list(found.get("implicit", []))]  # as above
+    implicit = [deserialize_implicit(one, run, tensors, masks) for one in require_list(found.get("implicit", []))]  # as above
     for number, stored in found["calls"]:
         if require_count(number) < len(histories):
             owner = histories[number]
@@ -106,9 +103,9 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
     return run
 
 
-def deserialize_implicit(found: dict[str, Any], run: Run, tensors: dict[str, Tensor]) -> ImplicitHistory:
+def deserialize_implicit(found: dict[str, Any], run: Run, tensors: dict[str, Tensor], masks: MaskReader) -> ImplicitHistory:
     """Build the history of a recurrence, and add it to its run under its key."""
-    history = implicit_serialization.deserialize_history(found, tensors)
+    history = implicit_serialization.deserialize_history(found, tensors, masks)
     if found["key"] is not None:
         name, kind, visit, turn = require_list(found["key"], 4)
         if (name, kind) != (history.name, history.kind):
@@ -118,7 +115,7 @@ def deserialize_implicit(found: dict[str, Any], run: Run, tensors: dict[str, Ten
 
 
 def deserialize_history(
-    found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], masks: "MaskReader"
+    found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], masks: MaskReader
 ) -> KVHistory:
     """Build a history from its part of the header, and check that every call of it is a map."""
     heads = found.get("heads")  # older files have none of these
@@ -147,7 +144,7 @@ def deserialize_history(
     return history
 
 
-def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "MaskReader") -> StoredCall:
+def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> StoredCall:
     """Build a stored call from its part of the header."""
     named: dict[str, Any] = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
@@ -158,8 +155,7 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     scale, softcap = (None if found[name] is None else require_finite(found[name]) for name in ("scale", "softcap"))
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be above 0, got {softcap}")
-    offset = found["offset"]
-    offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
+    offset = require_offset(found["offset"])
     first, stop, step = (require_count(found[name]) for name in CALL_NUMBERS)
     mask = masks.deserialize_mask(found["mask"])
     q, weight = named["q"], named["weight"]
@@ -168,28 +164,3 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     given: dict[str, Any] = {field: named[name] for name, field in CALL_TENSORS.items()}
     given["can_be_packed"] = require_bool(found.get("packable", True))  # absent in older files
     return StoredCall(**given, first=first, stop=stop, step=step, mask=mask, offset=offset, scale=scale, softcap=softcap)
-
-
-class MaskReader:
-    """The masks of a file, each built once, however many calls share it."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-        self.masks: dict[str, Mask] = {}
-
-    def deserialize_mask(self, found: list[Any], depth: int = DEEPEST) -> Mask:
-        """Return the mask of a list: the name of its class, then its arguments."""
-        if not depth:
-            raise ValueError("masks combined too deeply")
-        text = json.dumps(found)
-        if text not in self.masks:
-            name, *arguments = require_list(found)
-            parts = (self.deserialize_argument(one, depth - 1) for one in arguments)
-            self.masks[text] = CLASSES[name].from_arguments(*parts)
-        return self.masks[text]
-
-    def deserialize_argument(self, found: Any, depth: int) -> Any:
-        """Return an argument of a mask: a list that starts with a name is a mask, a name by itself a tensor."""
-        if isinstance(found, str):
-            return self.tensors[found]
-        return self.deserialize_mask(found, depth) if isinstance(found, list) and found and isinstance(found[0], str) else found

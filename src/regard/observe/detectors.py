@@ -27,7 +27,7 @@ RECEIVER_DISTANCE = 4  # sentences between one that receives weight and those th
 SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
 ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
-SampleScore = Callable[[int, int, Tensor, Tensor], Tensor]
+SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 
 
 @average_over_queries
@@ -92,7 +92,7 @@ def breadth(m: MapView) -> QueryScores:
 
     The mean is over at most 256 of the queries that count, evenly spaced. This share is defined here, after Hill 1973.
     """
-    return score_sample(m, lambda row, head, queries, seen: m.overview.entropy[row, head, queries].exp() / seen.sum(-1))
+    return score_sample(m, lambda rows, heads, queries, seen: m.overview.entropy[rows, heads, queries].exp() / seen.sum(-1))
 
 
 @average_over_queries
@@ -121,8 +121,8 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     """
     window = check_count("window", window, 0)
 
-    def compute_local_share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
-        distance = m.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
+    def compute_local_share(rows: slice, heads: slice, queries: Tensor, seen: Tensor) -> Tensor:
+        distance = m.positions[rows, None, queries].unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
         return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
 
     return score_sample(m, compute_local_share)
@@ -154,6 +154,10 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
     b, h, _, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
     found = torch.zeros(b, h, dtype=torch.float64, device=look.map.device)
+    if look.is_batch:
+        for rows, weights in look.iterate_row_blocks():
+            found[rows] = explain_by_distance(*gather_by_distance(look, rows, weights))
+        return found
     for row, head in itertools.product(range(b), range(h)):
         queries = select_spaced(look.is_counted[row, head], SAMPLE)
         own = look.positions[row, queries]
@@ -166,11 +170,31 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
             sums.index_add_(0, distance, weights[seen].double())
             counts.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
             squares += weights[seen].double().square().sum()
-        mean = sums.sum() ** 2 / counts.sum()
-        explained = (sums.square() / counts.clamp(min=1)).sum() - mean
-        total = squares - mean
-        found[row, head] = explained / total if total > SMALLEST_VARIANCE * squares else math.nan
+        found[row, head] = explain_by_distance(sums, counts, squares)
     return found
+
+
+def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums and counts of weights (n, h, q, k) of some batch rows by distance, (n, h, distances), and of squares."""
+    n, h, q, k = weights.shape
+    queries, keys = (torch.arange(size, device=weights.device) for size in (q, k))
+    seen = look.can_rows_see(rows, queries.unsqueeze(-1), keys) & look.is_counted[rows].unsqueeze(-1)
+    own = look.positions[rows]
+    lowest, highest = int(own.min()), int(own.max())
+    distances = (own.unsqueeze(-1) - keys - lowest + k - 1).unsqueeze(1).expand(n, h, q, k).flatten(2)  # the distance, from 0
+    shown = weights.where(seen, 0).double().flatten(2)
+    sums, counts = torch.zeros(2, n, h, highest - lowest + k, dtype=torch.float64, device=weights.device)
+    sums.scatter_add_(2, distances, shown)
+    counts.scatter_add_(2, distances, seen.flatten(2).double())
+    return sums, counts, shown.square().sum(-1)
+
+
+def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:
+    """Return the share of the variance that distance explains, from sums and counts by distance and the sum of squares."""
+    mean = sums.sum(-1) ** 2 / counts.sum(-1)
+    explained = (sums.square() / counts.clamp(min=1)).sum(-1) - mean
+    total = squares - mean
+    return (explained / total).masked_fill(~(total > SMALLEST_VARIANCE * squares), math.nan)
 
 
 def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
@@ -267,6 +291,12 @@ def sum_nearby_weight(look: MapView, window: int) -> Tensor:
     """Return the weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
     b, h, q, k = look.map.shape
     found = torch.zeros_like(look.overview.largest)
+    if look.is_batch:
+        keys = torch.arange(k, device=found.device)
+        for rows, every in look.iterate_row_blocks():
+            near = (look.positions[rows].unsqueeze(-1) - keys).abs() <= window
+            found[rows] = (every * near.unsqueeze(1)).sum(-1)
+        return found
     step = max(1, min(ROWS, BLOCK_NUMBERS // (h * (ROWS + 2 * window))))
     for row in range(b):
         for start in range(0, q, step):
@@ -305,6 +335,12 @@ def score_sample(look: MapView, score: SampleScore) -> QueryScores:
     every = torch.arange(k, device=look.map.device)
     found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
     sampled = torch.zeros(b, 1, q, dtype=torch.bool, device=look.map.device)
+    if look.is_batch:  # with at most as many queries as a sample has
+        queries = torch.arange(q, device=every.device)
+        for rows in (slice(start, start + ROWS) for start in range(0, b, ROWS)):
+            seen = look.can_rows_see(rows, queries.unsqueeze(-1), every)
+            found[rows] = score(rows, slice(None), queries, seen).double()
+        return look.score_queries(found, look.is_counted.any(1, keepdim=True))
     for row in range(b):
         for queries in select_spaced(look.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
             sampled[row, 0, queries] = True
@@ -312,5 +348,6 @@ def score_sample(look: MapView, score: SampleScore) -> QueryScores:
             for head in range(h):
                 if not look.has_shared_mask or not head:
                     seen = look.can_see(row, head, queries.unsqueeze(-1), every)
-                found[row, head, queries] = score(row, head, queries, seen).double()
+                place = slice(row, row + 1), slice(head, head + 1), queries
+                found[place] = score(*place, seen[None, None]).double()
     return look.score_queries(found, sampled)

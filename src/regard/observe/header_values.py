@@ -39,6 +39,11 @@ def require_integer(x: Any) -> int:
     return x
 
 
+def require_offset(x: Any) -> int | Tensor:
+    """Return x, which must be the position of the first query: an integer, or a list of one for each batch row."""
+    return torch.tensor([require_integer(one) for one in x]) if isinstance(x, list) else require_integer(x)
+
+
 def require_count(x: Any) -> int:
     """Return x, which must be an integer from 0 to 2**31 - 1: an index or a count."""
     if not 0 <= require_integer(x) < 2**31:

@@ -1,4 +1,4 @@
-"""The recorded recurrence of one module in one run: the factors of every step, which joined are those of one call."""
+"""The recorded attention without a softmax of one module in one run: the factors of every step, joined to those of one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,8 @@ from regard.map import factors
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.map.scored_matrix import ScoredMatrix
+from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
 from regard.observe.interception.recurrence_call import RecurrenceFactors
 from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
 from regard.observe.store import Store
@@ -35,7 +37,7 @@ class StoredRecurrence:
     @classmethod
     def copy_factors(cls, found: RecurrenceFactors, store: Store, step: int) -> "StoredRecurrence":
         """Return a stored call with copies of what a call computed; numbers with two names are stored once."""
-        length = found.values.shape[2]
+        length = found.outputs.shape[2]
         queries = torch.arange(min(SAMPLED_ROWS, length)) * length // max(min(SAMPLED_ROWS, length), 1)
         outputs, gates = (
             None if x is None else x.detach()[:, :, queries.to(x.device)].contiguous() for x in (found.outputs, found.gates)
@@ -109,7 +111,8 @@ class ImplicitHistory:
     def build_call_map(self, stored: StoredRecurrence) -> ImplicitMap:
         """Return the map of one call: its tokens on all tokens up to its last."""
         until = next(n for n, one in enumerate(self.stored_calls) if one is stored) + 1
-        return self.build_joined_map(self.stored_calls[:until], stored.step, sum(count_tokens(self.stored_calls[: until - 1])))
+        before = sum(one.mechanism.rows for one in self.stored_calls[: until - 1])
+        return self.build_joined_map(self.stored_calls[:until], stored.step, before)
 
     def build_map(self) -> ImplicitMap:
         """Return the map of all calls, as if they had been one."""
@@ -118,8 +121,7 @@ class ImplicitHistory:
     def build_joined_map(self, calls: Sequence[StoredRecurrence], step: int, first: int) -> ImplicitMap:
         """Return the map of some calls joined, in the row order of a step, for the queries from `first` on."""
         ordered = [self.reorder_call(one, step) for one in calls]
-        lengths = count_tokens(calls)
-        starts = [sum(lengths[:n]) for n in range(len(calls))]
+        starts = [sum(one.mechanism.rows for one in calls[:n]) for n in range(len(calls))]
         queries = torch.cat([one.queries + start for one, start in zip(ordered, starts, strict=True)])
         outputs = factors.concatenate([one.outputs for one in ordered], 2)
         gates = [torch.ones_like(one.outputs) if one.gates is None else one.gates for one in ordered]
@@ -176,17 +178,15 @@ class ImplicitCall:
         return f"ImplicitCall({self.name!r}, step {self.step}, {self.map})"
 
 
-def count_tokens(calls: Sequence[StoredRecurrence]) -> list[int]:
-    """Return the number of tokens of each call."""
-    return [one.values.shape[2] for one in calls]
-
-
-def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism:
+def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism | JoinedMatrices:
     """Return the mechanism of consecutive calls. Raises ConfigError if they are of different kinds."""
     recurrences = [one for one in parts if isinstance(one, LinearRecurrence)]
     convolutions = [one for one in parts if isinstance(one, Convolution)]
-    if recurrences and convolutions:
+    matrices = [one for one in parts if isinstance(one, ScoredMatrix | StoredMatrix)]
+    if sum(map(bool, (recurrences, convolutions, matrices))) > 1:
         raise ConfigError("the calls of one layer are of different kinds, so they do not form one map.")
+    if matrices:
+        return matrices[0] if len(matrices) == 1 else JoinedMatrices(matrices)
     return LinearRecurrence.join_tokens(recurrences) if recurrences else Convolution.join_tokens(convolutions)
 
 
@@ -202,7 +202,16 @@ def join_head_maps(maps: Sequence[ImplicitMap]) -> ImplicitMap:
         raise ConfigError("the calls of one layer have different shapes: recording[name] has each of them.")
     recurrences = [one.mechanism for one in maps if isinstance(one.mechanism, LinearRecurrence)]
     convolutions = [one.mechanism for one in maps if isinstance(one.mechanism, Convolution)]
-    mechanism = LinearRecurrence.join_heads(recurrences) if recurrences else Convolution.join_heads(convolutions)
+    matrices = [one.mechanism for one in maps if isinstance(one.mechanism, ScoredMatrix | StoredMatrix)]
+    mechanism: Mechanism | JoinedMatrices
+    if matrices:
+        mechanism = JoinedMatrices(matrices, "heads")
+    elif recurrences:
+        mechanism = LinearRecurrence.join_heads(recurrences)
+    elif convolutions:
+        mechanism = Convolution.join_heads(convolutions)
+    else:
+        raise ConfigError("the calls of one layer have several steps each: recording[name] has each of them.")
     values = [one.values for one in maps if one.values is not None]
     outputs = [one.outputs for one in maps if one.outputs is not None]
     return ImplicitMap(

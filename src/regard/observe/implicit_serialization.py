@@ -1,4 +1,4 @@
-"""Recorded recurrences in a file: their serialization to plain values and named tensors, and the checks of what is read."""
+"""Recorded attention without a softmax in a file: plain values and named tensors, and the checks of what is read."""
 
 from typing import Any
 
@@ -7,8 +7,20 @@ from torch import Tensor
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import MECHANISMS, Mechanism
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.header_values import REAL, require_count, require_four_axes, require_list, require_rows, require_text
+from regard.map.scored_matrix import ScoredMatrix
+from regard.map.stored_matrix import StoredMatrix
+from regard.observe.header_values import (
+    REAL,
+    require_count,
+    require_finite,
+    require_four_axes,
+    require_list,
+    require_offset,
+    require_rows,
+    require_text,
+)
 from regard.observe.implicit_history import ImplicitHistory, StoredRecurrence
+from regard.observe.mask_serialization import MaskReader, serialize_mask
 
 CALL_TENSORS = ("values", "queries", "outputs", "gates", "state")
 
@@ -38,17 +50,28 @@ def serialize_mechanism(mechanism: Mechanism, packed: Any) -> dict[str, Any]:
     tensors = {name: [packed.add(x.reshape(-1)), list(x.shape)] for name, x in mechanism.tensors.items()}
     if isinstance(mechanism, Convolution):
         return {"kind": "convolution", "tensors": tensors, "batch": mechanism.batch, "length": mechanism.length}
+    if isinstance(mechanism, StoredMatrix):
+        return {"kind": "stored matrix", "tensors": tensors, "title": mechanism.title}
+    if isinstance(mechanism, ScoredMatrix):
+        offset = mechanism.offset
+        return {
+            "kind": "scored matrix",
+            "tensors": tensors,
+            **{name: getattr(mechanism, name) for name in ("title", "activation", "scale", "softcap", "shift")},
+            "offset": offset.tolist() if isinstance(offset, Tensor) else offset,
+            "mask": serialize_mask(mechanism.mask, mechanism.rows, mechanism.shape[2], offset, packed),
+        }
     return {"kind": "linear recurrence", "tensors": tensors, "is_strict": mechanism.is_strict}
 
 
-def deserialize_history(found: dict[str, Any], tensors: dict[str, Tensor]) -> ImplicitHistory:
+def deserialize_history(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> ImplicitHistory:
     """Build a history from its part of the header, and check that its calls form a map.
 
     Raises ValueError, TypeError or LookupError, or an error of the map, if they do not.
     """
     turns = {require_count(int(step)): require_rows(tensors[name]) for step, name in found["turns"].items()}
     history = ImplicitHistory(require_text(found["name"]), turns)
-    history.stored_calls.extend(deserialize_call(one, tensors) for one in require_list(found["pieces"]))
+    history.stored_calls.extend(deserialize_call(one, tensors, masks) for one in require_list(found["pieces"]))
     if not history.stored_calls:
         raise ValueError(f"{history.name} has no calls")
     former = None
@@ -63,18 +86,18 @@ def deserialize_history(found: dict[str, Any], tensors: dict[str, Tensor]) -> Im
     return history
 
 
-def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor]) -> StoredRecurrence:
+def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> StoredRecurrence:
     """Build a stored call from its part of the header."""
     named = {name: None if found[name] is None else tensors[found[name]] for name in CALL_TENSORS}
     values, queries, outputs = (named[name] for name in CALL_TENSORS[:3])
     if values is None or queries is None or outputs is None:
         raise ValueError("a recurrence needs values, and outputs of some queries")
-    mechanism = deserialize_mechanism(found["mechanism"], tensors)
-    b, h, t = mechanism.shape
-    if require_four_axes(values).shape[:3] != (b, h, t):
+    mechanism = deserialize_mechanism(found["mechanism"], tensors, masks)
+    (b, h, t), rows = mechanism.shape, mechanism.rows
+    if require_four_axes(values).shape[:2] != (b, h) or values.shape[2] not in (t, rows):
         raise ValueError(f"values {tuple(values.shape)} do not fit a recurrence of (b, h, t) = {(b, h, t)}")
-    if require_rows(queries).numel() and int(queries.max()) >= t:
-        raise ValueError(f"outputs of a query {int(queries.max())} of {t}")
+    if require_rows(queries).numel() and int(queries.max()) >= rows:
+        raise ValueError(f"outputs of a query {int(queries.max())} of {rows}")
     for name in ("outputs", "gates"):
         x = named[name]
         if x is not None and (x.shape != (b, h, len(queries), values.shape[3]) or x.dtype not in REAL):
@@ -82,7 +105,7 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor]) -> Store
     return StoredRecurrence(mechanism, values, queries, outputs, named["gates"], named["state"], require_count(found["step"]))
 
 
-def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor]) -> Mechanism:
+def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> Mechanism:
     """Build a mechanism from its part of the header."""
     kind, named = MECHANISMS[found["kind"]], {}
     for name, flat in found["tensors"].items():
@@ -93,6 +116,19 @@ def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor]) -> 
         if kernel.dtype not in REAL or kernel.numel() == 0:
             raise ValueError("the kernel of a convolution must be floating-point numbers")
         return Convolution(**named, batch=require_count(found["batch"]), length=require_count(found["length"]))
+    if kind is StoredMatrix:
+        return StoredMatrix(**named, title=require_text(found["title"]))
+    if kind is ScoredMatrix:
+        return ScoredMatrix(
+            **named,
+            title=require_text(found["title"]),
+            activation=require_text(found["activation"]),
+            scale=require_finite(found["scale"]),
+            softcap=None if found["softcap"] is None else require_finite(found["softcap"]),
+            shift=require_finite(found["shift"]),
+            offset=require_offset(found["offset"]),
+            mask=masks.deserialize_mask(found["mask"]),
+        )
     if not isinstance(found["is_strict"], bool):
         raise TypeError("is_strict must be true or false")
     return LinearRecurrence(**named, is_strict=found["is_strict"])

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, cast
@@ -76,27 +75,23 @@ class MapView:
         If keys are not the queries' own tokens: whether the first query that counts may see the key.
         """
         b, h, _, k = self.map.shape
-        found = torch.ones(b, h, k, dtype=torch.bool, device=self.map.device)
-        for row, head in itertools.product(range(b), range(h)):
-            if self.own:
-                here = self.positions[row][~self.is_counted[row, head]]
-                found[row, head, here[(here >= 0) & (here < k)]] = False
-            else:
-                query = self.is_counted[row, head].nonzero()[:1]  # (1, 1), or (0, 1) where none counts
-                found[row, head] = self.can_see(row, head, query, torch.arange(k, device=found.device)).any(0)
-        return found
+        if self.own:
+            padding = self.positions.unsqueeze(1).expand_as(self.is_counted).masked_fill(self.is_counted, -1)
+            places = padding.masked_fill((padding < 0) | (padding >= k), k)  # k marks none
+            found = torch.ones(b, h, k + 1, dtype=torch.bool, device=self.map.device)
+            return found.scatter_(2, places, False)[..., :k]
+        query = self.is_counted.int().argmax(-1, keepdim=True)  # the first that counts
+        seen = self.can_see_all(query, torch.arange(k, device=query.device))
+        return seen & self.is_counted.any(-1, keepdim=True)
 
     @cached_property
     def first_token_indices(self) -> list[int]:
         """The first token of each batch row, by index: the first key that its first counting query may see."""
-        b, h, _, k = self.map.shape
-        found = []
-        for row in range(b):
-            query = self.is_counted[row].any(0).nonzero().flatten()[:1]
-            keys = torch.arange(k, device=self.map.device)
-            seen = [self.can_see(row, head, query, keys).nonzero().flatten()[:1] for head in range(h)] if len(query) else []
-            found.append(min((int(key) for keys in seen for key in keys), default=0))
-        return found
+        counted = self.is_counted.any(1)
+        query = counted.int().argmax(-1).view(-1, 1, 1)
+        keys = torch.arange(self.map.shape[3], device=query.device)
+        seen = self.can_see_all(query, keys).any(1) & counted.any(-1, keepdim=True)
+        return [int(key) for key in seen.int().argmax(-1)]
 
     @cached_property
     def first_token_weight(self) -> Tensor:
@@ -108,6 +103,8 @@ class MapView:
 
     def compute_mass(self, keys: Tensor) -> Tensor:
         """Return the weight of each query on a set of keys, bool (b, k), as (b, h, q)."""
+        if bool((keys == keys[:1]).all()):
+            return self.map.mass(keys[0])
         return torch.cat([self.map.select(batch=row).mass(some) for row, some in enumerate(keys)])
 
     @cached_property
@@ -138,10 +135,13 @@ class MapView:
 
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
-        b, h, q, k = self.map.shape
-        queries = torch.arange(q, device=keys.device)
-        found = [self.can_see(row, head, queries, keys[row].clamp(0, k - 1)) for row in range(b) for head in range(h)]
-        return torch.stack(found).view(b, h, q) & ((keys >= 0) & (keys < k)).unsqueeze(1)
+        _, _, q, k = self.map.shape
+        seen = self.can_see_all(torch.arange(q, device=keys.device), keys.clamp(0, k - 1).unsqueeze(1))
+        return seen & ((keys >= 0) & (keys < k)).unsqueeze(1)
+
+    def can_see_all(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether queries may see keys, by index, both broadcasting with each other to (b, h, ...)."""
+        return self.can_rows_see(slice(None), queries, keys)
 
     def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether queries may see keys, by index, the two broadcasting.
@@ -165,6 +165,36 @@ class MapView:
         if self._last is None or self._last[0] != (row, head):
             self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
         return self._last[1]
+
+    def can_rows_see(self, rows: slice, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether queries of some batch rows may see keys, by index, both broadcasting with each other to (n, h, ...).
+
+        Indices of at most two axes are the same for all batch rows and heads.
+        """
+        request = self.map._request
+        b, h = torch.tensor(self.map._pairs[rows], device=queries.device).unbind(-1)
+        inner = (1,) * max(x.dim() if x.dim() <= 2 else x.dim() - 2 for x in (queries, keys))
+        b, h = b.view(*b.shape, *inner), h.view(*h.shape, *inner)
+        shape = torch.broadcast_shapes(b.shape, queries.shape, keys.shape)
+        seen = request.mask.can_see(b, h, queries, keys, request.offset).expand(shape)
+        if request.bias is None:
+            return seen
+        places = (b, h, queries, keys)
+        index = (x if size > 1 else torch.zeros_like(x) for x, size in zip(places, request.bias.shape, strict=True))
+        return seen & (request.bias[tuple(index)] != -torch.inf)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the matrices of the map are many small ones."""
+        return self.map._is_batch
+
+    def iterate_row_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield blocks of batch rows with their matrices, (n, h, q, k), each of which is the picture of an overview."""
+        b, h, q, k = self.map.shape
+        step = max(1, BLOCK_NUMBERS // (h * q * k))
+        for start in range(0, b, step):
+            rows = slice(start, min(start + step, b))
+            yield rows, self.overview.mean[rows]
 
     def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of queries (n,), each on its own key in keys (n,)."""

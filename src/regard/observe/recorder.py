@@ -118,9 +118,12 @@ class Recorder:
         tracker = self.tracker
         if not self.selection.has_layer(name, lambda: tracker.layer_numbers.assign_number(name, IMPLICIT)):
             return
-        key, history = tracker.place_recurrence(call.kernel, call.initial_state, name)
-        stored = StoredRecurrence.copy_factors(call.read(), self.store.store, tracker.step)
-        history = ImplicitHistory(name) if history is None else history
+        key, history = tracker.place_recurrence(call, name)
+        found = call.read() if history is None else call.read().select_new_values()
+        stored = StoredRecurrence.copy_factors(found, self.store.store, tracker.step)
+        if history is None:
+            history = ImplicitHistory(name)
+            self.add_note(found.note, name)
         history.append_call(stored)
         tracker.run.implicit_histories[key] = history
         tracker.run.calls.append(ImplicitCall(history, stored))
@@ -141,6 +144,11 @@ class Recorder:
         """Add the current run to the recording, if it is new."""
         if self.tracker.run not in self.recording.runs:
             self.recording.runs.append(self.tracker.run)
+
+    def add_note(self, note: str, name: str) -> None:
+        """Add what is stored of a module, and why, to `recording.notes`, once; nothing if there is nothing to say."""
+        if note and f"{name}: {note}" not in self.recording.notes:
+            self.recording.notes.append(f"{name}: {note}")
 
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
@@ -188,9 +196,7 @@ class Recorder:
         tracker.run.calls.append(recorded)
         tracker.run.media = join_media(tracker.run.media, self.media)
         self.add_run()
-        note = f"{name}: {call.note}"
-        if call.note and note not in self.recording.notes:
-            self.recording.notes.append(note)
+        self.add_note(call.note, name)
         return recorded
 
 

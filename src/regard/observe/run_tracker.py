@@ -12,6 +12,7 @@ from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers
@@ -97,24 +98,28 @@ class RunTracker:
             self.update_parent_rows(match.rows)
         return key, history, match
 
-    def place_recurrence(self, kernel: str, initial: Tensor | None, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
+    def place_recurrence(self, call: RecurrenceCall, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
         """Return where a recurrence belongs, and the history that it continues; None if it starts from nothing.
 
         The current run, its steps, and the parent rows of the history are updated; those of the run too if nothing but
         recurrences is in it, since some models do not move their states with their keys. Raises UnreadableError if it
-        continues a state that no recorded call has left.
+        continues a state that no recorded call has left, and is no map of its own.
         """
-        key = name, IMPLICIT, *self.count_visit(name, IMPLICIT)
+        initial, key = call.initial_state, (name, IMPLICIT, *self.count_visit(name, IMPLICIT))
         if self.is_undecided:
             self.decide_run_by_state(key, initial)
         history = self.run.implicit_histories.get(key)
         if initial is None:
             if history is not None:
-                self.report(MissedCall(kernel, name, RESTARTED))
+                self.report(MissedCall(call.kernel, name, RESTARTED))
             return key, None
         match = None if history is None else history.match_state(initial)
         if history is None or match is None:
-            raise UnreadableError(UNKNOWN_STATE)
+            if call.must_continue:
+                raise UnreadableError(UNKNOWN_STATE)
+            if self.is_undecided and history is not None:
+                self.begin_run()
+            return key, None
         if match.parents is not None:
             history.parent_rows[self.step] = match.parents
         if not self.run.histories:

@@ -4,15 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import ConfigError
-from regard.mechanism.masks import CLASSES, Given, Mask
 from regard.observe import implicit_serialization
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.kv_history import StoredCall
+from regard.observe.mask_serialization import serialize_mask
 from regard.observe.places import serialize_places
 from regard.observe.words import TextPair
 
-LARGEST = 2**30  # entries of the table of a user-defined mask
 CALL_NUMBERS = ("first", "stop", "step")
 CALL_TENSORS = {  # name in a file: field
     "q": "q",
@@ -108,28 +106,3 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),
     }
-
-
-def serialize_mask(mask: Mask, q: int, k: int, offset: Any, packed: NamedTensors) -> list[Any]:
-    """Return a mask as a list: the name of its class, then its arguments; a user-defined mask becomes a table.
-
-    Raises ConfigError if that table would have more than LARGEST entries.
-    """
-    name = type(mask).__name__
-    if CLASSES.get(name) is type(mask):
-        return [name, *(serialize_argument(one, q, k, offset, packed) for one in mask.arguments)]
-    if q * k * mask.batch * mask.heads > LARGEST:
-        raise ConfigError(
-            f"{name} is a mask of your own, which a file holds as a table, and a table of {q:,} x {k:,} is too large. "
-            "Save a shorter run, or compose the mask of regard's own."
-        )
-    return ["Given", packed.add(Given(mask.table(q, k, offset)).given)]
-
-
-def serialize_argument(argument: Any, q: int, k: int, offset: Any, packed: NamedTensors) -> Any:
-    """Return an argument of a mask as a plain value: a mask as a list, a tensor by its name, a tuple as a list."""
-    if isinstance(argument, Mask):
-        return serialize_mask(argument, q, k, offset, packed)
-    if isinstance(argument, Tensor):
-        return packed.add(argument)
-    return list(argument) if isinstance(argument, tuple) else argument

@@ -11,17 +11,15 @@ from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate,
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in unbatched().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in batched().items()}
-REARRANGED = ["sort", "top k", "rolls"]
 LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "mean", "a product with ones", "multi_dot"]
-NO_SOFTMAX = ["weights to a power", "relu", "squared relu", "nn.ReLU", "sigmoid"]
 SCRIPTED = ["a scripted product", "scripted as a whole"]
-MISSED = {f"(t, d): {name}" for name in (*REARRANGED, *LOOPS_OVER_KEYS, *NO_SOFTMAX, *SCRIPTED)}
-MISSED |= {f"(b, h, t, d): {name}" for name in ("talking weights", "talking by einsum", "differential")}
-STORED = {  # without a formula of q and k
+MISSED = {f"(t, d): {name}" for name in ("rolls", *LOOPS_OVER_KEYS, *SCRIPTED)}
+STORED = {  # without a formula of q and k, or with a table of which keys were picked
     f"(t, d): {name}"
     for name in (
         *("vecdot", "sums", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
         *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
+        *("weights to a power", "sort", "top k"),
     )
 } | {"(b, h, t, d): talking heads", "(b, h, t, d): of the mean over heads"}
 JOINED = {  # of the weights (..., q, k) as a whole, in the order of the calls

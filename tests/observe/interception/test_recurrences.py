@@ -151,6 +151,20 @@ def test_padding_beams_and_a_second_prompt_keep_their_rows_apart():
     assert (found - expected).abs().max() < EQUAL * expected.abs().max()
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_values_after_beams_are_those_of_the_sequence_that_won(name):
+    model, tokens = get(name).build(), draw_tokens()
+    with record(model) as beams:
+        sequences = generate(model, tokens, num_beams=3)
+    with record(model) as whole:
+        run(model, sequences[:, :-1])
+    history = next(iter(beams.last.implicit_histories.values()))
+    assert any(not torch.equal(rows, torch.arange(len(rows))) for rows in history.parent_rows.values())
+    found, expected = beams.values(0, kind="implicit")[beams.last.rows], whole.values(0, kind="implicit")
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() < EQUAL * expected.abs().max()
+
+
 def test_states_that_a_model_does_not_move_with_its_beams_are_followed_as_they_are():
     model = get("recurrent_gemma").build()
     with record(model) as recording:

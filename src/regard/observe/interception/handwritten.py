@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from regard.observe.interception.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.entry_sources import add_sink, drop_repeats, restore_keys
-from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
+from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
 from regard.observe.interception.moved_entries import fills_followed, follow_places, is_replayed, keep_places, settle_all
 from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
+    CHOOSES_BY_VALUE,
     PERMUTES,
     SAME,
     VIEWS,
@@ -30,7 +31,18 @@ from regard.observe.interception.score_form import (
     is_inactive_dropout,
     start_form,
 )
-from regard.observe.interception.traces import Trace, Traced, TraceKind, Traces, is_followable, join_roots
+from regard.observe.interception.tensor_axes import Dims
+from regard.observe.interception.traces import (
+    ActivatedScores,
+    PickedKeys,
+    Trace,
+    Traced,
+    TraceKind,
+    Traces,
+    is_followable,
+    join_roots,
+    list_parts,
+)
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
@@ -74,6 +86,8 @@ class HandwrittenTracker(Traces):
                 self.drop(results[0])  # features, which a layer adds to its input
             elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, given, x, trace, results[0])):
                 self.follow_other(role, name, args, x, trace, others, results)
+                if strip_affixes(name) in CHOOSES_BY_VALUE:
+                    self.follow_choice(x, result, kwargs.get("dim", find_dim(name, args)))
                 if moves and (trace.dims is None or trace.moved is not None):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
@@ -91,13 +105,31 @@ class HandwrittenTracker(Traces):
             if isinstance(child, nn.Dropout) and child.training and child.p and trace.kind is TraceKind.WEIGHTS:
                 trace = keep_undropped(trace, x)
             elif not (isinstance(child, nn.Identity | nn.Dropout) and x.shape == y.shape):
-                kept = trace.dims if x.shape == y.shape else None
+                name = type(child).__name__
+                activates = trace.kind is TraceKind.SCORES and not plain
+                trace = activate(trace, name) if activates else trace._replace(parts=list_parts(trace))
                 trace = trace._replace(
-                    dims=kept, form=None, moved=None, changes=(*trace.changes, describe_mixing(type(child).__name__, x, y))
+                    dims=trace.dims if x.shape == y.shape else None,
+                    form=None,
+                    moved=None,
+                    changes=(*trace.changes, name if activates else describe_mixing(name, x, y)),
                 )
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
+
+    def follow_choice(self, x: Tensor, result: Any, dim: Any) -> None:
+        """Follow the scores x that a function put in an order of their values along a dimension, with the keys of each."""
+        before = self.find(x)
+        if before is None or before.form is None or before.dims is None or not isinstance(result, tuple) or len(result) != 2:
+            return
+        y, index = result
+        after, axis = self.find(y), dim % x.dim() if type(dim) is int else 0
+        if after is None or before.kind is not TraceKind.SCORES or type(dim) is not int or x.dim() != y.dim():
+            return
+        places = self.table.add_axis(y.shape[axis])
+        dims = tuple(places if n == axis else axes for n, axes in enumerate(before.dims))
+        self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
 
     def follow_softmax(self, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor) -> None:
         """Follow the result of a softmax or log-softmax."""
@@ -108,7 +140,7 @@ class HandwrittenTracker(Traces):
         if scores or extent != 1:
             known: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
             if len(scores) == 1:
-                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps", "moved")}
+                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps", "moved", "picked")}
                 known["moved"] = add_sink(self.table, scores[0][0], known["moved"], axis)
                 if "softmin" in name and known["form"] is not None:
                     known["form"] = known["form"].add_step(StepKind.MULTIPLY, -1.0)
@@ -127,7 +159,8 @@ class HandwrittenTracker(Traces):
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
-            if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace)):
+            values = values and not self.is_sum_of_scores(trace, x, product)
+            if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace, product)):
                 return self.complete_call(trace, x, product, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
@@ -150,6 +183,18 @@ class HandwrittenTracker(Traces):
             self.start_scores(y)
         return None
 
+    def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
+        """Return whether a product sums activations of scores x with one number for each, as an indexer does that scores keys.
+
+        The values of attention have several numbers for each key.
+        """
+        if trace.activated is None or product is None:
+            return False
+        place = 0 if product.operands[0] is x else 1
+        own, other = product.labels[place], product.labels[1 - place]
+        widths = zip(other, product.operands[1 - place].shape, strict=True)
+        return all(size == 1 for label, size in widths if label not in own)
+
     def start_scores(self, y: Tensor, product: LabelledProduct | None = None) -> None:
         """Start following scores of pairs, with their formula if they are a product of two tensors."""
         form = None if product is None else start_form(self.table, product)
@@ -169,8 +214,18 @@ class HandwrittenTracker(Traces):
             form=None,
             moved=None,
             undropped=None,
+            parts=list_parts(trace),
             changes=(*trace.changes, describe_mixing(strip_affixes(name), x, y)),
         )
+
+    def add_weights(self, trace: Trace, name: str, dims: Dims, others: list[Trace]) -> Trace:
+        """Return the trace of the sum or difference of several weights, made of the softmaxes of all of them."""
+        parts = list_parts(trace)
+        for one in others:
+            is_same = one.dims is not None and len(one.dims) == len(dims) and self.table.identify(dims, one.dims)
+            parts = (*parts, *list_parts(one)) if parts and is_same and list_parts(one) else ()
+        changes = (*trace.changes, strip_affixes(name))
+        return trace._replace(dims=dims, form=None, moved=None, undropped=None, parts=parts, changes=changes)
 
     def follow_axes(
         self, trace: Trace, func: Any, name: str, args: Any, kwargs: Any, x: Tensor, traced: list[Traced], results: list[Tensor]
@@ -188,6 +243,13 @@ class HandwrittenTracker(Traces):
                 other = others[0][1].form if others else None
                 form = extend_form(self.table, form, name, args, kwargs, x, dims, other)
             return trace._replace(dims=dims, form=form, changes=trace.changes if form is not None else changes)
+        added = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
+        if added and infer_role(name) is Role.ADD:
+            return self.add_weights(trace, name, dims, added)
+        if infer_role(name) is Role.CONVOLUTION:
+            is_pointwise = len(args) > 1 and args[1].shape[2:].numel() == 1
+            changes = (*trace.changes, describe_mixing(name, x, y) if is_pointwise else name)
+            return trace._replace(dims=dims, form=None, moved=None, undropped=None, parts=list_parts(trace), changes=changes)
         if strip_affixes(name) == "dropout":
             trace = trace._replace(dims=dims)
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
@@ -200,9 +262,23 @@ class HandwrittenTracker(Traces):
         return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
 
     def is_attention_product(
-        self, frames: list[ModuleFrame], name: str, args: Any, operands: list[Tensor], x: Tensor, trace: Trace
+        self,
+        frames: list[ModuleFrame],
+        name: str,
+        args: Any,
+        operands: list[Tensor],
+        x: Tensor,
+        trace: Trace,
+        product: LabelledProduct | None,
     ) -> bool:
         """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
+        if product is not None and trace.dims is not None and trace.keys is not None:
+            labels = zip(product.labels[0 if product.operands[0] is x else 1], trace.dims, strict=True)
+            summed_axes = {
+                axis for label, axes in labels if label not in product.result for axis in self.table.expand_axes(axes)
+            }
+            if summed_axes != set(self.table.expand_axes(trace.keys)):
+                return False
         shared, summed = find_axes(name, args, operands, x)
         along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
@@ -240,9 +316,20 @@ class HandwrittenTracker(Traces):
             self.drop(results[0])
             return
         if made:
-            trace = trace._replace(kind=TraceKind.WEIGHTS, function=strip_affixes(name), size=results[0].numel())
+            before = self.find(x)
+            activated = trace if before is None else activate(before, strip_affixes(name))
+            trace = trace._replace(
+                kind=TraceKind.WEIGHTS,
+                function=strip_affixes(name),
+                size=results[0].numel(),
+                activated=activated.activated,
+            )
         elif role is Role.LOG:
             trace = trace._replace(kind=TraceKind.SCORES)
+        elif trace.kind is TraceKind.WEIGHTS and trace.activated is not None:
+            is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
+            if is_square or is_nonlinear(role, args):
+                trace = activate(trace, "square" if is_square else strip_affixes(name))
         for y in results:
             if y.dim() or x.numel() == 1 or role is None:
                 self.follow(y, trace._replace(size=min(trace.size, y.numel())), name)
@@ -289,6 +376,19 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def find_dim(name: str, args: Any) -> Any:
+    """Return the dimension along which a function of this name orders entries, by default the last."""
+    place = 2 if strip_affixes(name) == "topk" else 1
+    return args[place] if len(args) > place else -1
+
+
+def activate(trace: Trace, name: str) -> Trace:
+    """Return the trace of scores or weights with one more function that turned each score into a weight."""
+    if trace.activated is not None:
+        return trace._replace(activated=trace.activated._replace(functions=(*trace.activated.functions, name)))
+    return trace._replace(activated=None if trace.form is None else ActivatedScores(trace.form, (name,)))
 
 
 def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:

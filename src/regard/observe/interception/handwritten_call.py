@@ -18,14 +18,20 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.labelled_product import LabelledProduct
+from regard.observe.interception.picked_call import build_picked_call, is_picked
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.score_formula import bound_products, resolve_form
-from regard.observe.interception.tensor_axes import AxisTable
+from regard.observe.interception.tensor_axes import AxisTable, Dims
 from regard.observe.interception.traces import Trace
+from regard.observe.interception.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
-LIMIT_BYTES = 2**30  # of weights that are recorded as they are
+
+
+class NoSoftmaxError(UnreadableError):
+    """Weights are no softmax of any scores: their rows do not sum to 1. It states why they have no formula of one."""
 
 
 class HandwrittenCall(NamedTuple):
@@ -38,8 +44,11 @@ class HandwrittenCall(NamedTuple):
     place: int  # of the weights among the product's operands
 
 
-def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple[AttentionCall, CallAdapter]:
-    """Read a call whose result has been computed. Raises UnreadableError if its parts are not known."""
+def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
+    """Read a call whose result has been computed: a RecurrenceCall if its weights are no softmax.
+
+    Raises UnreadableError if its parts are not known.
+    """
     weights, product, place = found.trace, found.product, found.place
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
@@ -48,13 +57,21 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
             "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
         )
     dims = product.build_dims(table, {place: weights.dims})
-    groups = find_groups(product, place, weights, table, dims)
     value, own = product.operands[1 - place], dims[1 - place]
+    if is_picked(weights, table, own):
+        return read_picked_call(found, table, value, own), CallAdapter(lambda: result)
+    groups = find_groups(product, place, weights, table, dims)
     v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
     seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
-    call, total = build_call(found, table, groups, seen, v)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
+    try:
+        call, total = build_call(found, table, groups, seen, v)
+    except NoSoftmaxError as error:
+        context = table.arrange(unwrap_tensor(result), dims[2], four)
+        kernel = f"by hand: {found.steps}"
+        other = build_unnormalized_call(weights, table, groups, seen, v, context, kernel, str(error))
+        return other, CallAdapter(lambda: result)
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(unwrap_tensor(out), dims[2], four)
@@ -64,6 +81,20 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
         return table.restore(new if total is None else new * total, four, dims[2], out.shape)
 
     return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
+
+
+def read_picked_call(found: HandwrittenCall, table: AxisTable, value: Tensor, own: Dims) -> AttentionCall:
+    """Return the call of weights whose keys queries picked, with gathered values; as they are if the formula differs."""
+    weights = found.trace
+    assert weights.dims is not None
+    kernel = f"by hand: {found.steps}"
+    tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
+    call, seen = build_picked_call(weights, table, tensor, axes or weights.dims, value, own, kernel)
+    difference = compare_rows(call, seen, weights.eps, has_moved=True)
+    if difference is None:
+        return call
+    assert call.v is not None
+    return store_weights(seen, call.v, kernel, weights.eps, f"its formula differs from its weights by {difference:.2g}")
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -107,15 +138,14 @@ def describe_unknown(found: HandwrittenCall) -> str:
 
 
 def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
-    """Return a call whose bias is the logarithm of its weights. Raises UnreadableError if their rows do not sum to 1."""
+    """Return a call whose bias is the logarithm of its weights. Raises NoSoftmaxError if their rows do not sum to 1."""
     b, h, t, n = seen.shape
-    size = seen.numel() * seen.element_size()
-    if size > LIMIT_BYTES:
-        raise UnreadableError(f"{reason}, and its weights as they are would take {size:,} bytes")
     total = seen.sum(-1, dtype=score_dtype(seen.dtype))
     allowed = 8 * n**0.5 * max(eps, torch.finfo(seen.dtype).eps)
     if not bool(((seen >= 0).all(-1) & (((total - 1).abs() < allowed) | (total == 0)) | total.isnan()).all()):
-        raise UnreadableError(f"its weights are no softmax of scores: {reason}")
+        raise NoSoftmaxError(reason)
+    if seen.nbytes > LIMIT_BYTES:
+        raise UnreadableError(f"{reason}, and its weights as they are would take {seen.nbytes:,} bytes")
     width = seen.new_zeros(b, h, 1, 1)
     q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
     bias = seen.to(score_dtype(seen.dtype)).log()

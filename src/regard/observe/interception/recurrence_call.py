@@ -1,7 +1,7 @@
-"""One intercepted call of a recurrence: attention without a softmax, in regard's terms."""
+"""One intercepted call of attention without a softmax, in regard's terms: a recurrence, or weights that are no softmax."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,10 +10,10 @@ from regard.map.implicit_map import Mechanism
 
 @dataclass(frozen=True, eq=False)
 class RecurrenceFactors:
-    """What a call computed: its matrix as factors, values and outputs (b, h, t, e), and the state that it left.
+    """What a call computed: its matrix as factors, values (b, h, k, e) and outputs (b, h, q, e), and the state that it left.
 
-    state is (b, n), all of it or a fixed sample; None if the call left none. gates (b, h, t, e) are what the function
-    multiplied M v by, if it did so in each channel of a head.
+    state is (b, n), all of it or a fixed sample; None if the call left none. gates (b, h, q, e) are what the function
+    multiplied M v by, if it did so in each channel of a head. note says how much of it is stored as it is, and why.
     """
 
     mechanism: Mechanism
@@ -21,15 +21,22 @@ class RecurrenceFactors:
     outputs: Tensor
     state: Tensor | None
     gates: Tensor | None = None
+    note: str = ""
+
+    def select_new_values(self) -> "RecurrenceFactors":
+        """Return the same with the values of the last tokens alone, as many as there are queries: the others are known."""
+        return replace(self, values=self.values[:, :, -self.outputs.shape[2] :])
 
 
 @dataclass(frozen=True, eq=False)
 class RecurrenceCall:
-    """A call of a recurrence: the function that ran, the state that it started from, and how its factors are read.
+    """A call without a softmax: the function that ran, the state that it started from, and how its factors are read.
 
-    initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing.
+    initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
+    is no map of its own if no recorded call has left that state.
     """
 
     kernel: str
     initial_state: Tensor | None
     read: Callable[[], RecurrenceFactors]
+    must_continue: bool = True

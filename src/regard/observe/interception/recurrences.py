@@ -21,8 +21,8 @@ from regard.observe.interception.recurrence_readers import FUNCTIONS, FUSED, MET
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,
+    dispatch_recurrence,
     explain_error,
-    find_name,
     is_inside_watched,
     report_missed,
 )
@@ -96,11 +96,7 @@ def intercept_recurrence(run: "partial[Any]", signature: inspect.Signature, read
         return run()
     with InterceptionPause(), reader.capture(given):
         result = run()
-        call = RecurrenceCall(kernel, initial, partial(reader.read, given, result))
-        for watcher in reversed(STATE.watchers):
-            name = find_name(watcher)
-            if name is not None:
-                watcher.handle_recurrence(call, name)
+        dispatch_recurrence(RecurrenceCall(kernel, initial, partial(reader.read, given, result)))
     return result
 
 

@@ -35,10 +35,11 @@ class ScoreParts:
     sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
+    shift: "float | Tensor" = 0.0  # what is added to whole rows, which no softmax sees
 
 
-def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str, v: Tensor) -> AttentionCall:
-    """Return the call of a form. Raises UnreadableError if AttentionMap cannot express it."""
+def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str, v: Tensor | None) -> AttentionCall:
+    """Return the call of a form, with values if they are given. Raises UnreadableError if AttentionMap cannot express it."""
     q, k, parts = collect_parts(form, table, groups)
     frames = STATE.frames
     sources = has_separate_sources(frames, *((form.a, form.b) if is_query_first(form, table, groups) else (form.b, form.a)))
@@ -49,11 +50,12 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     if parts.more:
         q, k = join_products(q * parts.scale, k, parts.more)
         parts.scale = 1.0
-    if k.shape[1] != v.shape[1]:
+    if v is not None and k.shape[1] != v.shape[1]:
         v = v if v.shape[1] == q.shape[1] else v.repeat_interleave(q.shape[1] // v.shape[1], 1)
         k = k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    b = max(len(q), len(k), len(v))
-    q, k, v = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
+    b = max(len(x) for x in (q, k, v) if x is not None)
+    q, k = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k))
+    v = v if v is None or len(v) == b else v.expand(b, -1, -1, -1)
     rule = infer_rule_of_parts(parts, q, k)
     return AttentionCall(
         kernel=kernel,
@@ -122,6 +124,10 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         multiply_parts(parts, x)
     elif isinstance(x, Tensor) and x.shape[-1] > 1:
         parts.biases.append(x if step.amount == 1 else x * step.amount)
+    elif isinstance(x, Tensor):
+        parts.shift = parts.shift + (float(x) if x.numel() == 1 else x) * step.amount
+    elif isinstance(x, float):
+        parts.shift = parts.shift + x * step.amount
 
 
 def read_sinks(x: Tensor, heads: int) -> Tensor:
@@ -141,6 +147,7 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
         x = float(x)
     if isinstance(x, float):
         parts.scale *= x
+        parts.shift = parts.shift * x
         parts.softcap = None if parts.softcap is None else parts.softcap * x
         parts.biases = [bias * x for bias in parts.biases]
         parts.more = [(q * x, k) for q, k in parts.more]
@@ -151,6 +158,7 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
     if parts.softcap is not None or parts.hidden or (x.shape[-1] > 1 and x.shape[-2] > 1):
         raise UnreadableError("it multiplies scores by a tensor of queries and keys")
     parts.biases = [bias * x for bias in parts.biases]
+    parts.shift = x if parts.shift else 0.0  # no number any more
     if x.shape[-1] > 1:
         turned = x.mT
         parts.key_factor = turned if parts.key_factor is None else parts.key_factor * turned

@@ -225,8 +225,10 @@ class InterceptionPause:
         STATE.pause_depth -= 1
 
 
-def dispatch_call(kernel: str, run: Callable[[], Any], read_call: Callable[[], tuple[AttentionCall, CallAdapter]]) -> Any:
-    """Dispatch a call of a kernel to its watchers and return what the caller gets.
+def dispatch_call(
+    kernel: str, run: Callable[[], Any], read_call: Callable[[], tuple[AttentionCall | RecurrenceCall, CallAdapter]]
+) -> Any:
+    """Dispatch a call of a kernel to its watchers and return what the caller gets; one without a softmax stays as it is.
 
     If the arguments cannot be read, the kernel runs as it was called and is reported as missed.
     """
@@ -240,7 +242,18 @@ def dispatch_call(kernel: str, run: Callable[[], Any], read_call: Callable[[], t
         report_missed(kernel, explain_error(error))
         return result
     with InterceptionPause():
-        return call_next(STATE.watchers.copy(), call, adapter)
+        if isinstance(call, AttentionCall):
+            return call_next(STATE.watchers.copy(), call, adapter)
+        dispatch_recurrence(call)
+        return adapter.run()
+
+
+def dispatch_recurrence(call: RecurrenceCall) -> None:
+    """Pass a call without a softmax to every watcher of a running module, the last first."""
+    for watcher in reversed(STATE.watchers):
+        name = find_name(watcher)
+        if name is not None:
+            watcher.handle_recurrence(call, name)
 
 
 def call_next(waiting: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.provenance import has_own_data, is_in_place
 from regard.observe.interception.score_form import ScoreForm
 from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
@@ -30,6 +31,23 @@ class MovedEntries(NamedTuple):
     is_owned: bool = False  # whether no other tensor shares the places, so that they can be written into
 
 
+class ActivatedScores(NamedTuple):
+    """The formula of scores, and the functions that turned each of them into a weight, in order."""
+
+    form: ScoreForm
+    functions: tuple[str, ...]
+
+
+class PickedKeys(NamedTuple):
+    """The keys that each query picked by their scores: the formula of these, and the indices among the keys with their axes."""
+
+    form: ScoreForm
+    indices: Tensor
+    dims: Dims
+    keys: Axes  # those that were picked from
+    places: Axes  # of the picked keys in their new order
+
+
 class Trace(NamedTuple):
     """The properties of a followed tensor."""
 
@@ -49,9 +67,19 @@ class Trace(NamedTuple):
     eps: float = 0.0  # the coarsest rounding on the way
     moved: MovedEntries | None = None  # where its entries come from, if functions moved them
     changes: tuple[str, ...] = ()  # functions after which the axes or the formula were not known
+    activated: ActivatedScores | None = None  # the scores of weights that are no softmax
+    picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
+    parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
 
 
 Traced = tuple[Tensor, Trace]
+
+
+def list_parts(trace: Trace) -> tuple[Trace, ...]:
+    """Return the softmaxes that weights are made of, so that they can be found again where these are combined; or none."""
+    if trace.parts or trace.kind is not TraceKind.WEIGHTS:
+        return trace.parts
+    return (trace,) if trace.form is not None and infer_role(trace.function) is Role.SOFTMAX else ()
 
 
 class Traces:

@@ -1,0 +1,146 @@
+"""Batches of small matrices, such as the windows of a picture: many planes go through one pass, instead of one after the other.
+
+What is computed is what passes.py computes for each plane, entry by entry.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.map.plane import BLOCK_NUMBERS, Denominators, exponentiate_rows
+from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.request import Request, disable_autocast
+from regard.mechanism.scores import score_dtype
+
+MANY = 32  # planes from which a batch is worth it
+LONGEST = 256  # queries and keys, of which a picture of an overview shows each by itself
+Pair = tuple[int, int]  # batch row and head
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneBatch:
+    """Complete matrices of some pairs: their scores and weights (n, q, k) and denominators (n, q), and the offsets (n, 1)."""
+
+    masked: Tensor
+    weights: Tensor
+    denominators: Denominators
+    offset: Tensor
+
+
+def is_worth_batch(request: Request, count: int) -> bool:
+    """Return whether `count` planes of a request are many small ones."""
+    q, k = request.q.shape[2], request.k.shape[2]
+    return count >= MANY and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
+
+
+def iterate_batches(request: Request, pairs: Sequence[Pair]) -> Iterator[PlaneBatch]:
+    """Yield the matrices of some pairs, in order, as many at a time as a block holds."""
+    exact = score_dtype(request.q.dtype)
+    rows, heads = torch.tensor(pairs, device=request.q.device).T
+    size = max(1, BLOCK_NUMBERS // (request.q.shape[2] * request.k.shape[2]))
+    share = request.q.shape[1] // request.k.shape[1]
+    for b, h in zip(rows.split(size), heads.split(size), strict=True):
+        q, k = request.q[b, h].to(exact), request.k[b, h // share].to(exact)
+        with disable_autocast(q.device):
+            masked = torch.bmm(q, k.mT).mul_(request.scale)
+        if request.softcap is not None:
+            masked.div_(request.softcap).tanh_().mul_(request.softcap)
+        if request.bias is not None:
+            masked += select_pairs(request.bias, b, h).to(masked.dtype)
+        if request.mask != EVERYTHING:
+            queries, keys = (torch.arange(n, device=q.device) for n in masked.shape[1:])
+            masked.masked_fill_(~select_pairs(request.mask.block(queries, keys, request.offset), b, h), -torch.inf)
+        sink = None if request.sinks is None else request.sinks[h].to(exact).view(-1, 1, 1)
+        below, exponentials = exponentiate_rows(masked, sink)
+        offset = torch.as_tensor(request.offset, device=q.device).expand(request.q.shape[0])[b].unsqueeze(-1)
+        yield PlaneBatch(masked, below.divide(exponentials), below, offset)
+
+
+def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """Return the parts (n, q or 1, k or 1) of a table (b or 1, h or 1, q or 1, k or 1) that belong to pairs."""
+    if table.shape[:2] == (1, 1):
+        return table[0]
+    return table[b if len(table) > 1 else torch.zeros_like(b), h if table.shape[1] > 1 else torch.zeros_like(h)]
+
+
+def compute_rows(request: Request, pairs: Sequence[Pair], *functions: Callable[[PlaneBatch], Tensor]) -> list[Tensor]:
+    """Return what functions of a batch return, (n, ...) each, of all pairs."""
+    found = [[function(batch) for function in functions] for batch in iterate_batches(request, pairs)]
+    return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def get_weights(batch: PlaneBatch) -> Tensor:
+    """Return the weights."""
+    return batch.weights
+
+
+def logsumexp(batch: PlaneBatch) -> Tensor:
+    """Return the logarithm of each row's denominator, sink included, nats; -inf for a row that sees nothing."""
+    return batch.denominators.logsumexp
+
+
+def entropy(batch: PlaneBatch) -> Tensor:
+    """Compute -Σ w log w over the keys of each row, nats; 0 for a row that sees nothing."""
+    shift, total = (x.unsqueeze(-1) for x in (batch.denominators.shift, batch.denominators.total.log()))
+    logarithm = (batch.masked - shift).sub_(total).masked_fill_(batch.weights == 0, 0)
+    return -logarithm.mul_(batch.weights).sum(-1)
+
+
+def largest_weight(batch: PlaneBatch) -> Tensor:
+    """Return the largest weight of each row."""
+    return batch.weights.amax(-1)
+
+
+def mean_distance(batch: PlaneBatch) -> Tensor:
+    """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
+    q, k = batch.weights.shape[1:]
+    positions = torch.arange(q, device=batch.weights.device) + batch.offset
+    keys = torch.arange(k, device=batch.weights.device, dtype=batch.weights.dtype)
+    with disable_autocast(keys.device):
+        return batch.weights.sum(-1) * positions - batch.weights @ keys
+
+
+def weight_of_first_key(batch: PlaneBatch) -> Tensor:
+    """Return the weight of each row on the first key."""
+    return batch.weights[..., 0].clone()
+
+
+def make_diagonal(back: int) -> Callable[[PlaneBatch], Tensor]:
+    """Make the function of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
+
+    def diagonal(batch: PlaneBatch) -> Tensor:
+        q, k = batch.weights.shape[1:]
+        keys = torch.arange(q, device=batch.weights.device) + (batch.offset - back)
+        found = batch.weights.gather(-1, keys.clamp(0, k - 1).unsqueeze(-1)).squeeze(-1)
+        return found.masked_fill_((keys < 0) | (keys >= k), 0)
+
+    return diagonal
+
+
+def sum_columns(batch: PlaneBatch) -> Tensor:
+    """Return the sum of each column, accumulated in float64."""
+    return batch.weights.sum(1, dtype=torch.float64).to(batch.weights.dtype)
+
+
+ROWS = {
+    "logsumexp": logsumexp,
+    "entropy": entropy,
+    "largest": largest_weight,
+    "distance": mean_distance,
+    "first": weight_of_first_key,
+    "itself": make_diagonal(0),
+    "previous": make_diagonal(1),
+}
+
+
+def gather_statistics(
+    request: Request, pairs: Sequence[Pair], names: Sequence[str], has_picture: bool = False
+) -> tuple[dict[str, Tensor], Denominators]:
+    """Compute row statistics by name, the sum of each column, the weights if they are the picture, and denominators."""
+    functions = {name: ROWS[name] for name in names} | {"received": sum_columns}
+    functions |= {"weights": get_weights} if has_picture else {}
+    functions |= {"shift": lambda batch: batch.denominators.shift, "total": lambda batch: batch.denominators.total}
+    found = dict(zip(functions, compute_rows(request, pairs, *functions.values()), strict=True))
+    return found, Denominators(found.pop("shift"), found.pop("total"))

@@ -1,0 +1,71 @@
+"""The call of attention whose queries each pick keys by their scores, as top-k attention: what was picked is its mask."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.masks import Given
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.axis_groups import Groups, describe_choice, find_queries, split_heads
+from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.score_formula import resolve_form
+from regard.observe.interception.tensor_axes import AxisTable, Dims
+from regard.observe.interception.traces import PickedKeys, Trace
+
+
+def is_picked(weights: Trace, table: AxisTable, values: Dims) -> bool:
+    """Return whether queries picked the keys of weights, and values with these axes were gathered for each of them."""
+    if weights.picked is None or weights.dims is None:
+        return False
+    places = set(table.expand_axes(weights.picked.places))
+    return all(places <= {axis for axes in table.expand_dims(dims) for axis in axes} for dims in (weights.dims, values))
+
+
+def build_picked_call(
+    weights: Trace, table: AxisTable, tensor: Tensor, axes: Dims, value: Tensor, own: Dims, kernel: str
+) -> tuple[AttentionCall, Tensor]:
+    """Return the call of picked keys, whose mask is what was picked, and its weights (b, h, q, k).
+
+    tensor and value are the weights and the gathered values, with their axes. Raises UnreadableError if a key has several
+    values.
+    """
+    picked = weights.picked
+    assert picked is not None
+    groups = find_picked_groups(picked, table, own)
+    four = (groups.batch, groups.heads, groups.queries, picked.places)
+    chosen = table.arrange(tensor, axes, four)
+    index = table.arrange(picked.indices, picked.dims, four).expand(chosen.shape)
+    gathered = table.arrange(unwrap_tensor(value.detach()), own, (*four, groups.width))
+    gathered = gathered.expand(*chosen.shape, -1)
+    keys = math.prod(table.get_sizes(table.expand_axes(groups.keys)))
+    flat, where = gathered.flatten(2, 3), index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, gathered.shape[4])
+    v = flat.new_zeros(*flat.shape[:2], keys, flat.shape[3]).scatter_(2, where, flat)
+    if not torch.equal(v.gather(2, where).nan_to_num(), flat.nan_to_num()):
+        raise UnreadableError("its keys have values that differ from query to query")
+    whole = chosen.new_zeros(*chosen.shape[:3], keys)
+    seen = whole.scatter(3, index, chosen)
+    mask = whole.bool().scatter_(3, index, torch.ones_like(index, dtype=torch.bool))
+    call = resolve_form(picked.form, table, groups, kernel, v)
+    queries, places = (torch.arange(n, device=mask.device) for n in mask.shape[2:])
+    mask &= call.mask.block(queries, places, call.offset)
+    note = (
+        f"it is {describe_choice(weights.changes)} attention: which keys each query chose is stored as a table, "
+        f"{mask.nbytes:,} bytes; values of keys that none chose are 0"
+    )
+    return replace(call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False), seen
+
+
+def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Groups:
+    """Return the groups of axes of the scores that keys were picked from, and the width of values with these axes."""
+    keys = table.expand_axes(picked.keys)
+    queries = find_queries(picked.form, table, keys)
+    if not queries:
+        raise UnreadableError("its queries are not known")
+    dims = table.expand_dims(picked.form.dims)
+    batch = [tuple(axis for axis in axes if axis not in {*queries, *keys}) for axes in dims]
+    before, heads = split_heads(table, [axes for axes in batch if axes])
+    known = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
+    width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in known)
+    return Groups(before, heads, queries, keys, width)

@@ -1,0 +1,268 @@
+"""The call behind handwritten weights that are no softmax: an activation of scores, mixed or subtracted softmaxes, or a matrix.
+
+The formula comes from the operations that were followed. What they do not state, as the factor of a row or how heads are
+mixed, is solved for from the model's own weights of the same forward, and the formula is compared with these. Where they
+differ, or no formula is known, the weights themselves are stored.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.map.scored_matrix import SOFTMAX, ScoredMatrix, activate_scores
+from regard.map.stored_matrix import StoredMatrix
+from regard.mechanism.heads import share
+from regard.mechanism.masks import Causal, Given
+from regard.mechanism.request import autocast_tensor, is_autocast_on
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.interception.axis_groups import Groups, describe_choice
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors
+from regard.observe.interception.recurrence_state import sample_state
+from regard.observe.interception.score_formula import bound_products, collect_parts, resolve_form
+from regard.observe.interception.tensor_axes import AxisTable
+from regard.observe.interception.traces import Trace
+
+LIMIT_BYTES = 2**30  # of weights that are recorded as they are
+BLOCK_NUMBERS = 2**22  # scores computed at a time
+SPARE_EQUATIONS = 8  # for each number that is solved for
+CHECKED_ROWS = 32  # of each matrix, on which a formula is compared with the model's own weights
+ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch and modules, in order
+    **{(one,): "relu" for one in ("relu", "ReLU", "clamp", "clamp_min", "maximum", "clip")},
+    **{(one, other): "squared relu" for one in ("relu", "ReLU", "clamp", "clamp_min") for other in ("square", "pow")},
+    **{(one,): "sigmoid" for one in ("sigmoid", "Sigmoid", "special_expit")},
+    **{(one,): "square" for one in ("square", "pow")},
+    **{(one,): "silu" for one in ("silu", "SiLU")},
+    **{(one,): "gelu" for one in ("gelu", "GELU")},
+}
+QUADRATIC = ("squared relu", "square")
+
+
+def build_unnormalized_call(
+    trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, v: Tensor, context: Tensor, kernel: str, reason: str
+) -> RecurrenceCall:
+    """Return the call of which `seen` (b, h, q, k) are the weights and `context` (b, h, q, e) the output, from values v."""
+    (b, h, n, t), e = seen.shape, v.shape[3]
+    values = share(v.detach().expand(b, -1, -1, -1), h).contiguous()
+    mechanism: ScoredMatrix | StoredMatrix | None = None
+    title, note = describe_kind(trace), ""
+    for solve in (solve_activation, solve_mixture):
+        try:
+            mechanism = mechanism or solve(trace, table, groups, seen, kernel)
+        except UnreadableError as error:
+            reason = str(error)
+    is_larger = mechanism is not None and sum(x.nbytes for x in mechanism.tensors.values()) > seen.nbytes
+    if mechanism is None or (is_larger and n < t):  # the few rows of a step are less than all of its keys
+        if seen.nbytes > LIMIT_BYTES:
+            raise UnreadableError(f"{reason}, and its weights as they are would take {seen.nbytes:,} bytes")
+        mechanism = StoredMatrix(entries=seen.detach())
+        note = f"it is {title}: {reason}, so its weights are stored as they are: {seen.nbytes:,} bytes"
+        note = f"{note}, after dropout" if any(part.undropped is not None for part in trace.parts) else note
+    elif isinstance(mechanism, ScoredMatrix) and isinstance(mechanism.mask, Given):
+        note = f"it is {title}, whose mask is stored as a table: {mechanism.mask.given.nbytes:,} bytes"
+    factors = RecurrenceFactors(
+        replace(mechanism, title=title), values, context.detach().expand(b, h, n, e), sample_state(values), note=note
+    )
+    initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
+    return RecurrenceCall(kernel, initial, lambda: factors, must_continue=False)
+
+
+def describe_kind(trace: Trace) -> str:
+    """Return what attention with these weights is called."""
+    choice = describe_choice(trace.changes)
+    if choice:
+        return f"{choice} attention"
+    if len(trace.parts) > 1:
+        return "differential attention" if {"sub", "subtract", "rsub"} & set(trace.changes) else "a sum of softmaxes"
+    if trace.parts and any("mixes the heads" in one for one in trace.changes):
+        return "talking heads"
+    if trace.activated is not None:
+        functions = trace.activated.functions
+        return f"{ACTIVATION_NAMES.get(functions, ' of '.join(reversed(functions)).lower())} attention"
+    return "attention without a softmax"
+
+
+def solve_activation(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, kernel: str) -> ScoredMatrix | None:
+    """Return the matrix of an activation of scores times a factor of each row; None if weights are not that.
+
+    It is compared with the weights of sampled rows, or of all if there are few.
+    """
+    if trace.activated is None or trace.activated.functions not in ACTIVATION_NAMES:
+        return None
+    form, functions = trace.activated
+    call = resolve_form(form, table, groups, kernel, None)
+    shift = collect_parts(form, table, groups)[2].shift
+    if call.sinks is not None or not isinstance(shift, float):
+        return None
+    eps = max(trace.eps, torch.finfo(seen.dtype).eps)
+    matrix = replace(read_scores([call]), activation=ACTIVATION_NAMES[functions], shift=shift)
+    rows = torch.linspace(0, len(seen[0, 0]) - 1, min(len(seen[0, 0]), CHECKED_ROWS), device=seen.device).long()
+    matrix = hide_keys(matrix, seen, rows, eps)
+    factor = find_row_factors(matrix, seen, rows)
+    if bool(((factor - factor.mean()).abs() <= 64 * eps * factor.abs().amax()).all()):
+        factor = factor.mean().view(1, 1, 1)
+    else:
+        factor = torch.cat([find_row_factors(matrix, seen, part) for part in split_rows(seen)], -1)
+    size = find_score_limit(matrix)
+    slope = 2 * size if matrix.activation in QUADRATIC else 1.2  # of the activation, at most
+    own = factor.unsqueeze(-1) if factor.shape[-1] == 1 else factor[..., rows].unsqueeze(-1)
+    found, exact = compute_activation(matrix, rows) * own, seen[:, :, rows].double()
+    difference = (found - exact).abs()
+    if not bool((difference <= 4 * eps * (exact.abs() + own.abs() * slope * size * matrix.q.shape[3])).all()):
+        raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
+    is_one = factor.numel() == 1 and abs(float(factor) - 1) < 64 * eps
+    return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(seen.dtype)))
+
+
+def split_rows(seen: Tensor) -> list[Tensor]:
+    """Return the indices of all rows of weights (b, h, q, k), in blocks."""
+    size = max(1, BLOCK_NUMBERS * seen.shape[2] // max(seen.numel(), 1))
+    return list(torch.arange(seen.shape[2], device=seen.device).split(size))
+
+
+def find_row_factors(matrix: ScoredMatrix, seen: Tensor, rows: Tensor) -> Tensor:
+    """Return what the activations of some rows were multiplied by to give weights, (b, h, rows), in float64."""
+    found, exact = compute_activation(matrix, rows), seen[:, :, rows].double()
+    factor = (exact * found).sum(-1) / found.square().sum(-1)
+    return factor.where(found.any(-1), factor.nanmean() if found.any() else 1.0)
+
+
+def hide_keys(matrix: ScoredMatrix, seen: Tensor, rows: Tensor, eps: float) -> ScoredMatrix:
+    """Return a matrix whose mask also hides keys of which weights (b, h, q, k) are 0 and activations are not.
+
+    The mask is causal if that explains the sampled rows, else a table.
+    """
+
+    def find_hidden(some: Tensor) -> Tensor:
+        found = compute_activation(matrix, some).abs()
+        return (seen[:, :, some] == 0) & (found > eps * found.amax((-2, -1), keepdim=True))
+
+    hidden = find_hidden(rows)
+    if not hidden.any():
+        return matrix
+    n, keys = seen.shape[2], torch.arange(seen.shape[3], device=seen.device)
+    earlier = keys <= rows.unsqueeze(-1) + len(keys) - n
+    before = matrix.mask.block(torch.arange(n, device=seen.device), keys, matrix.offset)
+    if bool(before.all()) and not bool((hidden & earlier).any()) and not bool(seen[:, :, rows][..., ~earlier].any()):
+        return replace(matrix, mask=Causal(), offset=len(keys) - n)
+    whole = torch.cat([find_hidden(part) for part in split_rows(seen)], 2)
+    return replace(matrix, mask=Given.from_shared_table(before & ~whole), offset=0)
+
+
+def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, kernel: str) -> ScoredMatrix | None:
+    """Return the matrix of softmaxes whose heads are mixed, added or subtracted; None if weights are not that.
+
+    The factors are the solution of the equations of sampled rows, and are checked on others.
+    """
+    if not trace.parts:
+        return None
+    calls = [resolve_part(part, table, groups, kernel) for part in trace.parts]
+    matrix = read_scores(calls)
+    rows, others = sample_rows(seen, matrix.q.shape[1])
+    eps = max(trace.eps, torch.finfo(seen.dtype).eps)
+    x, y = (part.flatten(2).mT for part in (compute_activation(matrix, rows), seen.detach().double()[:, :, rows]))
+    size = max(find_score_limit(matrix), 1.0) + matrix.q.shape[3]
+    for has_constant in (False, True):
+        given = torch.cat([x, torch.ones_like(x[..., :1])], -1) if has_constant else x
+        solution = (torch.linalg.pinv(given) @ y).mT  # (b, h, n)
+        solution = share_rows(round_factors(solution, eps), eps)
+        mixing, constant = (solution[..., :-1], solution[..., -1]) if has_constant else (solution, None)
+        mixed = replace(matrix, mixing=mixing.to(score_dtype(seen.dtype)), constant=constant)
+        found, expected = mix_rows(mixed, others), seen.detach().double()[:, :, others]
+        most = mixing.abs().sum(-1)[..., None, None] + (0 if constant is None else constant.abs()[..., None, None])
+        difference = (found - expected).abs()
+        if bool((difference <= 8 * eps * most * size).all()):
+            return mixed if constant is None else replace(mixed, constant=constant.to(score_dtype(seen.dtype)))
+    raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
+
+
+def resolve_part(part: Trace, table: AxisTable, groups: Groups, kernel: str) -> AttentionCall:
+    """Return the call of a softmax among those that weights are made of, with heads of its own."""
+    assert part.form is not None
+    outside = set(table.expand_axes(groups.batch + groups.queries + groups.keys))
+    own = [axis for axes in table.expand_dims(part.form.dims) for axis in axes if axis not in outside]
+    return resolve_form(part.form, table, groups._replace(heads=tuple(own)), kernel, None)
+
+
+def read_scores(calls: list[AttentionCall]) -> ScoredMatrix:
+    """Return the matrix of the softmax of one call, or of all heads of several. Raises UnreadableError if they differ."""
+    first = calls[0]
+    if any(one.sinks is not None for one in calls):
+        raise UnreadableError("a softmax among its weights has a sink")
+    kinds = {(one.softcap, one.offset if isinstance(one.offset, int) else id(one.offset)) for one in calls}
+    if len(kinds) > 1 or any(one.mask != first.mask for one in calls) or len({one.q.shape[3] for one in calls}) > 1:
+        raise UnreadableError("the softmaxes among its weights have different masks or widths")
+    scale = 1.0 if first.scale is None else first.scale
+    heads = [one.q.shape[1] for one in calls]
+    q = [one.q.detach() * ((1.0 if one.scale is None else one.scale) / scale) if one is not first else one.q for one in calls]
+    k = [one.k.detach() if len(calls) == 1 else share(one.k.detach(), n) for one, n in zip(calls, heads, strict=True)]
+    if is_autocast_on(q[0].device):
+        q, k = [autocast_tensor(x) for x in q], [autocast_tensor(x) for x in k]
+    return ScoredMatrix(
+        q=torch.cat(q, 1).detach(),
+        k=torch.cat(k, 1),
+        activation=SOFTMAX,
+        mask=first.mask,
+        offset=first.offset,
+        scale=scale,
+        softcap=first.softcap,
+        bias=join_biases([one.bias for one in calls], heads),
+    )
+
+
+def join_biases(given: list[Tensor | None], heads: list[int]) -> Tensor | None:
+    """Return the biases of several calls, joined along the heads; None if there are none. Raises UnreadableError."""
+    found = [x for x in given if x is not None]
+    if len(given) == 1 or not found:
+        return given[0]
+    if len(found) < len(given) or len({(len(x), x.shape[2]) for x in found}) > 1:
+        raise UnreadableError("the softmaxes among its weights have different biases")
+    return torch.cat([x.expand(-1, n, -1, -1) for x, n in zip(found, heads, strict=True)], 1)
+
+
+def find_score_limit(matrix: ScoredMatrix) -> float:
+    """Return a bound of the size of the scores of a matrix."""
+    bias = 0.0 if matrix.bias is None else float(matrix.bias.masked_fill(matrix.bias.isinf(), 0).abs().amax())
+    return bound_products(matrix.q, matrix.k, matrix.scale) + bias + abs(matrix.shift)
+
+
+def compute_activation(matrix: ScoredMatrix, rows: Tensor | slice) -> Tensor:
+    """Compute the activation of the scores of some queries, (b, n, rows, k), in float64."""
+    queries = torch.arange(matrix.rows, device=matrix.q.device)[rows]
+    keys = torch.arange(matrix.shape[2], device=queries.device)
+    raw = matrix.q[:, :, rows].double() @ share(matrix.k.double(), matrix.q.shape[1]).mT
+    bias = matrix.bias if matrix.bias is None or matrix.bias.shape[2] == 1 else matrix.bias[:, :, rows]
+    return activate_scores(raw, matrix, bias, matrix.mask.block(queries, keys, matrix.offset))
+
+
+def mix_rows(matrix: ScoredMatrix, rows: Tensor) -> Tensor:
+    """Compute the mixed softmaxes of some queries, (b, h, rows, k), in float64."""
+    assert matrix.mixing is not None
+    mixing = matrix.mixing.double().expand(len(matrix.q), -1, -1)
+    mixed = torch.einsum("bhn,bnqk->bhqk", mixing, compute_activation(matrix, rows))
+    return mixed if matrix.constant is None else mixed + matrix.constant[..., None, None]
+
+
+def sample_rows(seen: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
+    """Return rows with enough weights to solve for some unknowns, the last among them, and rows to check the solution on."""
+    n, t = seen.shape[-2:]
+    count = min(n, 2 + SPARE_EQUATIONS * (unknowns + 1) // max(t, 1))
+    rows = torch.linspace(n - 1, 0, count).long().unique()
+    others = torch.linspace(0, n - 1, min(n, CHECKED_ROWS)).long()
+    return rows.to(seen.device), others.to(seen.device)
+
+
+def round_factors(factors: Tensor, eps: float) -> Tensor:
+    """Return factors of which those that are 0 or 1 up to rounding are so exactly."""
+    allowed = 64 * eps * factors.abs().amax().clamp(min=1)
+    factors = factors.masked_fill(factors.abs() <= allowed, 0)
+    return factors.masked_fill((factors - 1).abs() <= allowed, 1)
+
+
+def share_rows(factors: Tensor, eps: float) -> Tensor:
+    """Return the factors of one batch row if all have the same up to rounding, else those of each."""
+    mean = factors.mean(0, keepdim=True)
+    is_same = bool(((factors - mean).abs() <= 64 * eps * mean.abs().amax().clamp(min=1)).all())
+    return mean if is_same else factors
