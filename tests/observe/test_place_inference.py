@@ -233,3 +233,68 @@ def test_places_that_were_set_by_hand_stay():
 def test_a_text_alone_has_no_places():
     model, given = build("llama")
     assert run(model, given).places is None
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
+
+
+def make_pixels(size, *batch):
+    return torch.randn(*batch, 3, size, size, dtype=torch.float64)
+
+
+def place_ids(*counts):
+    """A text with these many image tokens, with words before, between and behind them."""
+    return torch.tensor([[1, 5, *(one for count in counts for one in (*[50] * count, 7))]])
+
+
+def test_patches_that_are_merged_to_squares_are_the_tokens_whose_keys_move():
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    torch.manual_seed(0)
+    vision = {**SMALL, "image_size": [16, 16], "patch_size": [2, 2]}
+    settings = {"downsample_ratio": 0.5, "image_token_id": 50, "vision_feature_layer": -3}
+    model = InternVLForConditionalGeneration(
+        InternVLConfig(text_config={**WORDED, "model_type": "qwen2"}, vision_config=vision, **settings)
+    )
+    model = model.eval().double()
+    given = {"input_ids": place_ids(16), "pixel_values": make_pixels(16, 1)}
+    before = run(model, given)
+    (grid,) = before.axis_places(0, part="language_model")[1]
+    assert (grid.rows, grid.columns, grid.start) == (4, 4, 2)
+    path = before.layers(part="language_model")[0]
+    for row, column in ((0, 3), (5, 2)):
+        after = run(model, {**given, "pixel_values": change_patch(given["pixel_values"], row, column, size=2)})
+        assert find_changed_keys(before, after, path) == {(0, grid.find_token(row // 2, column // 2, 19)[1])}
+
+
+def test_pooled_patches_and_the_tiles_of_an_image_are_found_in_the_text():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Idefics3Config, Idefics3ForConditionalGeneration
+
+    text = {**WORDED, "model_type": "gemma3_text", "sliding_window": 8}
+    vision = {**SIGLIP, "model_type": "siglip_vision_model"}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=16, image_token_index=50)
+    ids = place_ids(16)
+    given = {"input_ids": ids, "pixel_values": make_pixels(16, 1), "token_type_ids": (ids == 50).long()}
+    recording = run(Gemma3ForConditionalGeneration(config).eval().double(), given)
+    assert recording.places["model.language_model.layers"] == PatchGrid(4, 4, 2)
+    text = {**WORDED, "model_type": "llama", "pad_token_id": 0}
+    config = Idefics3Config(text_config=text, vision_config=SIGLIP, scale_factor=2, image_token_id=50)
+    given = {"input_ids": place_ids(16, 16), "pixel_values": make_pixels(16, 1, 2)}
+    recording = run(Idefics3ForConditionalGeneration(config).eval().double(), given)
+    assert recording.places["model.text_model.layers"] == [PatchGrid(4, 4, 2), PatchGrid(4, 4, 19)]
+
+
+def test_learned_queries_have_no_places_though_they_are_as_many_as_patches():
+    from transformers import Blip2Config, Blip2ForConditionalGeneration
+
+    text = {**WORDED, "model_type": "opt", "ffn_dim": 8, "word_embed_proj_dim": 16, "pad_token_id": 0}
+    vision, qformer = {**SMALL, "image_size": 12, "patch_size": 4}, {**SMALL, "vocab_size": 30, "encoder_hidden_size": 16}
+    config = Blip2Config(
+        vision_config=vision, qformer_config=qformer, text_config=text, num_query_tokens=9, image_token_index=50
+    )
+    given = {"input_ids": place_ids(9), "pixel_values": make_pixels(12, 1)}
+    recording = run(Blip2ForConditionalGeneration(config).eval().double(), given)
+    assert recording.axis_places(0, part="language_model") == ([], [])
+    assert recording.axis_places(0, part="vision_model")[1][0].start == 1
