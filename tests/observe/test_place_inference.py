@@ -1,5 +1,7 @@
 """Places that record finds by itself: a patch whose pixels change moves the keys at its token, and no others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -210,6 +212,26 @@ def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(n
         assert moved == [grid.find_token(row, column, total)[1]]
     text = next(layer for part, layer in layers.items() if "language" in part)
     assert [(grid.rows, grid.columns, grid.start) for grid in before.axis_places(text)[1]] == [(2, 1, 2), (1, 3, 6)]
+
+
+def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
+    family = next(family for family in FAMILIES if family.name == "qwen2_5_vl")
+    settings = {**family.settings, "vision_config": {**family.settings["vision_config"], "window_size": 8}}
+    model = replace(family, settings=settings).build(torch.float64)
+    torch.manual_seed(0)
+    ids = torch.tensor([[1, *[99] * 15, 7]])
+    given = {"input_ids": ids, "pixel_values": torch.randn(60, 24).double(), "image_grid_thw": torch.tensor([[1, 6, 10]])}
+    given["mm_token_type_ids"] = (ids == 99).int()
+    before = run(model, given)
+    visual = before.layers(part="visual")[0]
+    (grid,) = before.axis_places(visual)[1]
+    for place in (0, 9, 22, 38, 59):
+        row, column = divmod(PatchGrid.from_blocks(6, 10, 2).order[0][place], 10)
+        changed = given["pixel_values"].clone()
+        changed[place] += 1
+        after = run(model, {**given, "pixel_values": changed})
+        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        assert (one != other).any(3).any(1).nonzero()[:, 1].tolist() == [grid.find_token(row, column, 60)[1]]
 
 
 def test_frames_of_whisper_and_wav2vec2_have_their_times():
