@@ -8,6 +8,8 @@ from torch import nn
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
+    SamVisionConfig,
+    SamVisionModel,
     SwinConfig,
     SwinModel,
 )
@@ -15,7 +17,11 @@ from transformers import (
 from observe.families import FAMILIES
 from regard import AudioFrames, PatchGrid, record
 
-SIZE, PATCH = 12, 4  # of the families' images in pixels
+PATCH = 4  # pixels, in the images of the families
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
 def build(name):
@@ -130,6 +136,22 @@ def test_the_windows_of_swin_are_stitched_to_the_image(size):
         window = {patch for patch in grids[0].locate_tokens(16)[next(iter(first))[0]].tolist() if patch >= 0}
         located = grids[1].locate_tokens(16)
         assert {int(located[place]) for place in second if located[place] >= 0} == window  # of the windows that are not shifted
+
+
+def test_the_padded_windows_of_sam_are_found_too():
+    torch.manual_seed(0)
+    sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "mlp_dim": 16}
+    config = SamVisionConfig(**SMALL, **sizes, window_size=3, global_attn_indexes=[1])
+    model, pixels = SamVisionModel(config).eval().double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = run(model, {"pixel_values": pixels})
+    windowed, whole = before.layers()
+    (grid,) = before.axis_places(windowed)[1]
+    assert (grid.rows, grid.columns, grid.windows) == (8, 8, 9)
+    assert before.axis_places(whole)[1] == [PatchGrid(8, 8, 0)]
+    for row, column in ((0, 0), (5, 4), (7, 7)):
+        after = run(model, {"pixel_values": change_patch(pixels, row, column)})
+        window, token = grid.find_token(row, column, 9)
+        assert find_changed_keys(before, after, windowed) == {(window, token), (window + 9, token)}
 
 
 def llava(size=12):
@@ -255,11 +277,6 @@ def test_places_that_were_set_by_hand_stay():
 def test_a_text_alone_has_no_places():
     model, given = build("llama")
     assert run(model, given).places is None
-
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
-SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
 def make_pixels(size, *batch):
