@@ -140,7 +140,7 @@ function renderTools(page) {
 }
 
 // List the views that this page can show: Type and Generate need a model, Image a recording with an image.
-const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: start.model, generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
+const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: Boolean(start.model), generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
 const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
 const findSummary = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
 
