@@ -14,6 +14,7 @@ from regard.cli.model_loading import SMOLLM2, is_smollm2_installed
 from regard.cli.serve import load_page_model
 from regard.show.page.finding import Finding
 from regard.show.page.gallery import LONG, GalleryItem, list_gallery
+from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import Session
 from regard.show.page.single_file import write_file
 
@@ -47,7 +48,8 @@ def write_gallery(folder: Path, session: Session) -> None:
     for item in list_gallery(session.adapter):
         if item.link is None and item.name != LONG:  # a page of one file holds no long text of many heads
             entry, finding = session.make_item(item, lambda: None)
-            write_file(entry, folder / f"{item.name}.html", item.what)
+            plain = RecordingEntry(entry.id, entry.recording)  # without what needs a model
+            write_file(plain, folder / f"{item.name}.html", item.what)
             cards.append(render_card(item, entry.recording.model, finding))
     (folder / "index.html").write_text(render_index(cards), encoding="utf-8")
 

@@ -127,6 +127,6 @@ def test_what_the_page_opens_on_is_computed_before_it_is_asked_for():
     adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
     given = record_text(adapter, "Lily had a red ball and Tom had a blue ball.", 100).recording
     session = Session(given, adapter)
-    session.prepare_opening()
+    session.prepare_opening(lambda: None)
     (entry,) = map(session.get_entry, session.listed)
     assert entry.head_rows

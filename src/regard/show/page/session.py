@@ -260,12 +260,12 @@ class Session:
                 self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
             return self._findings[entry.id, wanted]
 
-    def prepare_opening(self) -> None:
+    def prepare_opening(self, alive: Alive) -> None:
         """Compute what the page opens on, before the first visitor asks for it."""
         for name in self.listed[:1]:
-            self.get_finding(self.get_entry(name), None, lambda: None)
+            self.get_finding(self.get_entry(name), None, alive)
         if not self.listed and any(gallery.list_openings(self.adapter)):
-            self.open_first_finding(lambda: None)
+            self.open_first_finding(alive)
 
     def open_gallery(self, name: str, alive: Alive) -> dict[str, Any]:
         """Return the recording, the view and the finding of an item of the gallery. Raises MissingError if there is none."""

@@ -21,7 +21,7 @@ export function openFinding(page, app, opened) {
     page.findings.delete(key); // a later link without a recording is loaded again
     page.findings.set(makeKey({ ...state, r: found.r }), found.finding);
     if (location.hash !== hash || isTyping()) return undefined; // the visitor went on meanwhile
-    if (!hasPlace(hash)) updateLink({ ...state, ...found.changes, ...found.finding?.state }, { replace: true });
+    if (!hasPlace(hash)) updateLink({ ...state, ...found.changes, ...(found.finding && { heads: null, ...found.finding.state }) }, { replace: true });
     return opened();
   }).catch((fault) => {
     page.findings.delete(key);
