@@ -102,7 +102,7 @@ def collect_model_results(
     found = False
     try:
         for one in ModelExamination(model, expects, get_first_table(expects, model.ids.shape[1], offset), scale).examine():
-            found |= isinstance(one, Finding)
+            found |= isinstance(one, Finding) or (isinstance(one, Unknown) and one.needs == BOTH)
             yield one
         if not found:
             yield from model_lengths.check_lengths(model, expects, offset)
