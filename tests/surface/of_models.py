@@ -17,6 +17,7 @@ from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE,
 
 SIZE = COUNT | SIZES
 FLAG = SCALARS | constant(a_number=1)
+IMAGE = without(SCALARS, "none", "an empty list") | constant(a_number=3, no_file="nothing.png")
 OPTIONAL_HEAD = without(
     HEAD, "an empty list", "a list", "out of range", "before the first", "huge", "negative and huge", "beyond floats"
 )
@@ -201,7 +202,7 @@ CALLS = [
         "page",
         regard.page,
         lambda: {"recording": recorded(), "path": folder() / "page.html"},
-        {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES},
+        {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES, "image": IMAGE},
     ),
     Call(
         "serve",

@@ -71,6 +71,25 @@ def recorded_residual() -> Recording:
     return recording
 
 
+@cache
+def heard() -> Recording:
+    """Of a decoder layer that attends to five frames of sound."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    with regard.record(layer) as recording:
+        layer(torch.randn(1, 3, 4), torch.randn(1, 5, 4))
+    recording.places = {"cross": regard.AudioFrames(0.5)}
+    return recording
+
+
+def grid() -> regard.PatchGrid:
+    return regard.PatchGrid(2, 3)
+
+
+def frames() -> regard.AudioFrames:
+    return regard.AudioFrames(0.5)
+
+
 def differentiable_map() -> DifferentiableMap:
     return graph().map(0, grad=True)
 
@@ -139,6 +158,65 @@ CALLS = [
         lambda tokens: setattr(Recording(), "tokens", tokens),
         lambda: {"tokens": ["a", "b"]},
         {"tokens": without(TOKENS, "an empty list", "a list of strings", "an int tensor", "a bool tensor", "uint8")},
+    ),
+    Call(
+        "Recording.places",
+        lambda places: setattr(Recording(), "places", places),
+        lambda: {"places": regard.PatchGrid(2, 3)},
+        {"places": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, of_numbers=[1, 2])},
+    ),
+    method("Recording.axis_places", recorded, lambda: FIRST, **ONE_LAYER),
+    Call(
+        "PatchGrid",
+        regard.PatchGrid,
+        lambda: {"rows": 2, "columns": 3},
+        {
+            "rows": COUNT | constant(zero=0),
+            "columns": COUNT | constant(zero=0),
+            "start": without(COUNT, "none"),
+            "order": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, twice=[0, 1, 2, 3, 4, 4]),
+            "names": without(SCALARS, "an empty list", "a list", "a list of strings") | constant(a_number=3),
+        },
+    ),
+    method(
+        "PatchGrid.from_blocks",
+        grid,
+        lambda: {"rows": 2, "columns": 4, "block": 2},
+        **{name: COUNT | constant(zero=0) for name in ("rows", "columns", "block")},
+        start=without(COUNT, "none"),
+    ),
+    method(
+        "PatchGrid.from_windows",
+        grid,
+        lambda: {"rows": 2, "columns": 3, "window": 2},
+        **{name: COUNT | constant(zero=0) for name in ("rows", "columns", "window")},
+        shift=COUNT,
+    ),
+    *(
+        method(f"PatchGrid.{name}", grid, lambda: {"size": 7}, size=COUNT | constant(short=5))
+        for name in ("find_start", "locate_tokens", "name_tokens")
+    ),
+    method(
+        "PatchGrid.find_token",
+        grid,
+        lambda: {"row": 1, "column": 2, "size": 7},
+        row=PLACE | wrong.LISTS,
+        column=PLACE | wrong.LISTS,
+        size=COUNT | constant(short=5),
+    ),
+    Call("AudioFrames", regard.AudioFrames, lambda: {"seconds": 0.02}, {"seconds": NUMBER | constant(zero=0, negative=-0.5)}),
+    method("AudioFrames.locate_tokens", frames, lambda: {"size": 7}, size=COUNT),
+    Call(
+        "token_times",
+        regard.token_times,
+        lambda: {"recording": heard()},
+        {
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
+            "heads": without(SCALARS, "none") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+            "prompt": COUNT,
+            "frames": without(COUNT, "none", "huge") | constant(zero=0),
+            "median": COUNT | constant(zero=0, even=4),
+        },
     ),
     Call(
         "heads",

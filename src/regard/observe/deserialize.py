@@ -27,6 +27,7 @@ from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.mask_serialization import MaskReader
+from regard.observe.places import deserialize_places
 from regard.observe.recording import KINDS, Call, Recording, Run
 from regard.observe.serialize import CALL_NUMBERS, CALL_TENSORS
 
@@ -58,7 +59,8 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
     missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
     runs = [deserialize_run(run, tensors) for run in require_list(header["runs"])]
     notes = [require_text(one) for one in require_list(header.get("notes", []))]  # absent in older files
-    return Recording(require_text(header["model"]), runs, missed, tokens, notes)
+    places = deserialize_places(header.get("places"))
+    return Recording(require_text(header["model"]), runs, missed, tokens, notes, places)
 
 
 def deserialize_tokens(found: Any) -> Any:

@@ -60,7 +60,10 @@ class OpenRun:
         implicit = {key: one.fork() for key, one in self.run.implicit_histories.items()}
         tokens = {root: [*parts] for root, parts in self.tokens.items()}
         return OpenRun(
-            Run(histories, parent_rows=turns, implicit_histories=implicit), dict(self.roots), tokens=tokens, last=self.last
+            Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media),
+            dict(self.roots),
+            tokens=tokens,
+            last=self.last,
         )
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:

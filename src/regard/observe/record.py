@@ -46,6 +46,7 @@ def record(
     recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), store)
     with interception.watch_modules(recorder, modules), watch_blocks(modules if store.residual else {}, recorder.handle_block):
         yield recorder.recording
+    recorder.fill_places()
     warn_missed(recorder.recording)
 
 

@@ -1,7 +1,7 @@
 """Recorder: handles the attention calls of one model, and adds each to the recording."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
+from regard.observe.media import Media, join_media, read_media
+from regard.observe.place_inference import infer_places
 from regard.observe.recording import IMPLICIT, Call, Recording
 from regard.observe.run_tracker import RunTracker
 from regard.observe.selection import Selection
@@ -41,7 +43,9 @@ class Recorder:
     can_change_calls = False
 
     def __init__(self, modules: Mapping[str, nn.Module], selection: Selection, store: Store) -> None:
+        self.modules = modules
         self.names = {id(module): name for name, module in modules.items()}
+        self.media: Media | None = None  # of the current forward
         self.recording = Recording(type(modules[""]).__name__)
         self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
         self.attended: set[str] = set()  # modules with self-attention
@@ -51,6 +55,15 @@ class Recorder:
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""
         self.tracker.start_forward(module, args, kwargs)
+        self.media = None
+        with suppress(Exception), disable_modes():  # places are inferred without it, or set by hand
+            self.media = read_media(module, args, kwargs)
+
+    def fill_places(self) -> None:
+        """Infer the places of the tokens of the last run, unless they were set."""
+        if self.recording.places is None and self.recording.runs:
+            with suppress(Exception):  # a failure here must not stop the program; what needs places says that there are none
+                self.recording.places = infer_places(self.modules, self.recording.last)
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
@@ -181,6 +194,7 @@ class Recorder:
         tracker.run.histories[key] = history
         recorded = Call(history, stored)
         tracker.run.calls.append(recorded)
+        tracker.run.media = join_media(tracker.run.media, self.media)
         self.add_run()
         self.add_note(call.note, name)
         return recorded

@@ -21,6 +21,8 @@ from regard.observe.attribution import Attribution, attribute
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.media import Media
+from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
 from regard.observe.serialize import serialize_recording
 from regard.observe.words import TextPair, Words, select_axis_words
 from regard.terminal_escapes import escape_controls
@@ -74,6 +76,7 @@ class Run:
     parent_rows: dict[int, Tensor] = field(default_factory=dict)
     rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
     implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
+    media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
 
     @property
     def softmax_calls(self) -> list[Call]:
@@ -252,9 +255,11 @@ class Recording(HtmlRepr):
     missed: list[MissedCall] = field(default_factory=list)
     tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
     notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
+    places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, TextPair.from_tokens(value) if name == "tokens" else value)
+        checks = {"tokens": TextPair.from_tokens, "places": check_places}
+        super().__setattr__(name, checks[name](value) if name in checks else value)
 
     @property
     def calls(self) -> list[Call | ImplicitCall]:
@@ -335,6 +340,14 @@ class Recording(HtmlRepr):
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
         return select_axis_words(self.tokens, kind, self.last.find_visit(layer, kind, part)[0])
+
+    def axis_places(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[list[Place], list[Place]]:
+        """Return the places of the queries and of the keys of a layer of the last run: several for several images, or none.
+
+        The queries of cross attention are of another text, and have none.
+        """
+        keys = select_key_places(self.places, kind, self.last.find_visit(layer, kind, part)[0])
+        return [] if kind == CROSS else keys, keys
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""

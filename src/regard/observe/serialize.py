@@ -8,6 +8,7 @@ from regard.observe import implicit_serialization
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.kv_history import StoredCall
 from regard.observe.mask_serialization import serialize_mask
+from regard.observe.places import serialize_places
 from regard.observe.words import TextPair
 
 CALL_NUMBERS = ("first", "stop", "step")
@@ -47,6 +48,7 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "tokens": serialize_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
         "notes": recording.notes,
+        **({} if recording.places is None else {"places": serialize_places(recording.places)}),
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors

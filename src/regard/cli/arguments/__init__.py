@@ -3,6 +3,7 @@
 COMMANDS = (
     "walk",
     "look",
+    "see",
     "heads",
     "atlas",
     "audit",

@@ -21,6 +21,7 @@ from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
 from regard.show.page import memory_size
+from regard.show.page.image_places import GridTable
 from regard.show.page.select_head import select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
@@ -68,7 +69,7 @@ class RecordingEntry:
 
     `text` is set where the page's own model read it, so that the model can be examined on it, `ids`, (1, t), where that model
     predicts the next word, so that its gradients can be taken, and `story` where it wrote the words. `scores` are the user's
-    own scores of heads, as regard.heads takes them.
+    own scores of heads, as regard.heads takes them. `images` are the addresses of the images that the model read.
     """
 
     id: str
@@ -79,6 +80,7 @@ class RecordingEntry:
     scores: Sequence[UserScore] = ()
     ids: Tensor | None = None
     story: dict[str, Any] | None = None
+    images: Sequence[str] = ()
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -269,6 +271,15 @@ def summarize_layer(attention: AttentionLayers, n: int) -> dict[str, Any]:
     return found if numbers == tuple(range(h)) else found | {"numbers": list(numbers)}
 
 
+def summarize_patches(entry: RecordingEntry, grids: GridTable, attention: AttentionLayers, n: int) -> dict[str, Any]:
+    """Summarize which keys of a layer are patches of the images, and its batch rows; nothing without an image."""
+    if not entry.images:
+        return {}
+    b, _, _, k = attention.shapes[n]
+    found = grids.add_layer(entry.recording, n, attention.kind, attention.part, k)
+    return {"batch": b, "grids": found} if found else {}
+
+
 def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
     """Return what a link must hold to make a recording again: the text, and how it was continued; None where it cannot."""
     if entry.story is not None:
@@ -280,7 +291,7 @@ def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
 
 def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
     """Summarize a recording: what the page needs before its other requests."""
-    words = entry.get_word_lists()
+    words, grids = entry.get_word_lists(), GridTable()
     text = "".join((words.get("source") or words.get("words", ()))[:TEXT_LETTERS])
     return {
         "id": entry.id,
@@ -293,10 +304,11 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
                 "part": one.part,
                 "rows": entry.find_word_list(one, 0),
                 "columns": entry.find_word_list(one, 1),
-                "layers": [summarize_layer(one, n) for n in range(len(one.names))],
+                "layers": [summarize_layer(one, n) | summarize_patches(entry, grids, one, n) for n in range(len(one.names))],
             }
             for one in entry.attention_layers
         ],
+        **({"images": list(entry.images), "grids": grids.grids} if entry.images else {}),
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
         "values": any(

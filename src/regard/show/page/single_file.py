@@ -9,6 +9,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,16 @@ from regard.mechanism.arguments import check_path
 from regard.observe import Recording
 from regard.observe.head_scores import HeadOptions, UserScore
 from regard.observe.map_view import MapView
+from regard.show.image_input import load_images
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
+from regard.show.page.image_places import encode_image
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
 from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
+from regard.show.patch_weights import require_patches
 
 STATIC = Path(__file__).parent / "static"
 MAX_PICTURES_BYTES = 32 * 2**20  # of codes, before compression
@@ -37,14 +41,16 @@ MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
 NamedAnswer = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
 
 
-def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] = ()) -> None:
+def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] = (), image: Any = None) -> None:
     """Write the page of a recording to one .html file, which needs neither server nor network.
 
     The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
     else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
     exact ones and scores are included where the heads together have at most a million. `scores` are functions of an
-    AttentionMap for the table of the heads, as regard.heads takes them. Raises ConfigError where nothing was recorded, a score
-    is not such a function, or the folder of the file does not exist.
+    AttentionMap for the table of the heads, as regard.heads takes them. `image` is what the model saw, or a list of several: a
+    file, a PIL image, an array or a tensor; then the page shows what each patch and each word looks at in it. Raises
+    ConfigError where nothing was recorded, a score is not such a function, the tokens are not known as patches of the image, or
+    the folder of the file does not exist.
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Recording):
@@ -56,7 +62,10 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
     if not any(run.calls for run in recording.runs):
         raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
     HeadOptions(scores=scores).check()
-    entry = RecordingEntry(identify_recording(recording), recording, scores=scores)
+    images = [encode_image(pixels) for pixels in load_images(image)]
+    if images:
+        require_patches(recording)
+    entry = RecordingEntry(identify_recording(recording), recording, scores=scores, images=images)
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(

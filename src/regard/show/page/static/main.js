@@ -17,15 +17,16 @@ import { createSettings } from "./frame/setting_switch.js";
 import { view as compare } from "./views/compare/compare.js";
 import { view as generate } from "./views/generate/generate.js";
 import { view as heads } from "./views/heads/heads.js";
+import { hasImage, view as image } from "./views/image/image.js";
 import { view as map } from "./views/map/heat_map.js";
 import { view as steps } from "./views/steps/steps.js";
 import { view as text } from "./views/text/text.js";
 import { view as type } from "./views/type/type.js";
 
-const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the tabs
+const VIEWS = [type, image, text, heads, map, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
 const NEAR = 12; // maximum number of words to go back to find one with letters
-const EMPTY = { text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
+const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
@@ -58,7 +59,7 @@ async function loadOwnRecordings({ source, own, shelf }) {
 // Return the state of a page that is opened without a link: the recording that the server was given, or the welcome.
 function makeFirstState({ start }) {
   const [summary] = start.recordings;
-  return summary ? { view: "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
+  return summary ? { view: hasImage(summary) ? "image" : "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
 }
 
 // Return the recording of the example translation; run the translator the first time.
@@ -134,8 +135,8 @@ function renderTools(page) {
   return app;
 }
 
-// List the views that this page can show: Type and Generate need a model.
-const listViews = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
+// List the views that this page can show: Type and Generate need a model, Image a recording with an image.
+const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: start.model, generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
 const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
 const findSummary = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
 

@@ -57,8 +57,8 @@ export function createScale(name, low, high) {
   return { name: "log", low, high, share: (w) => (w > 0 ? (Math.log2(w) - from) / (to - from) : 0) };
 }
 
-// Return "log" or "linear" as in the state, or the default: linear for words and short rows, log for long rows.
-export const chooseScaleName = (state, keys) => state.scale ?? (state.view === "text" || keys <= 16 ? "linear" : "log");
+// Return "log" or "linear" as in the state, or the default: linear for words, images and short rows, log for long rows.
+export const chooseScaleName = (state, keys) => state.scale ?? (["text", "image"].includes(state.view) || keys <= 16 ? "linear" : "log");
 
 // Create the scale of a state for rows of a number of keys; `top` is the largest weight drawn.
 export function createStateScale(state, keys, top = 1) {

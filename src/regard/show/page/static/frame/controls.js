@@ -17,8 +17,10 @@ export const isCrossText = (summary, attention) => attention?.kind === "cross" &
 // Return the initial place in a recording: cross attention if it has any, all heads, and the middle layer, because the first
 // layers attend mostly to neighbors.
 export function makeInitialState(summary) {
-  const { kind, part, layers } = summary.attentions.find((one) => isCrossText(summary, one)) ?? summary.attentions[0];
-  const layer = Math.floor(layers.length / 2);
+  const seeing = summary.attentions.findLast((one) => one.layers.some(({ grids }) => grids)); // the words of a text that has images
+  const { kind, part, layers } = summary.attentions.find((one) => isCrossText(summary, one)) ?? seeing ?? summary.attentions[0];
+  const placed = layers.findLastIndex(({ grids }) => grids); // what the last layer looks at is clearest in an image
+  const layer = placed < 0 ? Math.floor(layers.length / 2) : placed;
   const { heads } = layers[layer];
   return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? "all" : null };
 }
@@ -44,6 +46,7 @@ const MEANT = {
   attention: "The kind of attention: from a text to itself, or to another text",
   text: "One of the texts of the batch",
   layer: "A model has several layers; each computes on the output of the previous one",
+  image: "One of the images of the text",
   head: "Each layer has several heads, and each head has its own attention weights",
 };
 
@@ -66,6 +69,10 @@ const CONTROLS = {
   head(app, state) {
     const layer = app.attention().layers[state.layer];
     return renderStepper(app, "head", "head", state.head, Array.from({ length: layer.heads }, (_, head) => String(getHeadNumber(layer, head))));
+  },
+  image(app, state) {
+    const count = app.attention().layers[state.layer].grids?.length ?? 1;
+    return count < 2 ? null : renderStepper(app, "image", "image", Math.min(state.image ?? 0, count - 1), listNumbers(count));
   },
   how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
   show: renderSettingSwitch,

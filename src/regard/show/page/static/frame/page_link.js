@@ -1,6 +1,6 @@
 // The state of the page as readable pairs after the # of its address: links contain it, and the history restores it.
 
-const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "words", "seed", "word"];
+const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word"];
 const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0, show: "weight" };
 
 // Return the state of a hash, with defaults for what it omits.

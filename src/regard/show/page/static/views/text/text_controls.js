@@ -8,11 +8,20 @@ export function renderTextControls(element, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
   element.replaceChildren(
     renderChoice(app, "way", state.way ?? "from", [["from", "what it attends to"], ["to", "what attends to it"]], "Direction of the links"),
-    el("span", { class: "control", role: "group", "aria-label": "Heads; several show their mean" },
-      el("span", { class: "name" }, "heads"), el("span", { class: "chips" }, renderHeadChips(app, state))),
+    renderHeads(app, state),
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
+
+// Render the choice of heads alone.
+export function renderHeadChoice(element, app, state) {
+  const focused = document.activeElement?.getAttribute("data-control");
+  element.replaceChildren(renderHeads(app, state));
+  if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
+}
+
+const renderHeads = (app, state) => el("span", { class: "control", role: "group", "aria-label": "Heads; several show their mean" },
+  el("span", { class: "name" }, "heads"), el("span", { class: "chips" }, renderHeadChips(app, state)));
 
 // Render a chip for each head, and one for all heads.
 function renderHeadChips(app, state) {

@@ -1,0 +1,36 @@
+"""regard see: show what a model looks at in an image: each layer in numbers, and one query as a picture."""
+
+import argparse
+
+MODEL = "digits"  # the default
+
+EPILOG = """\
+IMAGE is a PNG, a JPEG or another file that Pillow reads. The model runs
+unchanged; queries and keys are recorded, and every number is computed from
+them. --page writes a page on which you hover a patch to see where it looks.
+
+The columns are means over the patches and the heads of a layer, of the
+attention of a patch:
+  dist     how many patches away it looks
+  itself   on itself
+  others   on tokens that are no patches: a class token, registers
+  patches  at how many patches it looks (e to the entropy)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `regard see`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("image", metavar="IMAGE", help="an image file; for the model digits also a digit, 0 to 9")
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        default=MODEL,
+        help="a model of images of transformers: folder or name on the hub; or digits, which is included (digits)",
+    )
+    parser.add_argument("--head", metavar="L.H", help="head H of layer L, or layer L: the mean of its heads (the last layer)")
+    parser.add_argument("--patch", metavar="R,C", help="what the patch in row R and column C looks at (the class token)")
+    parser.add_argument("--rollout", action="store_true", help="the rollout through all layers up to that of --head")
+    parser.add_argument("--out", metavar="FILE", help="save the recording")
+    parser.add_argument("--page", metavar="FILE", help="write a page for the browser: one .html file, no network")
+    parser.add_argument("--figure", metavar="FILE", help="save the picture of that query: .png, .pdf or .svg")

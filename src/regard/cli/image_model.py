@@ -1,0 +1,151 @@
+"""Models of images, of transformers and the one that is included, and images as their inputs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.cli.model_loading import format_first_line, silence_transformers
+from regard.errors import ConfigError, DataError
+from regard.models.vision_transformer import VisionTransformer
+from regard.show.image_input import Pixels, load_image
+from regard.weights.vision_weights import INCLUDED
+
+TOWERS = ("vision_model", "vision_tower", "visual", "image_encoder", "vision_encoder")  # attributes that are image towers
+INPUT = "pixel_values"
+CLASSIFIER, BASE = "AutoModelForImageClassification", "AutoModel"
+HALF = 0.5  # mean and standard deviation where a folder has no processor
+MAX_DEPTH = 3  # of towers within models within models
+
+
+@dataclass(frozen=True, eq=False)
+class ImageModel:
+    """A model that reads images, or the part of a model that does; its processor, and what is known of its classes."""
+
+    name: str
+    model: nn.Module
+    processor: Any
+    classes: Mapping[int, str]
+
+    def prepare(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
+        """Return the input (1, c, height, width) of an image, and the image as the model sees it: resized and cropped."""
+        if self.processor is None:
+            return self.resize(pixels)
+        with silence_transformers():
+            found = self.processor(images=pixels, return_tensors="pt")[INPUT]
+        if not isinstance(found, Tensor) or found.dim() != 4:
+            raise ConfigError(
+                f"{self.name} takes images as packed patches, which this command cannot lay out: record it in Python, and pass "
+                "the image to regard.page."
+            )
+        mean, std = (getattr(self.processor, one, None) for one in ("image_mean", "image_std"))
+        if mean is None or std is None or not getattr(self.processor, "do_normalize", True):
+            return found[:1], load_image(found[0])
+        mean, std = (torch.tensor(one, dtype=found.dtype).view(-1, 1, 1) for one in (mean, std))
+        return found[:1], load_image((found[0] * std + mean).clamp(0, 1))
+
+    def resize(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
+        """Return an image resized to the size in the config, its numbers from -1 to 1, and the resized image."""
+        from PIL import Image
+
+        size = getattr(self.model.config, "image_size", None)
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        if not all(isinstance(side, int) for side in sides):
+            raise ConfigError(f"{self.name} has neither preprocessor_config.json nor an image_size in config.json.")
+        channels = int(getattr(self.model.config, "num_channels", 3))
+        enlarges = sides[0] >= pixels.shape[0] and sides[1] >= pixels.shape[1]
+        how = Image.Resampling.NEAREST if enlarges else Image.Resampling.BILINEAR
+        seen = np.asarray(Image.fromarray(pixels).resize((sides[1], sides[0]), how))
+        numbers = torch.tensor(seen, dtype=torch.float32).movedim(-1, 0) / 255
+        numbers = numbers.mean(0, keepdim=True) if channels == 1 else numbers
+        return ((numbers - HALF) / HALF)[None], seen
+
+    def run(self, found: Tensor) -> Any:
+        """Run the model and return its output."""
+        return self.model(**{INPUT: found.to(next(self.model.parameters()).dtype)})
+
+    def name_class(self, output: Any) -> tuple[str, float] | None:
+        """Return the likeliest class and its probability; None if the model has no classes."""
+        logits = getattr(output, "logits", output)
+        if not self.classes or not isinstance(logits, Tensor) or logits.dim() != 2:
+            return None
+        shares = logits[0].float().softmax(-1)
+        best = int(shares.argmax())
+        return str(self.classes.get(best, best)), float(shares[best])
+
+
+def load_image_model(name: str) -> ImageModel:
+    """Load the model of images in a folder or on the hub; of a model of images and text, the part that reads images.
+
+    Raises ConfigError if transformers is not installed or the model reads no images, DataError if it cannot be loaded.
+    """
+    if name in INCLUDED and not Path(name).exists():
+        own = VisionTransformer.load(INCLUDED[name])
+        return ImageModel(name, own, None, {n: str(n) for n in range(own.config.classes)})
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("loading this model needs transformers: pip install transformers.") from None
+    path = Path(name).expanduser()
+    if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
+    where = str(path) if path.is_dir() else name
+    try:
+        with silence_transformers():
+            config = transformers.AutoConfig.from_pretrained(where, local_files_only=path.is_dir())
+            classifies = any("ForImageClassification" in one for one in config.architectures or ())
+            kind = getattr(transformers, CLASSIFIER if classifies else BASE)
+            model, found = kind.from_pretrained(where, dtype="auto", output_loading_info=True)
+            model.eval()
+    except ImportError as error:
+        raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
+    except Exception as error:  # transformers may raise anything for a damaged file
+        raise DataError(
+            f"{name} could not be loaded: {format_first_line(error)} A model is a folder with config.json and weights, or a "
+            "name on the hub, downloaded before if there is no network."
+        ) from None
+    tower = find_tower(model)
+    if tower is None:
+        raise ConfigError(f"{name} is a {type(model).__name__}, which reads no images: use `regard look` for text.")
+    missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise DataError(f"{name} has no {missing[0]}, which transformers would draw at random; {len(missing)} are missing.")
+    classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
+    return ImageModel(path.name if path.is_dir() else name, tower, load_processor(where, path.is_dir()), classes)
+
+
+def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
+    """Return a model that reads images alone, or the part of it that does; None if there is none."""
+    if getattr(model, "main_input_name", None) == INPUT:
+        return model
+    if not depth:
+        return None
+    inner = (getattr(model, one, None) for one in (*TOWERS, "model"))
+    found = (find_tower(one, depth - 1) for one in inner if isinstance(one, nn.Module))
+    return next((one for one in found if one is not None), None)
+
+
+def load_processor(where: str, is_folder: bool) -> Any:
+    """Return the image processor of a model; None if it has none that can be loaded."""
+    import transformers
+
+    if is_folder and not (Path(where) / "preprocessor_config.json").is_file():
+        return None
+    try:
+        with silence_transformers():
+            kind: Any = transformers.AutoImageProcessor
+            return kind.from_pretrained(where, local_files_only=is_folder)
+    except Exception as error:  # transformers may raise anything for a damaged file
+        raise DataError(f"the image processor of {where} could not be loaded: {format_first_line(error)}") from None
+
+
+def find_example(image: str, model: str) -> Path:
+    """Return the file of an image; of one digit, for the included model, the example of it that was not trained on."""
+    path = Path(image).expanduser()
+    if model in INCLUDED and not path.exists() and len(image) == 1 and image.isdecimal():
+        return INCLUDED[model] / f"{int(image)}.png"
+    return path

@@ -1,0 +1,110 @@
+"""Run `regard see`.
+
+Exit code 2 if the model, the image or the settings cannot be used.
+"""
+
+import argparse
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+
+from regard.cli.image_model import ImageModel, find_example, load_image_model
+from regard.cli.progress_bar import show_bar
+from regard.errors import ConfigError
+from regard.observe import Recording, record
+from regard.observe.places import PatchGrid
+from regard.show.image_input import Pixels, load_image
+from regard.show.page.single_file import page
+from regard.show.patch_summary import render_layers, render_patches
+from regard.show.patch_weights import PatchWeights, compute_patch_weights, find_patch_layers
+from regard.show.recording_views import parse_layer_head
+from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal_colors import measure_window
+from regard.weights.vision_weights import INCLUDED
+
+PATCH = re.compile(r"\s*(-?\d{1,6})\s*,\s*(-?\d{1,6})\s*")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the model on the image and print what it looks at."""
+    place = (None, None) if options.head is None else parse_layer_head(options.head)
+    query = parse_patch(options.patch)
+    pixels = load_image(find_example(options.image, options.model))
+    foreign = load_image_model(options.model)
+    recording, seen, line = record_image(foreign, pixels)
+    of = "rollout" if options.rollout else "weights"
+    shown = compute_patch_weights(recording, place[0], place[1], query, of=of)
+    if options.out:
+        recording.save(options.out)
+        line += f" Saved to {options.out}."
+    if options.page:
+        page(recording, options.page, image=seen)
+        line += f" Page: {options.page}."
+    if options.figure:
+        save_figure(seen, shown, options.figure)
+        line += f" Figure: {options.figure}."
+    print_report(recording, shown, line)
+    return 0
+
+
+def parse_patch(asked: str | None) -> tuple[int, int] | None:
+    """Parse the row and the column of a patch from 3,5. Raises ConfigError for other text."""
+    if asked is None:
+        return None
+    found = PATCH.fullmatch(asked)
+    if found is None:
+        raise ConfigError(f"a patch must be given as its row and column, like 3,5; got {asked!r}.")
+    return int(found[1]), int(found[2])
+
+
+def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels, str]:
+    """Return the recording of a model on an image, the image as the model saw it, and sentences about both."""
+    given, seen = foreign.prepare(pixels)
+    start = time.perf_counter()
+    layers = int(getattr(foreign.model.config, "num_hidden_layers", 0) or 0)
+    with torch.inference_mode(), record(foreign.model) as recording, show_bar("running", lambda: len(recording.calls), layers):
+        output = foreign.run(given)
+    seconds = time.perf_counter() - start
+    recording.model = foreign.name
+    grid = find_first_grid(recording)
+    said = f"{given.shape[3]} x {given.shape[2]} pixels as {grid.columns} x {grid.rows} patches, in {seconds:.1f} s."
+    best = foreign.name_class(output)
+    said += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
+    plain = foreign.processor is None and foreign.name not in INCLUDED
+    return recording, seen, said + (" Resized without a processor, numbers from -1 to 1." if plain else "")
+
+
+def find_first_grid(recording: Recording) -> PatchGrid:
+    """Return the grid of the first layer whose tokens are patches. Raises ConfigError if there is none."""
+    found = recording.axis_places(find_patch_layers(recording, "self", None)[0])[1][0]
+    assert isinstance(found, PatchGrid)
+    return found
+
+
+def save_figure(seen: Pixels, shown: PatchWeights, path: str) -> None:
+    """Save the picture of a query. Raises ConfigError if matplotlib is not installed or the file cannot be written."""
+    try:
+        from regard.show.image_overlay import draw_patch_weights
+    except ImportError:
+        raise ConfigError("--figure needs matplotlib: pip install matplotlib.") from None
+    options: dict[str, Any] = {"dpi": 144}
+    try:
+        draw_patch_weights(seen, [shown]).savefig(Path(path), **options)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the figure could not be saved to {path}: {error}") from None
+
+
+def print_report(recording: Recording, shown: PatchWeights, line: str) -> None:
+    """Print the layers in numbers, and the picture of the query."""
+    console = open_console()
+    layers, heads = len(recording.layers()), recording.map(0).shape[1]
+    counts = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
+    print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}", style="bold"))
+    for part in (render_layers(recording), render_patches(shown, measure_window(console))):
+        console.print()
+        for text in part:
+            console.print(text, no_wrap=True, overflow="crop")

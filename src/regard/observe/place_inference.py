@@ -1,0 +1,174 @@
+"""Inference of places: which patch or time the tokens of each layer stand for, from the model's modules and its input's size.
+
+A place is inferred only where the number of tokens proves it; where anything is uncertain, there is none.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from torch import nn
+
+from regard.observe.image_tower import Sizes, Tower, find_tower
+from regard.observe.media import Media
+from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid
+from regard.observe.recording import Run
+
+Found = dict[str, Any]  # the places of each layer, by its module's path
+SHUFFLING = "mask_ratio"  # an attribute of the config of a model that shuffles its patches
+POOLING = ("scale_factor", "downsample_ratio", "mm_tokens_per_image")  # of one that merges squares of patches, row by row
+LEARNED_QUERIES = ("perceiver", "resampler", "qformer")  # in names of classes: their tokens have no places
+RATE, WHISPER_SECONDS = 16_000, 0.02  # samples a second of the models of sound in transformers; a frame of Whisper's encoder
+
+
+def infer_places(modules: Mapping[str, nn.Module], run: Run) -> Any:
+    """Return the places of the tokens of a run, as `recording.places` holds them; None if nothing is known."""
+    media = run.media
+    if media is None:
+        return None
+    layers = measure_layers(run)
+    config = getattr(modules[""], "config", None)
+    found = find_sound(config, media, layers) if media.sound else find_images(modules, media, layers)
+    return found or None
+
+
+def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:
+    """Return the batch rows, queries and keys of each layer in the first forward of the run, by its path and kind.
+
+    The queries and keys of several calls of a visit are added: they pack several images.
+    """
+    found: dict[tuple[str, str], Sizes] = {}
+    for (name, kind, visit, _), history in run.histories.items():
+        stored = history.stored_calls[0]
+        if visit == 0:
+            _, q, k = found.get((name, kind), (0, 0, 0))
+            found[name, kind] = stored.q.shape[0], q + stored.q.shape[2], k + stored.stop - stored.first
+    return found
+
+
+def find_sound(config: Any, media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the frames of the layers that read sound, of Whisper and of models with strided convolutions of samples."""
+    kind = getattr(config, "model_type", None)
+    strides = getattr(config, "conv_stride", None)
+    if kind == "whisper" and media.sound == "input_features":
+        frames = AudioFrames(WHISPER_SECONDS)
+        encoder = {one for one, sort in layers if sort == "self" and "encoder" in one.split(".")}
+        return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if (CROSS in {s for _, s in layers}) else {})}
+    if media.sound == "input_values" and isinstance(strides, (list, tuple)):
+        squeezed = int(getattr(config, "squeeze_factor", 1) or 1)
+        return {"": AudioFrames(math.prod(strides) * squeezed / RATE)}
+    return {}
+
+
+def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the grids of the layers that read images, and of the words among which the images stand."""
+    config = getattr(modules[""], "config", None)
+    if getattr(config, SHUFFLING, None) is not None:
+        return {}
+    if media.grids:
+        found = find_packed(modules, media, layers)
+        block = read_merge(config)
+        sizes = [(rows // block, columns // block) for rows, columns in media.grids]
+        return found | find_image_words(media, layers, found, sizes)
+    tower = find_tower(modules, media, {name for name, _ in layers})
+    if tower is None:
+        return {}
+    found = find_tower_grids(tower, media, layers)
+    sizes = find_merged_sizes(config, modules, media, tower)
+    own = {name for name, _ in layers if tower.has_layer(name)}
+    return shorten_names(found, tower, layers) | find_image_words(media, layers, own, sizes)
+
+
+def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the grid of each layer of a tower, and of each layer of cross attention to its patches."""
+    found: Found = {}
+    for (name, kind), sizes in layers.items():
+        grid = None
+        if kind == CROSS:
+            grid = tower.find_grid(sizes[2])
+        elif tower.has_layer(name) and sizes[1] == sizes[2]:
+            grid = tower.find_windows(name, sizes, media.images)
+            grid = tower.find_grid(sizes[2]) if grid is None and sizes[0] == media.images else grid
+        if grid is not None:
+            found[name] = grid
+    return found
+
+
+def shorten_names(found: Found, tower: Tower, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the places of a tower under its own path where all of its layers have the same, and no other layer does."""
+    own = {name for name, kind in layers if kind != CROSS and tower.has_layer(name)}
+    grids = {found.get(name) for name in own}
+    if len(grids) > 1 or None in grids or not (tower.path or own == {name for name, _ in layers}):
+        return found
+    return {tower.path: grids.pop(), **{name: grid for name, grid in found.items() if name not in own}}
+
+
+def find_packed(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the grids of layers that read the patches of all images in one sequence, in blocks that are merged later."""
+    config = getattr(modules[""], "config", None)
+    vision: Any = getattr(config, "vision_config", config)
+    block, total = read_merge(config), sum(rows * columns for rows, columns in media.grids)
+    starts = accumulate((rows * columns for rows, columns in media.grids), initial=0)
+    if block < 2:
+        return {}
+    window = getattr(vision, "window_size", None) if hasattr(vision, "fullatt_block_indexes") else None
+    cells = 0 if window is None else window // block // vision.patch_size
+    grids = [order_packed(*sizes, block, cells, start) for sizes, start in zip(media.grids, starts, strict=False)]
+    return {name: grids for (name, kind), sizes in layers.items() if kind == "self" and sizes == (1, total, total)}
+
+
+def order_packed(rows: int, columns: int, block: int, window: int, start: int) -> PatchGrid:
+    """Return the grid of an image in a packed sequence: in blocks, in windows of window x window blocks unless that is 0."""
+    grid = PatchGrid.from_blocks(rows, columns, block, start)
+    if not window:
+        return grid
+    windows = PatchGrid.from_windows(rows // block, columns // block, window).order or ()
+    blocks = [one for cells in windows for one in cells if one != EMPTY]
+    (order,) = grid.order or ((),)
+    return PatchGrid(rows, columns, start, (tuple(order[block**2 * one + n] for one in blocks for n in range(block**2)),))
+
+
+def read_merge(config: Any) -> int:
+    """Return the side of the square of patches that a model with packed images merges to one token; 1 if it merges none."""
+    return int(getattr(getattr(config, "vision_config", config), "spatial_merge_size", 1) or 1)
+
+
+def find_merged_sizes(config: Any, modules: Mapping[str, nn.Module], media: Media, tower: Tower) -> list[tuple[int, int]]:
+    """Return the rows and columns of each image of a batch row among the words; empty if its tokens are not a grid."""
+    count = media.images // media.rows
+    names = {type(module).__name__.lower() for module in modules.values()}
+    if not count or media.images % media.rows or any(one in name for name in names for one in LEARNED_QUERIES):
+        return []
+    merges = any(getattr(config, name, None) is not None for name in POOLING)
+    for factor in range(1, min(tower.rows, tower.columns) + 1 if merges else 2):
+        rows, columns = tower.rows // factor, tower.columns // factor
+        whole = tower.rows % factor == 0 and tower.columns % factor == 0
+        if whole and rows * columns * count == len(media.image_tokens):
+            return [(rows, columns)] * count
+    return []
+
+
+def find_image_words(media: Media, layers: Mapping[tuple[str, str], Sizes], others: Any, sizes: list[tuple[int, int]]) -> Found:
+    """Return the grids of the images in the layers of a language model, outside the layers that read images."""
+    grids = list(split_image_tokens(media.image_tokens, sizes))
+    if not grids or len(grids) < len(sizes):
+        return {}
+    return {
+        name: grids[0] if len(grids) == 1 else grids
+        for (name, kind), (_, q, k) in layers.items()
+        if kind == "self" and name not in others and (q, k) == (media.tokens, media.tokens)
+    }
+
+
+def split_image_tokens(places: tuple[int, ...], sizes: list[tuple[int, int]]) -> Iterator[PatchGrid]:
+    """Generate the grid of each image from the tokens of all of them; ends where the tokens of one are not consecutive."""
+    if len(places) != sum(rows * columns for rows, columns in sizes):
+        return
+    first = 0
+    for rows, columns in sizes:
+        own = places[first : first + rows * columns]
+        if own != tuple(range(own[0], own[0] + len(own))):
+            return
+        yield PatchGrid(rows, columns, own[0])
+        first += rows * columns

@@ -1,0 +1,225 @@
+"""The places of tokens: which patch of an image, or which time of a recording of sound, each token of an axis stands for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.errors import ConfigError, OutOfRangeError, ShapeError
+from regard.mechanism.arguments import check_count, check_integer, check_number, check_sequence, describe_value
+
+MAX_SPECIAL_TOKENS = 16  # before the patches, where `start` is not given: a class token and registers are fewer
+CROSS = "cross"  # the name in `recording.places` of the keys of all cross attention
+HINT = "Set recording.places = regard.PatchGrid(rows, columns, start=number of the first patch)."
+EMPTY = -1  # the patch of a token that is none
+MAX_SIDE, MAX_TOKENS = 4096, 2**27  # patches along a side of a grid; tokens of an axis
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """Tokens that are the patches of an image, on a grid of rows x columns.
+
+    The patches are the tokens from number `start` on, row by row; by default the last tokens of the axis, after at most 16
+    others, such as a class token and registers. `order` states another order: the patch of each token, row * columns + column,
+    or -1 for padding; of windows that are batch rows of the map, one such list each. `names` are those of the tokens before the
+    patches. Raises ConfigError if they do not fit together.
+    """
+
+    rows: int
+    columns: int
+    start: int | None = None
+    order: tuple[tuple[int, ...], ...] | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_sides(self.rows, self.columns)
+        if self.start is not None:
+            check_count("start", self.start, 0, alternative=", or None for the patches at the end of the axis")
+        object.__setattr__(self, "names", tuple(map(str, check_sequence("names", self.names))))
+        if self.order is not None:
+            object.__setattr__(self, "order", check_order(self.order, self.rows * self.columns))
+
+    @classmethod
+    def from_blocks(cls, rows: int, columns: int, block: int, start: int = 0) -> "PatchGrid":
+        """Return the grid of patches that come in blocks of block x block, as those do that a model merges later."""
+        check_sides(rows, columns)
+        if rows % check_count("block", block) or columns % block:
+            raise ConfigError(f"block must divide both sides of the grid, got {block} for {rows} x {columns} patches.")
+        patches = torch.arange(rows * columns).view(rows // block, block, columns // block, block)
+        return cls(rows, columns, start, (tuple(patches.transpose(1, 2).flatten().tolist()),))
+
+    @classmethod
+    def from_windows(cls, rows: int, columns: int, window: int, shift: int = 0) -> "PatchGrid":
+        """Return the grid of patches that attend in windows of window x window, shifted up and left, as in Swin.
+
+        The windows are batch rows of the map, row by row. The grid is padded to whole windows before it is shifted.
+        """
+        check_sides(rows, columns)
+        check_count("window", window, most=MAX_SIDE)
+        check_count("shift", shift, 0, most=MAX_SIDE)
+        patches = torch.arange(rows * columns).view(rows, columns)
+        padded = F.pad(patches, (0, -columns % window, 0, -rows % window), value=EMPTY).roll((-shift, -shift), (0, 1))
+        down, across = padded.shape[0] // window, padded.shape[1] // window
+        cut = padded.view(down, window, across, window).transpose(1, 2).reshape(down * across, window * window)
+        return cls(rows, columns, 0, tuple(map(tuple, cut.tolist())))
+
+    @property
+    def windows(self) -> int:
+        """The number of batch rows of the map that hold one image."""
+        return 1 if self.order is None else len(self.order)
+
+    @property
+    def length(self) -> int:
+        """The number of tokens that the patches and their padding take in a window."""
+        return self.rows * self.columns if self.order is None else len(self.order[0])
+
+    def find_start(self, size: int) -> int:
+        """Return the number of the first patch on an axis of `size` tokens. Raises ShapeError if the patches do not fit."""
+        check_count("size", size, most=MAX_TOKENS)
+        start = size - self.length if self.start is None else self.start
+        if start < 0 or start + self.length > size or (self.start is None and start > MAX_SPECIAL_TOKENS):
+            taken = f"{self.length:,} tokens" + (f" from token {self.start:,} on" if self.start is not None else "")
+            raise ShapeError(f"the {self.rows} x {self.columns} patches take {taken}, but the axis has {size:,} tokens. {HINT}")
+        return start
+
+    def locate_tokens(self, size: int) -> Tensor:
+        """Return the patch of each token of an axis of `size` tokens, (windows, size); -1 for a token that is no patch."""
+        start = self.find_start(size)
+        found = torch.full((self.windows, size), EMPTY)
+        order = torch.arange(self.length)[None] if self.order is None else torch.tensor(self.order)
+        found[:, start : start + self.length] = order
+        return found
+
+    def find_token(self, row: int, column: int, size: int) -> tuple[int, int]:
+        """Return the window and the token of a patch on an axis of `size` tokens. Raises OutOfRangeError if there is none."""
+        for name, given, count in (("row", row, self.rows), ("column", column, self.columns)):
+            if isinstance(given, bool) or not isinstance(given, int) or not -count <= given < count:
+                raise OutOfRangeError(f"a patch must have a {name} from 0 to {count - 1}, got {describe_value(given)}.")
+        patch = row % self.rows * self.columns + column % self.columns
+        window, token = (self.locate_tokens(size) == patch).nonzero()[0].tolist()
+        return window, token
+
+    def name_tokens(self, size: int) -> list[str]:
+        """Return a name for each token of an axis: of patches their row and column, of others `names` or their numbers."""
+        self.find_start(size)
+        named = [f"token {n}" for n in range(size)]
+        named[: len(self.names)] = self.names[:size]
+        if self.windows == 1:
+            for n, patch in enumerate(self.locate_tokens(size)[0].tolist()):
+                if patch != EMPTY:
+                    named[n] = "patch {},{}".format(*divmod(patch, self.columns))
+        return named
+
+
+def check_sides(rows: int, columns: int) -> None:
+    """Raise ConfigError unless both sides of a grid are from 1 to MAX_SIDE."""
+    for name, side in (("rows", rows), ("columns", columns)):
+        check_count(name, side, most=MAX_SIDE)
+
+
+def check_order(order: Any, patches: int) -> tuple[tuple[int, ...], ...]:
+    """Return an order as one tuple for each window. Raises ConfigError if it does not name every patch exactly once."""
+    windows = check_sequence("order", order)
+    if all(isinstance(one, int) for one in windows):
+        windows = [windows]
+    found = tuple(tuple(check_integer("a patch in order", patch) for patch in check_sequence("order", one)) for one in windows)
+    named = sorted(patch for one in found for patch in one if patch != EMPTY)
+    if named != list(range(patches)) or len({len(one) for one in found}) != 1:
+        raise ConfigError(
+            f"order must name each of the {patches} patches once, in windows of one length; got {len(named)} patches in "
+            f"{len(found)} windows."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class AudioFrames:
+    """Tokens that are frames of sound: token n stands for the time from n * seconds on."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not check_number("seconds", self.seconds) > 0:
+            raise ConfigError(f"seconds must be above 0, the time from one frame to the next; got {self.seconds}.")
+
+    def locate_tokens(self, size: int) -> Tensor:
+        """Return the time at which each of `size` tokens starts, (size,), in seconds."""
+        return torch.arange(check_count("size", size, most=MAX_TOKENS), dtype=torch.float64) * self.seconds
+
+
+Place = PatchGrid | AudioFrames
+CLASSES: dict[str, type[Place]] = {"PatchGrid": PatchGrid, "AudioFrames": AudioFrames}
+Places = Place | Sequence[PatchGrid] | Mapping[str, Place | Sequence[PatchGrid]]
+
+
+def check_places(places: Any) -> Any:
+    """Return places as they are: None, one, a list of grids for several images, or a mapping from paths of modules to these.
+
+    Raises ConfigError for anything else.
+    """
+    values = list(places.values()) if isinstance(places, Mapping) else [places]
+    named = not isinstance(places, Mapping) or all(isinstance(name, str) for name in places)
+    if places is None or (named and all(is_place(one) for one in values)):
+        return places
+    raise ConfigError(
+        "places must be a regard.PatchGrid, a regard.AudioFrames, a list of grids for several images, or a mapping from "
+        f"modules to these, like {{'vision_model': regard.PatchGrid(14, 14)}}; got {describe_value(places)}."
+    )
+
+
+def is_place(value: Any) -> bool:
+    """Return whether a value is a place, or a list of grids for several images."""
+    several = isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, PatchGrid) for one in value)
+    return several or isinstance(value, (PatchGrid, AudioFrames))
+
+
+def list_places(places: Places | None) -> list[Place]:
+    """Return every place of a recording, of all modules and images."""
+    if isinstance(places, Mapping):
+        return [place for one in places.values() for place in list_places(one)]
+    if isinstance(places, (list, tuple)):
+        return list(places)
+    return [] if places is None else [places]  # type: ignore[list-item]
+
+
+def select_key_places(places: Places | None, kind: str, name: str) -> list[Place]:
+    """Return the places of the keys of a layer, by its kind and its module's path: several for several images.
+
+    Of a mapping, the longest name counts that is a part of the module's path; for cross attention its whole path, or "cross".
+    """
+    if isinstance(places, Mapping):
+        fitting = [one for one in places if is_name_of(one, kind, name)]
+        found: Any = places[max(fitting, key=lambda one: (one == name, len(one)))] if fitting else None
+    else:
+        found = places
+    return [] if found is None else list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def is_name_of(one: str, kind: str, name: str) -> bool:
+    """Return whether a name in a mapping of places names a module of a kind."""
+    if kind == CROSS:
+        return one in (name, CROSS)
+    return one in ("", name) or (one != CROSS and f".{one}." in f".{name}.")
+
+
+def serialize_places(places: Places | None) -> Any:
+    """Return places as plain values."""
+    if isinstance(places, Mapping):
+        return {"modules": {name: serialize_places(one) for name, one in places.items()}}
+    if isinstance(places, (list, tuple)):
+        return [serialize_places(one) for one in places]
+    return None if places is None else {"class": type(places).__name__, **vars(places)}
+
+
+def deserialize_places(found: Any) -> Any:
+    """Build places from plain values; raises ValueError, TypeError, LookupError or ConfigError if they are damaged."""
+    if isinstance(found, list):
+        return [deserialize_places(one) for one in found]
+    if found is None:
+        return None
+    if "modules" in found:
+        return {str(name): deserialize_places(one) for name, one in found["modules"].items()}
+    return CLASSES[found["class"]](**{name: value for name, value in found.items() if name != "class"})

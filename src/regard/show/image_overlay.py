@@ -1,0 +1,125 @@
+"""A figure of an image with what one query looks at in it: a patch, a class token or a word."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.patches import Rectangle
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.observe.attribution import Attribution
+from regard.show.color_scale import ColorScale, Linear, Log, Signed
+from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Picture
+from regard.show.image_input import Pixels, load_image
+from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, describe_others
+from regard.terminal_escapes import escape_controls
+
+SIDE, GAP, ABOVE, BELOW, RIGHT, MARGIN = 2.9, 0.25, 0.5, 0.45, 0.85, 0.12  # inches
+OPACITY, PALE = 0.65, 0.4  # of the colors over the image; how far the image below them is faded
+QUERY_COLOR = "#c2571a"
+MAX_ACROSS = 5  # images in a row
+GREYS = np.array([0.299, 0.587, 0.114])  # of red, green and blue in lightness (ITU-R BT.601)
+
+
+def draw_image_overlay(
+    recording: Recording,
+    image: Any,
+    layer: int | str | None = None,
+    head: int | Sequence[int] | None = None,
+    *,
+    query: Query | None = None,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    number: int = 0,
+    of: str | Attribution = "weights",
+    title: str | None = None,
+) -> Picture:
+    """Draw what a query looks at in an image: the weights of a head, of several, or their mean, laid on the patches.
+
+    The image is a file, a PIL image, an array or a tensor, as the model saw it: cropped and resized alike. layer is by default
+    the last whose keys are patches. query is the number of a token, or the (row, column) of a patch, which is outlined; by
+    default the class token, the middle patch, or the last word of a text. of="rollout" draws the rollout up to the layer, an
+    Attribution the pull of its number. number is that of the image where the model read several, row the batch row.
+    Patches that the query does not see stay uncolored. Raises ConfigError if the patches are not known: set recording.places.
+    """
+    pixels = load_image(image)
+    heads = [head] if head is None or isinstance(head, int) else list(head)
+    if not heads:
+        raise ConfigError("head must be a number, several, or None for the mean over the heads; got none.")
+    settings: dict[str, Any] = {"kind": kind, "part": part, "row": row, "image": number, "of": of}
+    found = [compute_patch_weights(recording, layer, one, query, **settings) for one in heads]
+    return draw_patch_weights(pixels, found, title)
+
+
+def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str | None = None) -> Picture:
+    """Draw an image, and beside it the image under the numbers of each query, on one scale of colors."""
+    values = np.concatenate([one.values.numpy().ravel() for one in found])
+    scale = choose_overlay_scale(found, values)
+    ends = scale.ends(values.tolist())
+    norm = (LogNorm if isinstance(scale, Log) else Normalize)(*ends, clip=True)
+    colors = SIGNED_COLORMAP if isinstance(scale, Signed) else COLORMAP
+    across = min(len(found) + 1, MAX_ACROSS)
+    lines = -(-(len(found) + 1) // across)
+    height, width = pixels.shape[:2]
+    tall = SIDE * height / width
+    size = MARGIN + across * SIDE + (across - 1) * GAP + RIGHT, lines * (ABOVE + tall + BELOW)
+    figure = Picture(figsize=size)
+    panels: list[PatchWeights | None] = [None, *found]
+    for n, one in enumerate(panels):
+        line, column = divmod(n, across)
+        x, y = MARGIN + column * (SIDE + GAP), size[1] - (line + 1) * (ABOVE + tall + BELOW) + BELOW
+        axes = figure.add_axes((x / size[0], y / size[1], SIDE / size[0], tall / size[1]))
+        if one is None:
+            draw_pixels(axes, pixels, escape_controls(title or "the image"))
+            outline_query(axes, found[0], width, height)
+        else:
+            draw_pixels(axes, fade_pixels(pixels), escape_controls(f"{one.what}: {one.query}"))
+            axes.imshow(
+                one.values.numpy(), cmap=colors, norm=norm, alpha=OPACITY, extent=(0, width, height, 0), interpolation="nearest"
+            )
+            outline_query(axes, one, width, height)
+            axes.set_xlabel(describe_others(one), fontsize=TEXT_SIZE - 1, parse_math=False)
+    x, y = MARGIN + across * SIDE + (across - 1) * GAP + 0.15, size[1] - ABOVE - tall
+    bar = figure.colorbar(
+        ScalarMappable(norm, colors),
+        cax=figure.add_axes((x / size[0], y / size[1], 0.12 / size[0], tall / size[1])),
+        alpha=OPACITY,
+    )
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
+    return figure
+
+
+def choose_overlay_scale(found: Sequence[PatchWeights], values: Any) -> ColorScale:
+    """Return the scale of the colors: with a sign for pulls, else linear from 0 to the largest number."""
+    return Signed() if any(one.what.startswith("pull") for one in found) else Linear(low=0)
+
+
+def draw_pixels(axes: Axes, pixels: Pixels, title: str) -> None:
+    """Draw an image without axes."""
+    height, width = pixels.shape[:2]
+    axes.imshow(pixels, extent=(0, width, height, 0), interpolation="nearest" if max(height, width) < 64 else None)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=TEXT_SIZE, loc="left", parse_math=False)
+
+
+def fade_pixels(pixels: Pixels) -> Pixels:
+    """Return an image in faded greys, on which colors are read."""
+    grey = pixels @ GREYS
+    faded: Pixels = np.repeat((255 - (255 - grey) * (1 - PALE))[..., None], 3, 2).astype(np.uint8)
+    return faded
+
+
+def outline_query(axes: Axes, one: PatchWeights, width: int, height: int) -> None:
+    """Outline the patch of the query, if it is one."""
+    if one.patch is None:
+        return
+    row, column = one.patch
+    across, down = width / one.grid.columns, height / one.grid.rows
+    axes.add_patch(Rectangle((column * across, row * down), across, down, fill=False, edgecolor=QUERY_COLOR, linewidth=1.8))

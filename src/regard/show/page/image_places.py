@@ -1,0 +1,60 @@
+"""The images of a recording on the page: as addresses that hold them, and the grids of patches of each layer."""
+
+import base64
+import io
+import json
+from importlib import import_module
+from typing import Any
+
+from regard.errors import ConfigError, ShapeError
+from regard.observe import Recording
+from regard.observe.places import PatchGrid
+from regard.show.image_input import Pixels
+
+MAX_SIDE = 1024  # pixels of an image on the page
+LOSSLESS_SIDE = 512  # up to this side an image is stored without loss
+JPEG_QUALITY = 90
+Grid = dict[str, Any]
+
+
+def encode_image(pixels: Pixels) -> str:
+    """Return an image as a data: address, at most 1,024 pixels wide and high. Raises ConfigError if Pillow is not installed."""
+    try:
+        pillow: Any = import_module("PIL.Image")
+    except ImportError:
+        raise ConfigError("a page with an image needs Pillow: pip install pillow.") from None
+    image, stored = pillow.fromarray(pixels), io.BytesIO()
+    if max(image.size) > MAX_SIDE:
+        image.thumbnail((MAX_SIDE, MAX_SIDE))
+    kind = "png" if max(image.size) <= LOSSLESS_SIDE else "jpeg"
+    image.save(stored, kind, **({"quality": JPEG_QUALITY} if kind == "jpeg" else {"optimize": True}))
+    return f"data:image/{kind};base64,{base64.b64encode(stored.getvalue()).decode()}"
+
+
+class GridTable:
+    """The grids of patches of all layers of a recording, each of them once."""
+
+    def __init__(self) -> None:
+        self.grids: list[Grid] = []
+        self.numbers: dict[str, int] = {}
+
+    def add_layer(self, recording: Recording, layer: int, kind: str, part: str | None, keys: int) -> list[int]:
+        """Return the numbers of the grids of a layer's keys, one for each image; empty where the keys are no patches."""
+        found = []
+        for grid in recording.axis_places(layer, kind, part)[1]:
+            if isinstance(grid, PatchGrid):
+                try:
+                    start = grid.find_start(keys)
+                except ShapeError:  # places of other layers, set by hand for all
+                    continue
+                names = [*grid.names] or (["class token"] if start == 1 and keys == grid.length + 1 else [])
+                found.append(self.add_grid({**vars(grid), "start": start, "names": names}))
+        return found
+
+    def add_grid(self, grid: Grid) -> int:
+        """Return the number of a grid."""
+        written = json.dumps(grid)
+        if written not in self.numbers:
+            self.numbers[written] = len(self.grids)
+            self.grids.append(grid)
+        return self.numbers[written]

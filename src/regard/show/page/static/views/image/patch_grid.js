@@ -1,0 +1,55 @@
+// The patches of an image along the axes of a layer: which token is which patch, in which window, and the names of the others.
+
+export const NONE = -1; // the patch of a token that is none
+
+// Create the grid of a layer with a number of queries and keys; `text` states whether the queries are words of another text.
+export function createPatchGrid({ rows, columns, start, order, names }, { queries, keys }, isCross) {
+  const windows = order?.length ?? 1;
+  const patches = Array.from({ length: windows }, () => new Int32Array(keys).fill(NONE)); // of each key, by window
+  const places = new Array(rows * columns); // of each patch: its window and key
+  for (let w = 0; w < windows; w++) {
+    const own = order?.[w] ?? Array.from({ length: rows * columns }, (_, n) => n);
+    own.forEach((patch, n) => {
+      patches[w][start + n] = patch;
+      if (patch !== NONE) places[patch] = { window: w, key: start + n };
+    });
+  }
+  const first = keys - queries; // the key of the first query
+  return {
+    rows,
+    columns,
+    windows,
+    patches,
+    isCross,
+    // Return the key at a query's own position; of cross attention the query itself.
+    keyOf: (q) => (isCross ? q : q + first),
+    // Return the patch of a query in a window, or NONE.
+    patchOf: (q, window) => (isCross ? NONE : patches[window]?.[q + first] ?? NONE),
+    // Return the query and the window of a patch, or null if it is only a key.
+    findQuery(patch) {
+      const { window, key } = places[patch] ?? {};
+      return isCross || key === undefined || key < first ? null : { q: key - first, window };
+    },
+    // Return the queries that are no patches.
+    others: () => Array.from({ length: queries }, (_, q) => q).filter((q) => isCross || patches[0][q + first] === NONE),
+    // Return the name of a key: the row and column of its patch, or the name of the token; null for a word.
+    nameKey(key, window = 0) {
+      const patch = patches[window][key];
+      return patch === NONE ? names[key] ?? null : namePatch(patch, columns);
+    },
+    // Return the query that is shown first: the class token, or the middle of an image alone, or the last word of a text.
+    chooseQuery() {
+      const rest = queries - start - places.length;
+      if (isCross || rest > 0) return { q: queries - 1, window: 0 };
+      return start && windows === 1 ? { q: 0, window: 0 } : this.findQuery(Math.floor(rows / 2) * columns + Math.floor(columns / 2));
+    },
+  };
+}
+
+export const namePatch = (patch, columns) => `patch ${Math.floor(patch / columns)},${patch % columns}`;
+
+// Return the patch beside another one, or the same at an edge.
+export function stepPatch({ rows, columns }, patch, down, right) {
+  const [row, column] = [Math.floor(patch / columns) + down, (patch % columns) + right];
+  return row < 0 || row >= rows || column < 0 || column >= columns ? patch : row * columns + column;
+}

@@ -1,0 +1,185 @@
+"""The row of a map as numbers on the patches of an image, for pictures of one query."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_choice, check_index, check_instance, check_integer, describe_value
+from regard.observe import Recording
+from regard.observe.attribution import Attribution
+from regard.observe.places import CROSS, EMPTY, HINT, PatchGrid, list_places
+from regard.observe.rollout import rollout
+from regard.show.axis_words import match_words
+
+QUANTITIES = ("weights", "rollout")
+MAX_OTHERS = 3  # tokens that are no patches, named one by one
+Query = int | tuple[int, int]  # a token, or the row and the column of a patch
+
+
+@dataclass(frozen=True, eq=False)
+class PatchWeights:
+    """Numbers of one query: of the patches of an image (rows, columns), NaN where it sees none, and of the other tokens."""
+
+    grid: PatchGrid
+    values: Tensor
+    others: tuple[tuple[str, float], ...]
+    query: str
+    patch: tuple[int, int] | None  # row and column of the query, if it is a patch
+    what: str  # the numbers, in words
+
+
+def find_patch_layers(recording: Recording, kind: str, part: str | None, image: int = 0) -> list[int]:
+    """Return the layers of a kind and a part whose keys are patches of an image.
+
+    Raises ConfigError if there are none.
+    """
+    layers = recording.layers(kind, part)
+    found = [n for n in range(len(layers)) if has_patches(recording, n, kind, part, image)]
+    if not found:
+        known = "" if recording.places is None else f" Known are the places of {', '.join(list_named(recording))}."
+        raise ConfigError(f"the keys of no layer of {kind} attention are known as patches of image {image}.{known} {HINT}")
+    return found
+
+
+def require_patches(recording: Recording) -> None:
+    """Raise ConfigError if the keys of no layer, of any kind and part, are known as patches of an image."""
+    if not any(isinstance(one, PatchGrid) for one in list_places(recording.places)):
+        raise ConfigError(f"an image is shown where tokens are known as its patches, and none are. {HINT}")
+
+
+def list_named(recording: Recording) -> list[str]:
+    """Return the names of the modules whose places are known."""
+    places = recording.places
+    return [name or "all modules" for name in places] if isinstance(places, Mapping) else ["all modules"]
+
+
+def has_patches(recording: Recording, layer: int, kind: str, part: str | None, image: int) -> bool:
+    """Return whether the keys of a layer are patches of an image."""
+    keys = recording.axis_places(layer, kind, part)[1]
+    return 0 <= image < len(keys) and isinstance(keys[image], PatchGrid)
+
+
+def compute_patch_weights(
+    recording: Recording,
+    layer: int | str | None = None,
+    head: int | None = None,
+    query: Query | None = None,
+    *,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    image: int = 0,
+    of: str | Attribution = "weights",
+) -> PatchWeights:
+    """Compute what a query looks at in an image: the weights of a head, or the mean over the heads of a layer.
+
+    layer is by default the last whose keys are patches. query is the number of a token, or the row and column of a patch; by
+    default the class token if there is one, the middle patch in an image alone, and the last token of a text. of="rollout" is
+    the rollout up to the layer, an Attribution the pull of its number, summed over the heads. row is the batch row, image the
+    number of the image. Raises ConfigError if nothing is known of the patches, ShapeError if they do not fit the map.
+    """
+    check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
+    if layer is None:
+        layer = find_patch_layers(recording, kind, part, check_integer("image", image))[-1]
+    asking, answering = recording.axis_places(layer, kind, part)
+    grids = [one for one in answering if isinstance(one, PatchGrid)]
+    if not grids:
+        raise ConfigError(f"the keys of layer {layer} are not known as patches of an image. {HINT}")
+    grid = grids[check_index("image", image, len(grids), "the images")]
+    shape = recording.map(layer, kind=kind, part=part).shape
+    row = check_index("row", row, max(shape[0] // grid.windows, 1), "the batch")
+    cells = grid.locate_tokens(shape[3])
+    window, token, patch = find_query(query, grid, shape[2:], bool(asking), kind)
+    if patch is None and window == 0 and asking:
+        number = int(cells[0, token + shape[3] - shape[2]])
+        patch = None if number == EMPTY else divmod(number, grid.columns)
+    values, what = compute_row(recording, layer, head, (kind, part), row * grid.windows + window, token, of)
+    named = name_query(recording, layer, kind, part, row, token, patch)
+    words = match_words(recording.words(layer, kind, part)[1], row, shape[3])
+    return lay_on_grid(grid, cells[window], values, words, (named, patch), what)
+
+
+def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: bool, kind: str) -> tuple[int, int, Any]:
+    """Return the window and the number of a query, and its patch if it was given as one. Raises ConfigError."""
+    q, k = size
+    if query is None:
+        start, rest = grid.find_start(k), k - grid.find_start(k) - grid.length
+        alone = has_patches and not rest and grid.windows == 1
+        query = 0 if alone and start else (grid.rows // 2, grid.columns // 2) if has_patches and not rest else -1
+    if isinstance(query, tuple) and len(query) == 2:
+        if not has_patches:
+            raise ConfigError(f"the queries of {kind} attention are not patches: pass the number of a token, got {query}.")
+        window, token = grid.find_token(*query, k)
+        if token < k - q:
+            raise ConfigError(f"patch {query} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
+        return window, token - (k - q), (query[0] % grid.rows, query[1] % grid.columns)
+    if isinstance(query, bool) or not isinstance(query, int):
+        raise ConfigError(
+            f"query must be the number of a token, or the row and column of a patch; got {describe_value(query)}."
+        )
+    if grid.windows > 1:
+        raise ConfigError(f"a query among {grid.windows} windows must be a patch, (row, column); got {query}.")
+    if kind != CROSS and query >= 0:
+        query -= k - q
+    return 0, check_index("query", query, q, "the recorded queries"), None
+
+
+def compute_row(
+    recording: Recording, layer: int | str, head: int | None, where: tuple[str, str | None], batch: int, token: int, of: Any
+) -> tuple[Tensor, str]:
+    """Return the numbers (k,) of a query, and what they are."""
+    kind, part = where
+    named = "mean over the heads" if head is None else f"head {head}"
+    if isinstance(of, Attribution):
+        pulls = of.map(layer, head, attention=kind, part=part)[batch, :, token]
+        return pulls.sum(0), f"pull, layer {layer}, {'all heads' if head is None else named}"
+    if check_choice("of", of, QUANTITIES) == "rollout":
+        if head is not None:
+            raise ConfigError(f"a rollout is over all heads: leave out head, got {head}.")
+        names = recording.layers(kind, part)
+        last = names.index(layer) if isinstance(layer, str) else range(len(names))[layer]
+        found = rollout(recording, [token], layers=range(last + 1), kind=kind, part=part)
+        return found[batch, 0], f"rollout up to layer {last}"
+    weights = recording.map(layer, head, kind, part)[batch, :, token].mean(0)
+    return weights, f"layer {layer}, {named}"
+
+
+def lay_on_grid(
+    grid: PatchGrid, cells: Tensor, values: Tensor, words: list[str], query: tuple[str, tuple[int, int] | None], what: str
+) -> PatchWeights:
+    """Return numbers (k,) of keys on the grid, given the patch of each key; a weight of exactly 0 is of a key not seen."""
+    found = values.detach().double().cpu()
+    laid = torch.full((grid.rows * grid.columns,), torch.nan, dtype=torch.float64)
+    laid[cells[cells != EMPTY]] = found[cells != EMPTY].where(found[cells != EMPTY] != 0, torch.nan)
+    names = grid.name_tokens(len(cells))
+    rest = (cells == EMPTY).nonzero().flatten().tolist() if grid.windows == 1 else []
+    others = [(names[n] if words[n] == str(n) else f"“{words[n].strip()}”", float(found[n])) for n in rest]
+    return PatchWeights(grid, laid.view(grid.rows, grid.columns), tuple(others), *query, what)
+
+
+def name_query(
+    recording: Recording, layer: int | str, kind: str, part: str | None, row: int, token: int, patch: tuple[int, int] | None
+) -> str:
+    """Return the name of a query: its row and column, its word, or its number."""
+    if patch is not None:
+        return f"patch {patch[0]},{patch[1]}"
+    q, k = recording.map(layer, kind=kind, part=part).shape[2:]
+    asking, keys = recording.axis_places(layer, kind, part)
+    words = match_words(recording.words(layer, kind, part)[0], row, k if kind != CROSS else q)
+    number = token if kind == CROSS else token + k - q
+    if asking and isinstance(keys[0], PatchGrid) and words[number] == str(number):
+        return keys[0].name_tokens(k)[number]
+    return f"“{words[number].strip()}”, token {number}" if words[number] != str(number) else f"token {number}"
+
+
+def describe_others(one: PatchWeights) -> str:
+    """Describe the numbers of the tokens that are no patches; of many the largest, and how many others there are."""
+    order = sorted(one.others, key=lambda other: -abs(other[1]))
+    shown = one.others if len(one.others) <= MAX_OTHERS else order[: MAX_OTHERS - 1]
+    said = [f"{name} {value:.2g}" for name, value in shown]
+    rest = len(one.others) - len(shown)
+    return ", ".join([*said, *([f"{rest} other tokens"] if rest else [])])

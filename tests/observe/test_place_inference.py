@@ -1,0 +1,235 @@
+"""Places that record finds by itself: a patch whose pixels change moves the keys at its token, and no others."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    SwinConfig,
+    SwinModel,
+)
+
+from observe.families import FAMILIES
+from regard import AudioFrames, PatchGrid, record
+
+SIZE, PATCH = 12, 4  # of the families' images in pixels
+
+
+def build(name):
+    family = next(family for family in FAMILIES if family.name == name)
+    model = family.build(torch.float64)
+    return model, family.feed(model)
+
+
+def run(model, given, **settings):
+    with torch.no_grad(), record(model, **settings) as recording:
+        model(**given)
+    return recording
+
+
+def change_patch(pixels, row, column, size=PATCH):
+    """The images with other pixels in one patch."""
+    changed = pixels.clone()
+    changed[..., row * size : (row + 1) * size, column * size : (column + 1) * size] += 1
+    return changed
+
+
+def find_changed_keys(before, after, name):
+    """The batch rows and tokens of the keys of a layer that differ."""
+    one, other = (recording[name][0].map._request.k for recording in (before, after))
+    return {tuple(place) for place in (one != other).any(3).any(1).nonzero().tolist()}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "start"),
+    [
+        ("vit", 0, 1),
+        ("deit", 0, 2),
+        ("dinov2-registers", 0, 5),
+        ("dinov3", 0, 1),
+        ("siglip vision", 0, 0),
+        ("yolos", 0, 1),
+        ("clip", 0, 1),
+    ],
+)
+def test_the_token_of_a_patch_is_the_one_whose_key_moves_with_its_pixels(name, layer, start):
+    model, given = build(name)
+    before = run(model, given)
+    part = "vision_model" if name == "clip" else None
+    (grid,) = before.axis_places(layer, part=part)[1]
+    assert (grid.rows, grid.columns, grid.start) == (3, 3, start)
+    path = before.layers(part=part)[layer]
+    keys = before.map(layer, part=part).shape[3]
+    for row, column in ((0, 0), (1, 2), (2, 1)):
+        after = run(model, {**given, "pixel_values": change_patch(given["pixel_values"], row, column)})
+        _, token = grid.find_token(row, column, keys)
+        assert find_changed_keys(before, after, path) == {(image, token) for image in range(len(given["pixel_values"]))}
+
+
+def test_the_tokens_before_the_patches_are_named():
+    for name, names in (("deit", ["class token", "distillation token"]), ("dinov2-registers", ["class token", "register 0"])):
+        recording = run(*build(name))
+        (grid,) = recording.axis_places(0)[1]
+        assert grid.name_tokens(grid.start + 9)[: len(names)] == names
+
+
+def test_the_words_of_a_model_of_images_and_text_are_no_patches():
+    model, given = build("clip")
+    recording = run(model, given)
+    assert recording.axis_places(0, part="text_model") == ([], [])
+
+
+def test_another_size_of_image_is_another_grid():
+    model, _ = build("vit")
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(2, 3, 20, 16, dtype=torch.float64), interpolate_pos_encoding=True)
+    assert recording.places == {"": PatchGrid(5, 4, 1, names=("class token",))}
+
+
+def test_a_model_of_ones_own_needs_no_config():
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cut = nn.Conv2d(1, 8, 3, 3)
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, picture):
+            x = self.cut(picture).flatten(2).transpose(1, 2)
+            return self.attend(x, x, x)[0]
+
+    recording = run(Small().eval(), {"picture": torch.randn(1, 1, 6, 15)})
+    assert recording.axis_places(0)[1] == [PatchGrid(2, 5, 0)]
+
+
+@pytest.mark.parametrize("name", ["vit_mae", "videomae", "segformer"])
+def test_patches_that_are_shuffled_filmed_or_overlapping_get_no_place(name):
+    model, given = build(name)
+    assert run(model, given).places is None
+
+
+def swin(size):
+    torch.manual_seed(0)
+    sizes = {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4}
+    return SwinModel(SwinConfig(image_size=size, **sizes)).eval().double()
+
+
+@pytest.mark.parametrize("size", [(16, 16), (24, 20)])
+def test_the_windows_of_swin_are_stitched_to_the_image(size):
+    model, pixels = swin(max(size)), torch.randn(1, 3, *size, dtype=torch.float64)
+    before = run(model, {"pixel_values": pixels})
+    layers = before.layers()
+    grids = [before.axis_places(layer)[1][0] for layer in layers]
+    assert [(grid.rows, grid.columns) for grid in grids] == [(size[0] // n, size[1] // n) for n in (2, 2, 4, 4)]
+    for row, column in ((0, 0), (5, 7), (3, 4)):
+        after = run(model, {"pixel_values": change_patch(pixels, row, column, size=2)})
+        first, second = (find_changed_keys(before, after, layer) for layer in layers[:2])
+        assert first == {grids[0].find_token(row, column, 16)}
+        window = {patch for patch in grids[0].locate_tokens(16)[next(iter(first))[0]].tolist() if patch >= 0}
+        located = grids[1].locate_tokens(16)
+        assert {int(located[place]) for place in second if located[place] >= 0} == window  # of the windows that are not shifted
+
+
+def llava(size=12):
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    vision = {**small, "image_size": size, "patch_size": 4, "model_type": "clip_vision_model"}
+    text = {**small, "vocab_size": 53, "model_type": "llama", "num_key_value_heads": 2}
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_index=50, vision_feature_layer=-3)
+    return LlavaForConditionalGeneration(config).eval().double()
+
+
+def test_the_image_tokens_of_a_text_are_the_patches_whose_keys_move():
+    model, pixels = llava(), torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    ids = torch.tensor([[1, 7, *[50] * 9, 8, 9]])
+    given = {"input_ids": ids, "pixel_values": pixels}
+    before = run(model, given)
+    (grid,) = before.axis_places(0, part="language_model")[1]
+    assert (grid.rows, grid.columns, grid.start) == (3, 3, 2)
+    (tower,) = before.axis_places(0, part="vision_tower")[1]
+    assert tower.start == 1
+    path = before.layers(part="language_model")[0]
+    for row, column in ((0, 0), (1, 2), (2, 1)):
+        after = run(model, {**given, "pixel_values": change_patch(pixels, row, column)})
+        assert find_changed_keys(before, after, path) == {(0, grid.find_token(row, column, 13)[1])}
+
+
+def test_the_words_that_a_model_writes_look_at_the_patches_of_its_prompt():
+    model = llava()
+    ids = torch.tensor([[1, 7, *[50] * 9, 8]])
+    pixels = torch.randn(1, 3, 12, 12, dtype=torch.float64)
+    with torch.no_grad(), record(model) as recording:
+        model.generate(input_ids=ids, pixel_values=pixels, min_new_tokens=3, max_new_tokens=3, do_sample=False)
+    (grid,) = recording.axis_places(0, part="language_model")[1]
+    assert recording.map(0, part="language_model").shape[3] > 12
+    assert grid.find_token(2, 2, recording.map(0, part="language_model").shape[3]) == (0, 10)
+
+
+def test_a_text_that_follows_without_an_image_has_no_patches():
+    model = llava()
+    with torch.no_grad(), record(model) as recording:
+        model(input_ids=torch.tensor([[1, *[50] * 9, 8]]), pixel_values=torch.randn(1, 3, 12, 12, dtype=torch.float64))
+        model(input_ids=torch.tensor([[1, *[7] * 9, 8]]))
+    assert recording.places is None
+
+
+def test_two_images_of_a_text_are_two_grids():
+    model = llava()
+    ids = torch.tensor([[1, *[50] * 9, 7, *[50] * 9]])
+    recording = run(model, {"input_ids": ids, "pixel_values": torch.randn(2, 3, 12, 12, dtype=torch.float64)})
+    grids = recording.axis_places(0, part="language_model")[1]
+    assert [(grid.rows, grid.columns, grid.start) for grid in grids] == [(3, 3, 1), (3, 3, 11)]
+
+
+def test_the_words_of_paligemma_look_at_its_patches():
+    model, given = build("paligemma")
+    recording = run(model, given)
+    part = next(part for part in recording.last.parts if "language" in part)
+    (grid,) = recording.axis_places(0, part=part)[1]
+    assert (grid.rows, grid.columns, grid.start) == (3, 3, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(name):
+    model, given = build(name)
+    before = run(model, given)
+    layers = {part: before.layers(part=part)[0] for part in before.last.parts}
+    visual = next(layer for part, layer in layers.items() if part == "visual")
+    grids = before.axis_places(visual)[1]
+    assert [(grid.rows, grid.columns) for grid in grids] == [(4, 2), (2, 6)]
+    total = before.map(visual).shape[3]
+    for place in (0, 3, 6, 9, 15, 19):
+        image, patch = (0, place) if place < 8 else (1, place - 8)
+        changed = given["pixel_values"].clone()
+        changed[place] += 1
+        after = run(model, {**given, "pixel_values": changed})
+        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        moved = (one != other).any(3).any(1).nonzero()[:, 1].tolist()
+        grid = grids[image]
+        row, column = divmod(PatchGrid.from_blocks(grid.rows, grid.columns, 2).order[0][patch], grid.columns)
+        assert moved == [grid.find_token(row, column, total)[1]]
+    text = next(layer for part, layer in layers.items() if "language" in part)
+    assert [(grid.rows, grid.columns, grid.start) for grid in before.axis_places(text)[1]] == [(2, 1, 2), (1, 3, 6)]
+
+
+def test_frames_of_whisper_and_wav2vec2_have_their_times():
+    model, given = build("whisper")
+    recording = run(model, given)
+    assert recording.axis_places(0, "cross") == ([], [AudioFrames(0.02)])
+    assert recording.axis_places(0, part="encoder")[1] == [AudioFrames(0.02)]
+    assert recording.axis_places(0, part="decoder")[1] == []
+    model, given = build("wav2vec2")
+    assert run(model, given).axis_places(0)[1] == [AudioFrames(4 * 2 / 16_000)]
+
+
+def test_places_that_were_set_by_hand_stay():
+    model, given = build("vit")
+    with torch.no_grad(), record(model) as recording:
+        recording.places = PatchGrid(9, 1)
+        model(**given)
+    assert recording.places == PatchGrid(9, 1)
+
+
+def test_a_text_alone_has_no_places():
+    model, given = build("llama")
+    assert run(model, given).places is None

@@ -1,0 +1,130 @@
+"""The Image view: what a patch or a word looks at in an image, by hovering, by the keyboard and in the link."""
+
+import numpy as np
+import pytest
+
+from regard.show.page.single_file import page as write
+from show.page.browser.patience import link, settled, until
+from show.page.browser.recordings import CODE
+from show.seeing import llava, swin, vit
+
+IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory):
+    """A page of a ViT, of a Swin and of a language model that sees."""
+    place = tmp_path_factory.mktemp("image")
+    for make in (vit, swin, llava):
+        write(make()[0], place / f"{make.__name__}.html", image=IMAGE)
+    return {make.__name__: (place / f"{make.__name__}.html").as_uri() for make in (vit, swin, llava)}
+
+
+def hover(page, row, column, rows, columns):
+    box = page.locator(".image-sheet canvas").bounding_box()
+    page.mouse.move(box["x"] + (column + 0.5) * box["width"] / columns, box["y"] + (row + 0.5) * box["height"] / rows)
+
+
+def expect_caption(page, text):
+    until(page, f"document.querySelector('#caption').textContent.includes({text!r})")
+
+
+def read_largest(page):
+    return float(page.locator(".image-links .link").first.get_attribute("title"))
+
+
+def test_a_page_with_an_image_opens_on_it_with_the_class_token(opened, addresses):
+    page = settled(opened(addresses["vit"]))
+    assert link(page)["view"] == "image"
+    expect_caption(page, "Layer 1, mean of its 3 heads")
+    expect_caption(page, "class token")
+    row = vit()[1][1][0].mean(0)[0]
+    assert read_largest(page) == pytest.approx(float(row.max()), rel=3 * CODE)
+    assert page.locator(".image-words .word").all_inner_texts() == ["class token"]
+
+
+def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(opened, addresses):
+    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2"))
+    hover(page, 3, 5, 5, 7)
+    expect_caption(page, "patch 3,5")
+    row = vit()[1][0][0, 2, 1 + 3 * 7 + 5]
+    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(2, 2)
+    expect_caption(page, "patch 3,5")
+    assert link(page)["q"] == "27"
+
+
+def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(opened, addresses):
+    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2&q=1"))
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect_caption(page, "patch 2,0")
+    page.keyboard.press("Home")
+    expect_caption(page, "class token")
+    page.keyboard.press("]")
+    assert link(page)["layer" if "layer" in link(page) else "view"] is not None
+    expect_caption(page, "class token")
+
+
+def test_a_patch_of_swin_stays_the_same_patch_across_windows_and_layers(opened, addresses):
+    page = settled(opened(f"{addresses['swin']}#view=image&layer=0"))
+    hover(page, 0, 3, 8, 8)
+    page.mouse.down()
+    page.mouse.up()
+    expect_caption(page, "patch 0,3")
+    page.mouse.move(2, 2)
+    page.keyboard.press("ArrowRight")
+    expect_caption(page, "patch 0,4")
+    assert link(page)["b"] == "1"
+    page.keyboard.press(".")
+    expect_caption(page, "Layer 1")
+    expect_caption(page, "patch 0,4")
+    page.keyboard.press(".")
+    expect_caption(page, "patch 0,2")  # a patch is now two by two of them
+    assert page.locator("#stage .error").count() == 0
+
+
+def test_a_word_of_a_text_looks_at_the_image_beside_it(opened, addresses):
+    page = settled(opened(addresses["llava"]))
+    expect_caption(page, "‘this’")
+    assert page.locator(".image-words .word").all_inner_texts() == ["<s>", "what", "is", "this"]
+    page.locator(".image-words .word", has_text="is").first.hover()
+    expect_caption(page, "‘is’")
+    page.locator(".image-words .word", has_text="what").focus()
+    expect_caption(page, "‘what’")
+    row = llava()[1][1][0].mean(0)[1]
+    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_a_telephone_and_has_its_own_dark_colors(opened, addresses, dark):
+    page = settled(opened(addresses["llava"], width=390, height=800, dark=dark))
+    expect_caption(page, "‘this’")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.locator(".image-sheet canvas").bounding_box()
+    assert box["width"] > 200
+    assert box["width"] / box["height"] == pytest.approx(42 / 30, rel=0.02)
+    inks = page.evaluate(
+        """() => {
+            const canvas = document.querySelector(".image-sheet canvas");
+            return [...canvas.getContext("2d").getImageData(3, 3, 1, 1).data];
+        }"""
+    )
+    assert (sum(inks[:3]) < 3 * 128) == dark
+
+
+def test_a_page_without_an_image_has_no_such_view(opened, tmp_path):
+    write(vit()[0], tmp_path / "plain.html")
+    page = settled(opened((tmp_path / "plain.html").as_uri()))
+    assert "Image" not in page.locator("#views a").all_inner_texts()
+
+
+def test_the_picture_is_saved(opened, addresses):
+    page = settled(opened(addresses["vit"]))
+    expect_caption(page, "class token")
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="PNG").click()
+    assert download.value.suggested_filename == "regard-image.png"

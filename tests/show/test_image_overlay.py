@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+
+import regard
+from regard import ConfigError
+from regard.show.image_overlay import draw_image_overlay
+from regard.show.patch_weights import compute_patch_weights
+from show.seeing import make_pixels, make_vit, swin, vit
+
+IMAGE = np.full((30, 42, 3), 90, np.uint8)
+
+
+def list_images(axes):
+    return [one for one in axes.get_children() if isinstance(one, AxesImage)]
+
+
+def test_the_weights_lie_on_the_patches_of_the_image():
+    recording, _ = vit()
+    drawn = draw_image_overlay(recording, IMAGE, 1, 2, query=(3, 4))
+    plain, over = drawn.axes[:2]
+    picture, colors = list_images(over)
+    assert picture.get_extent() == colors.get_extent() == [0, 42, 30, 0]
+    assert np.array_equal(colors.get_array().filled(np.nan), compute_patch_weights(recording, 1, 2, (3, 4)).values.numpy())
+    for axes in (plain, over):
+        (mark,) = [one for one in axes.patches if isinstance(one, Rectangle)]
+        assert (mark.get_x(), mark.get_y(), mark.get_width(), mark.get_height()) == (24, 18, 6, 6)
+    assert over.get_title(loc="left") == "layer 1, head 2: patch 3,4"
+    assert "class token" in over.get_xlabel()
+
+
+def test_several_heads_share_one_scale_of_colors():
+    drawn = draw_image_overlay(vit()[0], IMAGE, 0, [0, 1, 2])
+    limits = {list_images(axes)[1].get_clim() for axes in drawn.axes[1:4]}
+    assert len(limits) == 1
+
+
+def test_patches_outside_a_window_stay_uncolored():
+    drawn = draw_image_overlay(swin()[0], IMAGE, 0, query=(0, 0))
+    shown = list_images(drawn.axes[1])[1].get_array()
+    assert np.ma.getmaskarray(np.ma.masked_invalid(shown)).sum() == 48
+
+
+def test_the_pull_has_a_scale_with_a_sign():
+    model = make_vit()
+    with regard.record(model, keep="values") as recording:
+        number = model(pixel_values=make_pixels(15, 21)).last_hidden_state[0, 0, 3]
+    drawn = draw_image_overlay(recording, IMAGE, 0, of=recording.attribute(number))
+    low, high = list_images(drawn.axes[1])[1].get_clim()
+    assert low == -high < 0
+
+
+def test_no_head_is_refused():
+    with pytest.raises(ConfigError, match="head"):
+        draw_image_overlay(vit()[0], IMAGE, 0, [])
+
+
+def test_the_figure_is_saved_as_vectors_and_in_a_notebook(tmp_path):
+    drawn = draw_image_overlay(vit()[0], torch.rand(3, 15, 21))
+    drawn.savefig(tmp_path / "one.svg")
+    assert drawn._repr_png_()[1]["width"] > 300

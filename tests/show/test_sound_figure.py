@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import AxesImage
+
+import regard
+from regard import AudioFrames, ConfigError, ShapeError, record
+from regard.show.sound_figure import draw_sound
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """Three words that attend to eleven frames of half a second, and to each other."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerDecoderLayer(8, 2, 6, dropout=0.0, batch_first=True).double()
+    with record(layer) as found:
+        layer(torch.randn(1, 3, 8).double(), torch.randn(1, 11, 8).double())
+    found.places = {"cross": AudioFrames(0.5)}
+    found.tokens = {"rows": ["a", "b", "c"], "columns": [str(n) for n in range(11)]}
+    return found
+
+
+def find_map(drawn):
+    return next(one for one in drawn.axes[1].get_children() if isinstance(one, AxesImage))
+
+
+def test_the_map_and_the_waveform_share_the_axis_of_time(recording):
+    drawn = draw_sound(recording, np.sin(np.arange(5500)), 0, 1, rate=1000)
+    above, below = drawn.axes[:2]
+    assert above.get_xlim() == below.get_xlim() == (0, 5.5)
+    assert np.array_equal(find_map(drawn).get_array(), recording.map(0, 1, "cross").dense()[0, 0].numpy())
+    assert [text.get_text() for text in below.get_yticklabels()] == ["a", "b", "c"]
+
+
+def test_the_times_of_words_are_marked_in_their_rows(recording):
+    times = regard.token_times(recording)
+    drawn = draw_sound(recording, torch.randn(7, 11), times=times)
+    marks = [(line.get_xdata()[0], *line.get_ydata()) for line in drawn.axes[1].lines]
+    assert marks == [(pytest.approx(float(second)), n, n + 1) for n, second in enumerate(times[0, :3])]
+
+
+def test_frames_that_attend_to_frames_are_drawn_too(recording):
+    recording.places = AudioFrames(0.5)
+    drawn = draw_sound(recording, torch.randn(1, 40), kind="self")
+    assert drawn.axes[1].get_xlim() == (0, 1.5)
+    recording.places = {"cross": AudioFrames(0.5)}
+
+
+def test_sound_or_times_that_do_not_fit_are_refused(recording):
+    with pytest.raises(ShapeError, match="waveform"):
+        draw_sound(recording, torch.randn(2, 3, 5))
+    with pytest.raises(ShapeError, match="3 queries"):
+        draw_sound(recording, torch.randn(50), times=[0.1])
+    with pytest.raises(ConfigError, match="AudioFrames"):
+        draw_sound(recording, torch.randn(50), kind="self")
