@@ -28,20 +28,21 @@ from regard.policies import (
     SnapKV,
     StreamingLLM,
 )
-from regard.policy_audit import Summary, find_needles, make_needle_tasks, measure_downstream
+from regard.policy_audit import Downstream, Summary, find_needles, make_needle_tasks, measure_downstream
 from regard.show.audit_figure import draw_recall_curves
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "docs" / "audit.md", ROOT / "docs" / "pictures" / "audit-recall.svg"
 BEGIN, END = "<!-- measured: written by python -m docs.smollm2_audit -->", "<!-- end of what it writes -->"
-TOKENS, PROMPT = 2048, 1024
-BUDGETS = (0.05, 0.1, 0.2, 0.5)
+TOKENS, PROMPT = 1024, 512
+BUDGETS, RUN = (0.05, 0.1, 0.2, 0.5), (0.1, 0.5)  # that are audited, and with which the model runs as well
+MEAN_KEYS = (PROMPT + TOKENS + 1) / 2  # that a query after the prompt sees
 ROTARY_BASE = 100_000.0  # of SmolLM2
-WINDOW = 32  # of SnapKV: 5 % of the prompt are 51 keys
-NEEDLE_TOKENS, NEEDLES = 1024, 10
+WINDOW, PAGE_KEYS = 16, 8  # of SnapKV and of Quest: 5 % of the prompt are 25 keys
+NEEDLE_TOKENS, NEEDLES = 512, 3
 POLICIES: dict[str, Callable[[float], Policy]] = {
     "Oracle": lambda budget: Oracle(budget),
-    "Quest": lambda budget: Quest(budget),
+    "Quest": lambda budget: Quest(budget, PAGE_KEYS),
     "H2O": lambda budget: H2O(budget),
     "TOVA": lambda budget: TOVA(budget),
     "SnapKV": lambda budget: SnapKV(budget, WINDOW),
@@ -59,10 +60,8 @@ class Line:
     name: str
     budget: float
     kept: Summary
-    change: float
-    kl: float
-    same: float
-    needles: int
+    after: Downstream | None = None
+    needles: int = 0
 
 
 def main() -> None:
@@ -71,35 +70,31 @@ def main() -> None:
     foreign = load_model(SMOLLM2, CAUSAL_LM)
     text = TEXT.read_text(encoding="utf-8")
     ids = torch.tensor([foreign.encode(text)[:TOKENS]])
-    policies = [make(budget) for make in POLICIES.values() for budget in BUDGETS]
-    summaries, depths = measure_kept(foreign, ids, policies)
-    predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT)
-    needles, complete = count_needles(foreign, text, policies)
     places = [(name, budget) for name in POLICIES for budget in BUDGETS]
-    lines = [
-        Line(*place, kept, after.change, after.kl, after.agreement, found)
-        for place, kept, after, found in zip(places, summaries, predicted, needles, strict=True)
-    ]
+    summaries = measure_kept(foreign, ids, [POLICIES[name](budget) for name, budget in places])
+    print(f"audited after {time.perf_counter() - start:.0f} s", flush=True)
+    running = [place for place in places if place[1] in RUN]
+    policies = [POLICIES[name](budget) for name, budget in running]
+    predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT)
+    print(f"run with each policy after {time.perf_counter() - start:.0f} s", flush=True)
+    needles, complete = count_needles(foreign, text, policies)
+    effects = {place: (after, found) for place, after, found in zip(running, predicted, needles, strict=True)}
+    lines = [Line(*place, kept, *effects.get(place, ())) for place, kept in zip(places, summaries, strict=True)]
     loss = predicted[0].loss - predicted[0].change
     draw_recall_curves(
-        {
-            name: [(line.kept.keys / (TOKENS - 512), line.kept.recall) for line in lines if line.name == name]
-            for name in POLICIES
-        }
+        {name: [(line.kept.keys / MEAN_KEYS, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
     ).savefig(FIGURE)
     seconds = time.perf_counter() - start
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, loss, complete, depths, seconds)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, loss, complete, seconds)}\n\n{END}{after}", encoding="utf-8")
 
 
-def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> tuple[list[Summary], dict[str, Tensor]]:
-    """Return the summary of each policy after the prompt, and by policy the mean recall of each layer."""
+def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> list[Summary]:
+    """Return the summary of each policy after the prompt."""
     with torch.inference_mode(), regard.record(foreign.model, keep="values") as recording:
         foreign.model(ids)
-    found = regard.audit(recording, policies, prompt=PROMPT)
-    means = found.recall[..., found.select_rows("generated")].double().mean((2, 3, 4))
-    return found.summarize(), dict(zip(found.labels, means, strict=True))
+    return regard.audit(recording, policies, prompt=PROMPT).summarize()
 
 
 def count_needles(foreign: TextModel, text: str, policies: list[Policy]) -> tuple[list[int], int]:
@@ -112,26 +107,36 @@ def count_needles(foreign: TextModel, text: str, policies: list[Policy]) -> tupl
     return [sum(find_needles(foreign.model, answered, policy)) for policy in policies], len(answered)
 
 
+def describe_line(line: Line, complete: int) -> str:
+    """Write a line of the table; the last columns are empty where the model did not run."""
+    kept, after = line.kept, line.after
+    cells = [
+        line.name,
+        f"{line.budget:.0%}",
+        f"{kept.keys:,.0f}",
+        *(f"{x:.3f}" for x in (kept.recall, kept.low, kept.kl, kept.error)),
+    ]
+    if after is not None:
+        cells += [f"{after.change:+.3f}", f"{after.kl:.3f}", f"{after.agreement:.0%}", f"{line.needles} of {complete}"]
+    return f"| {' | '.join([*cells, *[''] * (11 - len(cells))])} |"
+
+
 def rank(numbers: list[float]) -> list[float]:
     """Return the rank of each number."""
     order = sorted(range(len(numbers)), key=lambda n: numbers[n])
     return [float(order.index(n)) for n in range(len(numbers))]
 
 
-def describe(lines: list[Line], loss: float, complete: int, depths: dict[str, Tensor], seconds: float) -> str:
+def describe(lines: list[Line], loss: float, complete: int, seconds: float) -> str:
     """Write the section."""
-    rows = [
-        f"| {line.name} | {line.budget:.0%} | {line.kept.keys:,.0f} | {line.kept.recall:.3f} | {line.kept.low:.3f} "
-        f"| {line.kept.kl:.3f} | {line.kept.error:.3f} | {line.change:+.3f} | {line.kl:.3f} | {line.same:.0%} "
-        f"| {line.needles} of {complete} |"
-        for line in lines
-    ]
+    measured = [line for line in lines if line.after is not None]
+    divergences = [line.after.kl for line in measured if line.after is not None]
     correlations = {
-        name: statistics.correlation(rank(numbers), rank([line.kl for line in lines]))
+        name: statistics.correlation(rank(numbers), rank(divergences))
         for name, numbers in {
-            "recall": [1 - line.kept.recall for line in lines],
-            "the KL of the weights": [line.kept.kl for line in lines],
-            "the error of the output": [line.kept.error for line in lines],
+            "recall": [1 - line.kept.recall for line in measured],
+            "the KL of the weights": [line.kept.kl for line in measured],
+            "the error of the output": [line.kept.error for line in measured],
         }.items()
     }
     words = ", ".join(f"{number:.2f} for {name}" for name, number in correlations.items())
@@ -144,10 +149,10 @@ def describe(lines: list[Line], loss: float, complete: int, depths: dict[str, Te
             "",
             head,
             "|" + " --- |" * (head.count("|") - 1),
-            *rows,
+            *(describe_line(line, complete) for line in lines),
             "",
             "Rank correlation (Spearman) of what an audit measures with the KL of the next token, over these "
-            f"{len(lines)} lines: {words}.",
+            f"{len(measured)} runs: {words}.",
             "",
             "![Recall against the keys that are used, a curve for each policy](pictures/audit-recall.svg)",
         ]

@@ -57,7 +57,7 @@ class Audit(HtmlRepr):
 
     recall is the share of a row's weights on the keys that the policy lets it use, exp(lse_kept - lse), and kl is
     KL(kept || complete) = -log recall. Of a policy that changes keys instead, recall is Σ min(p, p'), what the weights have in
-    common. The total variation is 1 - recall. output_error is |o_kept - o| / |o| of the head's
+    common. The total variation is 1 - recall. output_error is `|o_kept - o| / |o|` of the head's
     output. A sink of the model counts as kept. The first `prompt` queries are those of the prompt.
     """
 

@@ -29,7 +29,7 @@ from regard.show.page import params
 from regard.show.page.executor import RequestExecutor, describe_error, get_status, make_error_response
 from regard.show.page.handlers import (
     GENERAL_HANDLERS,
-    MODEL_HANDLERS,
+    LONG_HANDLERS,
     RECORDING_HANDLERS,
     Handler,
     get_entry,
@@ -66,6 +66,7 @@ class PageRoutes:
             Route("/api/type", self.run_model, methods=POST),
             Route("/api/generate", self.stream_generation, methods=POST),
             Route("/api/translation", self.run_translator, methods=POST),
+            Route("/api/gallery", self.open_gallery, methods=POST),
             Route("/api/r/{id}/heads", self.stream_kinds, methods=GET),
             Route("/api/r/{id}/open", self.open_head, methods=GET),
             Route("/api/r/{id}/examination", self.examine_recording, methods=POST),
@@ -74,8 +75,8 @@ class PageRoutes:
                 for name, answer in RECORDING_HANDLERS.items()
             ),
             *(
-                Route(f"/api/r/{{id}}/{name}", self.make_model_route(respond), methods=GET)
-                for name, respond in MODEL_HANDLERS.items()
+                Route(f"/api/r/{{id}}/{name}", self.make_long_route(respond), methods=GET)
+                for name, respond in LONG_HANDLERS.items()
             ),
         ]
 
@@ -93,8 +94,8 @@ class PageRoutes:
 
         return respond_quickly
 
-    def make_model_route(self, respond: Callable[[Session, Request, Alive], Response]) -> Callable[[Request], Any]:
-        """Make the route of a handler that may run the model, and so takes a thread for long work."""
+    def make_long_route(self, respond: Callable[[Session, Request, Alive], Response]) -> Callable[[Request], Any]:
+        """Make the route of a handler that may run the model or classify its heads, in a thread for long work."""
 
         async def respond_slowly(request: Request) -> Response:
             params.check_unique(request.query_params.multi_items())
@@ -150,6 +151,15 @@ class PageRoutes:
 
         def respond(alive: Alive, found: list[Any]) -> Response:
             return compress_response(request, make_json_response(self.session.get_translation(alive)))
+
+        return await self.executor.run_request(request, respond, long=True)
+
+    async def open_gallery(self, request: Request) -> Response:
+        """Open an item of the gallery."""
+        name = params.parse_body(await read_body(request), {"name": str})["name"]
+
+        def respond(alive: Alive, found: list[Any]) -> Response:
+            return compress_response(request, make_json_response(self.session.open_gallery(name, alive)))
 
         return await self.executor.run_request(request, respond, long=True)
 
@@ -301,6 +311,7 @@ class Server:
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nPress Ctrl-C to stop.", flush=True)
+        threading.Thread(target=self.page.session.prepare_opening, name="regard-opening", daemon=False).start()
         if open_browser:  # a browser in the terminal blocks its thread until it is closed
             threading.Thread(target=self.open_address, name="regard-browser", daemon=True).start()
 

@@ -118,6 +118,7 @@ export function createFileSource() {
     async steps(r, place) {
       return json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
     },
+    finding: (r) => json(`${r}/finding`, "This file does not contain what its clearest head is."),
     async example({ name, head }) {
       return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file does not contain this example.");
     },
