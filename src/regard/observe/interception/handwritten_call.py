@@ -134,7 +134,8 @@ def describe_unknown(found: HandwrittenCall) -> str:
     choice, changes = describe_choice(found.trace.changes), found.trace.changes
     if choice:
         return f"it is {choice} attention"
-    return f"its scores are made by {describe(changes)}" if changes else "its scores are no product of two tensors"
+    made = describe(changes).rstrip(",")
+    return f"its scores are made by {made}" if changes else "its scores are no product of two tensors"
 
 
 def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
