@@ -206,7 +206,7 @@ class ModelExamination:
         for what, said in call_checks.iterate_checks(calls, self.scale, in_model=True):
             if said is not None and (isinstance(said, Finding) or not seeing.missed):
                 yield said
-            elif calls or seeing.missed:
+            else:
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
