@@ -1,6 +1,7 @@
 # make demo    a small trained model reads a story: in the terminal, and as a page in the browser
 # make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
 # make lint    style and types                       make docs    the documentation, in build/docs
+# make site    the gallery of the page, the documentation and the atlas as static files, in build/site
 # make bench   the benchmarks, into docs/benchmarks.md
 # make browser Debian's Chromium, for the tests of the page, which are skipped without it
 
@@ -11,7 +12,7 @@ STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to T
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-all lint docs bench browser clean
+.PHONY: demo test test-all lint docs site bench browser clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
@@ -39,6 +40,9 @@ lint: .venv/ready-for-work
 
 docs: .venv/ready-for-work
 	@$(BIN)/python -m sphinx -E -W --keep-going --nitpicky --quiet -b html docs build/docs && echo "build/docs/index.html"
+
+site: .venv/ready-for-work
+	@$(BIN)/python -m docs.site build/site
 
 bench: .venv/ready-for-work
 	@$(PIP) --editable ".[bench]"

@@ -3,7 +3,7 @@
 Six words and three hundred tokens are read by the pocket model; a hundred thousand words attend by two heads that were planted:
 one looks at what stood just before, the other at what came after earlier places of the same word, nearer ones more. Type and
 Generate run a model, and none here reads so much: they have no picture of a hundred thousand. Who may see whom is asked of
-the pocket model without the mask of one layer; a translation is of the translator that is carried.
+the pocket model without the mask of one layer; a translation is of the translator that is carried; the page opens with SmolLM2.
 """
 
 import shutil
@@ -16,6 +16,8 @@ from benchmarks.page import Attends
 from playwright.sync_api import sync_playwright
 
 import regard
+from regard.cli.model_loading import SMOLLM2
+from regard.cli.serve import load_page_model
 from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads
 from regard.models import translator
@@ -39,7 +41,7 @@ VIEWS = {  # the name of a picture, and the link that it shows
     "steps": "view=steps&layer={layer}&head={head}&step=weights",
     "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
 }
-ALONE = {"sight", "pull", "translation"}  # pictures of sessions of their own
+ALONE = {"opening", "sight", "pull", "translation"}  # pictures of sessions of their own
 WRITTEN = {"6": 5, "300": 80}  # of the words, those that Generate writes: it offers so many; the rest is what it begins with
 
 
@@ -48,9 +50,14 @@ def main() -> None:
     named = set(sys.argv[1:])
     model = regard.GPT2.load("pocket")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
+        )
         if not named or named - ALONE:
             gallery(browser, model, named)
+        if not named or "opening" in named:
+            with Server(Session(None, load_page_model(SMOLLM2))) as server:
+                opening(browser, server.address, "page-opening.png")
         if not named or "sight" in named:
             with Server(read(unmasked(), BALLS)) as server:
                 shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
@@ -82,6 +89,16 @@ def gallery(browser: Any, model: regard.GPT2, named: set[str]) -> None:
                 text = f"{server.address}#{VIEWS['text'].format(**place)}"
                 shoot(browser, text, "page-dark.png", dark=True)
                 shoot(browser, text, "page-phone.png", width=390)
+
+
+def opening(browser: Any, address: str, name: str) -> None:
+    """The picture of what the page opens on."""
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.wait_for_selector("#finding:not([hidden])", timeout=120_000)
+        settle(page)
+        page.screenshot(path=FOLDER / name)
 
 
 def stories(model: regard.GPT2) -> str:

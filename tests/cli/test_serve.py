@@ -67,6 +67,12 @@ def test_smollm2_reads_a_text_and_says_what_moved_its_next_word():
     pulls = session.get_attribution_map(entry, Place(layer=18, head=6), "pull", None, None, lambda: None)
     assert pulls.shape == (1, 9, 8, 8)
     assert float(pulls.row_sums().abs().max()) > 0
+    opening = session.open_gallery("opening", lambda: None)  # the first picture of the README
+    entry = session.get_entry(opening["recording"]["id"])
+    (layer, head), q = (opening["finding"]["state"][name] for name in ("layer", "head")), opening["finding"]["state"]["q"]
+    assert opening["finding"]["what"] == "induction"
+    words, row = entry.recording.tokens, entry.recording.map(layer)[0, head, q]
+    assert float(row[[k + 1 for k in range(q) if words[k] == words[q]]].sum()) > 0.8
 
 
 @pytest.mark.slow

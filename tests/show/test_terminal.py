@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from regard.lectures.example_steps import ExampleStep, Line, Panel
 from regard.lectures.examples import EXAMPLES, build_example
@@ -19,12 +20,22 @@ from regard.show.terminal import (
     open_console,
     print_calculations,
     print_step,
+    print_wrapped,
     split_columns,
     wrap_calculation,
 )
 
 PRINTED = 0.5e-4 + 1e-7  # half a unit of the last of four places, and the float32 that is printed
 WORDS = ("Your", "journey", "日本", "שלום", "👩‍👩‍👧", "a\x1b[31mb", "[bold]x[/bold]", "\u202eevil", "\udc80", "x" * 50)
+
+
+@given(words=st.lists(st.text("abc'", min_size=1, max_size=9), min_size=1, max_size=40), width=st.integers(12, 60))
+def test_lines_that_hang_are_the_words_with_one_space_between_them(words, width):
+    file = io.StringIO()
+    print_wrapped(Console(file=file, width=width), Text(" ".join(words)), hang=2)
+    lines = file.getvalue().splitlines()
+    assert " ".join(line.removeprefix("  ") if n else line for n, line in enumerate(lines)) == " ".join(words)
+    assert all(len(line) <= width for line in lines)
 
 
 def drawn(scene, width, view=None, colours=None):

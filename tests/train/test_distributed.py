@@ -231,8 +231,7 @@ def test_gradients_are_exchanged_once_a_step(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["error", "SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("engine", "fault"), [("ddp", "error"), ("ddp", "SIGKILL"), ("fsdp", "SIGKILL"), ("fsdp", "SIGSTOP")])
 def test_what_befalls_one_process_ends_the_other_with_a_sentence(folder, tmp_path, engine, fault):
     one = config(folder, "tied", out=str(tmp_path / "run"), engine=engine, steps=100_000)
     first, second = born(tmp_path, [(one, {"timeout": 5, "fault": fault})])

@@ -29,6 +29,7 @@ THRESHOLDS = {  # of the weight that names a head
     "first token": 0.3,  # Gu et al. 2024
 }
 BROAD = 0.5  # of the keys
+MIN_SUPPORT = 8  # queries that count, with fewer of which no kind is claimed
 UNCLEAR = "unclear"  # the kind of a head whose scores leave it open
 ACTIONS = {
     "previous token": "attends to the previous token",
@@ -86,7 +87,11 @@ class Head:
             (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
         )
         listed = "; ".join(f"{name} {describe_interval(self.scores[name])}" for name in known[:LISTED_SCORES])
-        return f"no clear kind: {listed or 'no query counts'}{self.describe_words()}"
+        count = max((self.scores[name].count for name in known), default=0)
+        few = (
+            f" on {count} quer{'y' if count == 1 else 'ies'}, of which {MIN_SUPPORT} are needed" if count < MIN_SUPPORT else ""
+        )
+        return f"no clear kind: {f'{listed}{few}' if listed else 'no query counts'}{self.describe_words()}"
 
     def describe_words(self) -> str:
         """Return what a retrieval head finds and a successor head raises; empty for any other head."""
@@ -225,7 +230,8 @@ def heads(
 
     The interval is over documents, the rows of the batch; of a single one over eight segments of its queries. A head has the
     kind previous token, itself, duplicate or induction if the interval of that score is above 0.4, or first token if it is
-    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. Otherwise it is "broad" if the interval of
+    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. A kind is claimed only of a score to which
+    at least 8 queries count. Otherwise it is "broad" if the interval of
     e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
     and else "unclear": its sentence lists the largest scores.
     """
@@ -302,8 +308,13 @@ def infer_kind(scores: Mapping[str, Score], halfway: float = math.nan) -> str:
     for name, score in known.items():
         others = [other.high for key, other in known.items() if key != name]
         copies = name != "induction" or "copying" not in scores or scores["copying"].low > 0
-        if score.low > THRESHOLDS[name] and all(score.low > high for high in others) and copies:
+        if has_support(score) and score.low > THRESHOLDS[name] and all(score.low > high for high in others) and copies:
             return name
-    if scores["breadth"].low > BROAD:
+    if has_support(scores["breadth"]) and scores["breadth"].low > BROAD:
         return "broad"
-    return "local" if "local" in scores and scores["local"].low > halfway else UNCLEAR
+    return "local" if "local" in scores and has_support(scores["local"]) and scores["local"].low > halfway else UNCLEAR
+
+
+def has_support(score: Score) -> bool:
+    """Return whether enough queries count to a score that a kind can be claimed."""
+    return score.count >= MIN_SUPPORT

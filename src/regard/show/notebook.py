@@ -64,13 +64,14 @@ def render_map(m: AttentionMap) -> str:
     words = [str(n) for n in range(k)]
     asides = words[k - q :] if k >= q else [str(n) for n in range(q)]
     whole = h == 1 and found.shape[1:] == (q, k)
+    look = choose_weight_scale(found, max(q, k))  # one for all heads, so that their colors can be compared
     pictures = []
     for n, weights in enumerate(found):
         matrix = Matrix(
             weights,
             asides if whole else None,
             words if whole else None,
-            *choose_weight_scale(weights, max(q, k)),
+            *look,
             (q, k),
             is_sampled=sampled,
         )
@@ -137,7 +138,8 @@ def render_steps(steps: Steps) -> str:
         weighs = name in ("weights", "dropped")
         step = getattr(one, name).double()
         values = pool_matrix(step.masked_fill(hidden if weighs else step == -torch.inf, torch.nan))
-        look = choose_weight_scale(values, max(q, k)) if weighs else (Linear(), Linear().ends(values.flatten().tolist()))
+        scale = Linear(low=0) if weighs else Linear()  # linear as in the other steps, which stand beside it
+        look = scale, scale.ends(values.flatten().tolist())
         names = ("query", "number" if name == "context" else "key")
         pictures.append(render_figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))
     first = " Each picture is the first matrix of its step." if one.scores.numel() < steps.scores.numel() else ""

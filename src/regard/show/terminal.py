@@ -108,6 +108,8 @@ def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
     lines = [first]
     if rest:
         hang = hang if width > 4 * hang else 0
+        for line in rest:
+            line.rstrip()  # wrap leaves the space at which a line ends
         lines += [Text.assemble(" " * hang, line) for line in Text(" ").join(rest).wrap(console, width - hang)]
     for line in lines:
         line.rstrip()

@@ -25,6 +25,7 @@ PATHS = [
     "/api/type",
     "/api/generate",
     "/api/translation",
+    "/api/gallery",
 ]
 PATHS += [
     f"/api/r/r1/{name}"
@@ -41,6 +42,7 @@ PATHS += [
         "steps",
         "examination",
         "influence",
+        "finding",
         "story",
         "settings",
         "target",
@@ -70,6 +72,7 @@ NAMES = [
     "show",
     "at",
     "token",
+    "what",
 ]
 VALUES = [
     "0",

@@ -14,6 +14,8 @@ def test_heads_are_those_of_the_table(client, recording):
     assert [line["done"] for line in lines] == list(range(1, 10))
     assert [line["row"]["kind"] for line in lines] == [row.kind for row in expected]
     assert last["detectors"] == list(expected.detectors)
+    deciding = [row.scores.get({"broad": "breadth"}.get(row.kind, row.kind)) for row in expected]
+    assert [line["row"]["verdict"] for line in lines] == [score and score.to_dict() for score in deciding]
     assert lines[5]["row"]["scores"] == pytest.approx(dict(expected[5].scores), rel=1e-10, nan_ok=True)
     assert client.lines("/api/r/r1/open", **HEAD)[-1]["kind"] == expected[5].kind
 

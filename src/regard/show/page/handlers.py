@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.show.page import attributions, exact_weights, params
+from regard.show.page.finding import FINDINGS
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.params import MissingError
@@ -202,6 +203,14 @@ def handle_influence(session: Session, request: Request, alive: Alive) -> Respon
     return make_json_response(session.get_influence(entry, setting, at, token, alive))
 
 
+def handle_finding(session: Session, request: Request, alive: Alive) -> Response:
+    """Return the finding of a recording, of the kind `what` if it is given; null for a recording that is too long."""
+    query = request.query_params
+    wanted = params.parse_choice(query, "what", FINDINGS) if "what" in query else None
+    found = session.get_finding(get_entry(session, request), wanted, alive)
+    return make_json_response({"finding": None if found is None else found.to_dict()})
+
+
 def parse_target(request: Request) -> tuple[int | None, int | None]:
     """Parse the position and the token of a logit, None for the last position and for the likeliest token."""
     query = request.query_params
@@ -228,12 +237,13 @@ RECORDING_HANDLERS = {
 }
 
 
-MODEL_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # these may run the model
+LONG_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # these may run the model, or classify its heads
     "settings": handle_settings,
     "target": handle_target,
     "attribution": handle_attribution,
     "attribution_thumbs": handle_attribution_thumbnails,
     "influence": handle_influence,
+    "finding": handle_finding,
 }
 
 

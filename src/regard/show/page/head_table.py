@@ -50,4 +50,5 @@ def convert_row(row: Head) -> dict[str, Any]:
     """Convert a row to JSON."""
     scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
     plain = {name: getattr(row, name) for name in ("layer", "name", "head", "kind", "sentence")}
-    return {**plain, "scores": scores}
+    deciding = row.scores.get(head_kinds.RULES.get(row.kind, row.kind))
+    return {**plain, "scores": scores, "verdict": None if deciding is None else deciding.to_dict()}

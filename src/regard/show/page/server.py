@@ -8,7 +8,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,7 @@ from regard.show.page import params
 from regard.show.page.executor import RequestExecutor, describe_error, get_status, make_error_response
 from regard.show.page.handlers import (
     GENERAL_HANDLERS,
-    MODEL_HANDLERS,
+    LONG_HANDLERS,
     RECORDING_HANDLERS,
     Handler,
     get_entry,
@@ -66,6 +66,7 @@ class PageRoutes:
             Route("/api/type", self.run_model, methods=POST),
             Route("/api/generate", self.stream_generation, methods=POST),
             Route("/api/translation", self.run_translator, methods=POST),
+            Route("/api/gallery", self.open_gallery, methods=POST),
             Route("/api/r/{id}/heads", self.stream_kinds, methods=GET),
             Route("/api/r/{id}/open", self.open_head, methods=GET),
             Route("/api/r/{id}/examination", self.examine_recording, methods=POST),
@@ -74,8 +75,8 @@ class PageRoutes:
                 for name, answer in RECORDING_HANDLERS.items()
             ),
             *(
-                Route(f"/api/r/{{id}}/{name}", self.make_model_route(respond), methods=GET)
-                for name, respond in MODEL_HANDLERS.items()
+                Route(f"/api/r/{{id}}/{name}", self.make_long_route(respond), methods=GET)
+                for name, respond in LONG_HANDLERS.items()
             ),
         ]
 
@@ -93,8 +94,8 @@ class PageRoutes:
 
         return respond_quickly
 
-    def make_model_route(self, respond: Callable[[Session, Request, Alive], Response]) -> Callable[[Request], Any]:
-        """Make the route of a handler that may run the model, and so takes a thread for long work."""
+    def make_long_route(self, respond: Callable[[Session, Request, Alive], Response]) -> Callable[[Request], Any]:
+        """Make the route of a handler that may run the model or classify its heads, in a thread for long work."""
 
         async def respond_slowly(request: Request) -> Response:
             params.check_unique(request.query_params.multi_items())
@@ -138,29 +139,28 @@ class PageRoutes:
     async def run_model(self, request: Request) -> Response:
         """Run the model on a text."""
         text = params.parse_body(await read_body(request), {"text": str})["text"]
-
-        def respond(alive: Alive, found: list[Any]) -> Response:
-            return compress_response(request, make_json_response(self.session.run_text(text, alive, is_listed=False)))
-
-        return await self.executor.run_request(request, respond, long=True)
+        return await self.respond_with_json(request, lambda alive: self.session.run_text(text, alive, is_listed=False))
 
     async def run_translator(self, request: Request) -> Response:
         """Run the example's translator."""
         params.parse_body(await read_body(request), {})
+        return await self.respond_with_json(request, self.session.get_translation)
 
-        def respond(alive: Alive, found: list[Any]) -> Response:
-            return compress_response(request, make_json_response(self.session.get_translation(alive)))
-
-        return await self.executor.run_request(request, respond, long=True)
+    async def open_gallery(self, request: Request) -> Response:
+        """Open an item of the gallery."""
+        name = params.parse_body(await read_body(request), {"name": str})["name"]
+        return await self.respond_with_json(request, lambda alive: self.session.open_gallery(name, alive))
 
     async def examine_recording(self, request: Request) -> Response:
         """Examine the model on the text of a recording."""
-        sees = params.parse_body(await read_body(request), {"sees": str})["sees"]
+        sees, name = params.parse_body(await read_body(request), {"sees": str})["sees"], request.path_params["id"]
+        return await self.respond_with_json(request, lambda alive: self.session.examine_recording(name, sees, alive))
+
+    async def respond_with_json(self, request: Request, compute: Callable[[Alive], dict[str, Any]]) -> Response:
+        """Respond with what a function that may run a model returns."""
 
         def respond(alive: Alive, found: list[Any]) -> Response:
-            return compress_response(
-                request, make_json_response(self.session.examine_recording(request.path_params["id"], sees, alive))
-            )
+            return compress_response(request, make_json_response(compute(alive)))
 
         return await self.executor.run_request(request, respond, long=True)
 
@@ -301,8 +301,19 @@ class Server:
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nPress Ctrl-C to stop.", flush=True)
+        threading.Thread(target=self.prepare_opening, name="regard-opening", daemon=False).start()
         if open_browser:  # a browser in the terminal blocks its thread until it is closed
             threading.Thread(target=self.open_address, name="regard-browser", daemon=True).start()
+
+    def prepare_opening(self) -> None:
+        """Compute what the page opens on until the server stops; what is wrong with it is said when a visitor asks."""
+        with suppress(InterruptedError, RegardError):
+            self.page.session.prepare_opening(self.check_running)
+
+    def check_running(self) -> None:
+        """Raise InterruptedError once the server stops."""
+        if self._server.should_exit:
+            raise InterruptedError
 
     def open_address(self) -> None:
         """Open the address in a browser."""

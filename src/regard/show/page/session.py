@@ -14,7 +14,8 @@ from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
 from regard.observe.head_scores import UserScore
-from regard.show.page import attributions, memory_size, translator_adapter, word_influence
+from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
+from regard.show.page.finding import LEAK, Finding, find_finding, find_head_finding
 from regard.show.page.head_pictures import Alive, OpenedHead
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.model_adapter import (
@@ -39,7 +40,7 @@ MAX_CHARACTERS = 20_000  # maximum characters of a text
 MAX_NEW_TOKENS = 320  # maximum tokens generated at a time
 MAX_READ_TOKENS = 2048  # maximum tokens read of a text, where the model's context is longer
 MAX_STEP_WORDS = 64  # maximum words for which all steps of a head are shown
-TRANSLATION_ID = "translation"  # the id of the example's recording
+TRANSLATION_ID, LEAK_ID = "translation", "leak"  # the ids of the recordings of the gallery that are not of the page's model
 
 
 class Session:
@@ -56,11 +57,12 @@ class Session:
         self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
         self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
         self._attributions = attributions.AttributionCache()
+        self._findings: dict[tuple[str, str | None], Finding | None] = {}  # by recording and the kind that is wanted
         self._projection_reason: list[str | None] = []  # one item once it is known
-        self._lock, self._model_lock = threading.RLock(), threading.Lock()
+        self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
         self._model_id = functools.cache(lambda: b"" if adapter is None else identify_model(adapter))
         self._listed: list[str] = []  # for all visitors
-        self._pinned = {TRANSLATION_ID}  # these are never removed
+        self._pinned = {TRANSLATION_ID, LEAK_ID}  # these are never removed
         if recording is not None:
             self._pinned.add(self.add_recording(recording).id)
 
@@ -77,6 +79,11 @@ class Session:
             "recordings": self.summarize_recordings(self.listed),
             "sentences": list_sentences(self.adapter),
             "examples": list_examples(),
+            "gallery": [
+                {"name": one.name, "title": one.title, "view": one.view, "link": one.link}
+                for one in gallery.list_gallery(self.adapter)
+            ],
+            "opening": gallery.OPENING if any(gallery.list_openings(self.adapter)) else None,
             "limits": get_limits(),
         }
 
@@ -116,6 +123,8 @@ class Session:
         self._attributions.remove_recording(name)
         for key in [key for key in self._opened if key[0] == name]:
             del self._opened[key]
+        for wanted in [wanted for owner, wanted in self._findings if owner == name]:
+            del self._findings[name, wanted]
 
     def get_entry(self, name: str) -> RecordingEntry:
         """Return a recording by its id. Raises MissingError where it does not exist."""
@@ -242,6 +251,70 @@ class Session:
         with hold_model_lock(self._model_lock, alive):
             known = self._entries.get(TRANSLATION_ID)
             entry = known or RecordingEntry(TRANSLATION_ID, translator_adapter.record_example(), scores=self.scores)
+            return summarize_entry(self.add_entry(entry))
+
+    def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> Finding | None:
+        """Return the finding of a recording, see `find_finding`; it is computed once."""
+        with hold_model_lock(self._finding_lock, alive):
+            if (entry.id, wanted) not in self._findings:
+                self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
+            return self._findings[entry.id, wanted]
+
+    def prepare_opening(self, alive: Alive) -> None:
+        """Compute what the page opens on, before the first visitor asks for it."""
+        for name in self.listed[:1]:
+            self.get_finding(self.get_entry(name), None, alive)
+        if not self.listed and any(gallery.list_openings(self.adapter)):
+            self.open_first_finding(alive)
+
+    def open_gallery(self, name: str, alive: Alive) -> dict[str, Any]:
+        """Return the recording, the view and the finding of an item of the gallery. Raises MissingError if there is none."""
+        if name == gallery.OPENING:
+            return self.open_first_finding(alive)
+        item = next((one for one in gallery.list_gallery(self.adapter) if one.name == name and one.link is None), None)
+        if item is None:
+            raise MissingError(f"there is no item {name[:20]!r} in the gallery of this page.")
+        return self.show_item(item, *self.make_item(item, alive))
+
+    def open_first_finding(self, alive: Alive) -> dict[str, Any]:
+        """Return the item of the gallery that the page opens on."""
+        return self.show_item(*self.find_opening(alive))
+
+    def find_opening(self, alive: Alive) -> tuple[gallery.GalleryItem, RecordingEntry, Finding | None]:
+        """Return the first item of the gallery whose kind of head the model has, else the first of all, with its finding."""
+        found: list[tuple[gallery.GalleryItem, RecordingEntry, Finding | None]] = []
+        for item in gallery.list_openings(self.adapter):
+            found.append((item, *self.make_item(item, alive)))
+            _, _, finding = found[-1]
+            if finding is not None and finding.what == item.what:
+                return found[-1]
+        if not found:
+            raise MissingError("this page has no text that its model can read: type one.")
+        return found[0]
+
+    def make_item(self, item: gallery.GalleryItem, alive: Alive) -> tuple[RecordingEntry, Finding | None]:
+        """Make the recording of an item of the gallery, and its finding."""
+        head = self.find_opening(alive)[2] if item.name == gallery.LONG else None  # before the long one, which has to stay
+        if item.text:
+            name = self.run_text(item.text, alive, is_listed=False)["id"]
+        elif item.name == LEAK:
+            name = self.get_leak(alive)["id"]
+        else:
+            name = self.get_translation(alive)["id"]
+        entry = self.get_entry(name)
+        if item.name != gallery.LONG:
+            return entry, self.get_finding(entry, item.what, alive)
+        return entry, None if head is None else find_head_finding(entry, head.place)
+
+    def show_item(self, item: gallery.GalleryItem, entry: RecordingEntry, finding: Finding | None) -> dict[str, Any]:
+        """Return an item of the gallery as JSON."""
+        shown = None if finding is None else finding.to_dict()
+        return {"name": item.name, "view": item.view, "recording": summarize_entry(entry), "finding": shown}
+
+    def get_leak(self, alive: Alive) -> dict[str, Any]:
+        """Return the summary of the recording of a model whose mask leaks, made on the first request."""
+        with hold_model_lock(self._model_lock, alive):
+            entry = self._entries.get(LEAK_ID) or RecordingEntry(LEAK_ID, gallery.record_leak(), scores=self.scores)
             return summarize_entry(self.add_entry(entry))
 
     def generate_text(

@@ -22,9 +22,10 @@ from regard.observe import Recording
 from regard.observe.head_scores import HeadOptions, UserScore
 from regard.observe.map_view import MapView
 from regard.show.image_input import load_images
+from regard.show.page.finding import find_finding
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
-from regard.show.page.image_places import encode_image
+from regard.show.page.image_places import encode_image, iterate_rollout_codes
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
 from regard.show.page.recording_id import identify_recording
@@ -65,14 +66,18 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
     images = [encode_image(pixels) for pixels in load_images(image)]
     if images:
         require_patches(recording)
-    entry = RecordingEntry(identify_recording(recording), recording, scores=scores, images=images)
+    write_file(RecordingEntry(identify_recording(recording), recording, scores=scores, images=images), place)
+
+
+def write_file(entry: RecordingEntry, place: Path, wanted: str | None = None) -> None:
+    """Write the page of an entry to a file; it opens on the finding of the kind `wanted` where there is one."""
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(
             f"This file contains pictures with {2**finest} x {2**finest} weights per pixel and coarser, as many as fit; "
             "regard serve shows every weight."
         )
-    parts = [render_script(name, data) for name, data in iterate_answers(entry, finest)]
+    parts = [render_script(name, data) for name, data in iterate_answers(entry, finest, wanted)]
     with write_atomically(place) as (partial,):
         partial.write_text(render_document(entry, parts), encoding="utf-8")
 
@@ -99,7 +104,7 @@ def find_coarsest_level(q: int, k: int) -> int:
     return max(max(q, k) - 1, 0).bit_length() - 8 if max(q, k) > TILE else 0
 
 
-def iterate_answers(entry: RecordingEntry, finest: int) -> Iterator[NamedAnswer]:
+def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> Iterator[NamedAnswer]:
     """Generate every answer, under the name by which file_source.js requests it."""
     for name, words in entry.get_word_lists().items():
         yield f"{entry.id}/words?list={name}", encode_json({"words": [truncate_word(word) for word in words]})
@@ -109,6 +114,12 @@ def iterate_answers(entry: RecordingEntry, finest: int) -> Iterator[NamedAnswer]
         yield f"{entry.id}/heads?kind={first.kind}&part={first.part or ''}", lines
         for place in iterate_places(attention):
             yield from iterate_head_answers(entry, place, finest)
+        if entry.images and attention.kind == "self":
+            for layer, row, codes in iterate_rollout_codes(entry.recording, attention.part, attention.shapes):
+                named = f"kind=self&part={attention.part or ''}&b={row}&layer={layer}"
+                yield f"{entry.id}/rollout?{named}", encode_little_endian(codes, "<u2")
+    finding = find_finding(entry, do_nothing, wanted)
+    yield f"{entry.id}/finding", encode_json({"finding": None if finding is None else finding.to_dict()})
     for one in list_examples():
         found = get_example_steps(one["name"], 0)
         yield f"example?name={one['name']}", encode_json(found)
@@ -180,6 +191,8 @@ def render_document(entry: RecordingEntry, parts: list[str]) -> str:
         "recordings": [summarize_entry(entry)],
         "sentences": [],
         "examples": list_examples(),
+        "gallery": [],
+        "opening": None,
         "limits": get_limits(),
         "file": True,
     }

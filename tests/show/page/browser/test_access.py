@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
@@ -82,8 +83,11 @@ def drawn(opened, address):
 
 
 @pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, GROUNDS)))
-def test_every_text_can_be_read_on_what_lies_behind_it(drawn, view, dark):
-    texts = drawn(view, dark=dark).evaluate(TEXTS)
+def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(drawn, view, dark):
+    page = drawn(view, dark=dark)
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found] == []
+    texts = page.evaluate(TEXTS)
     assert len(texts) > 20
     assert [one for one in texts if one["ratio"] < one["least"]] == []  # WCAG 2, AA
 

@@ -40,6 +40,15 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, rec
     expected = {f"{row.layer}.{row.head}": row.kind for row in regard.heads(recording)}
     assert dict(zip(named(page), page.locator(".head-kind").all_inner_texts(), strict=True)) == expected
     assert len({row.kind for row in regard.heads(recording)}) > 1
+    sure = [row for row in regard.heads(recording) if row.kind != "unclear"]
+    cards = page.locator(".clearest li")
+    assert 0 < cards.count() <= min(5, len(sure))
+    for card in cards.all():
+        (row,) = [row for row in sure if card.locator("h3").inner_text() == f"{row.layer}.{row.head} · {row.kind}"]
+        assert card.locator("p").first.inner_text().lower() == f"{row.sentence}.".lower()
+    cards.first.get_by_role("link", name="Text").click()
+    until(page, "location.hash.includes('view=text')")
+    assert cards.count() == 0
 
 
 def test_they_are_sorted_by_a_detector(opened, address, recording):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.gallery import WORDS
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from show.page.asking import named
@@ -142,14 +143,29 @@ def words_of(page) -> str:
     return page.locator(".type-words").first.inner_text().replace("\n", "")
 
 
-def test_the_start_is_the_welcome_whatever_was_typed_before(opened, serving):
-    page = typed(opened(serving(Session(None, adapt_model(GPT2.load("pocket"))))), TEXT)
+LIT = "document.querySelector('#finding')?.checkVisibility() && document.querySelector('.type-words [aria-pressed]')"
+
+
+def test_the_start_is_a_finding_whatever_was_typed_before_and_its_link_keeps_it(opened, serving):
+    session = Session(None, adapt_model(GPT2.load("pocket")))
+    page = typed(opened(serving(session)), TEXT)
     address = page.url.partition("#")[0]
     page.goto("about:blank")
     page.goto(address)
-    until(page, "document.querySelector('.type-welcome')?.checkVisibility()")
-    assert page.locator(".type-words .word").count() == 0
-    assert page.locator("select[aria-label=Recording] option").all_inner_texts()[1:] == [f"GPT-2: {TEXT}"]
+    until(page, LIT)
+    finding = session.open_gallery("opening", lambda: None)["finding"]
+    said = page.locator("#finding").inner_text()
+    assert said == " ".join(finding["sentences"])
+    assert link(page)["q"] == str(finding["state"]["q"])
+    text = " ".join([WORDS] * 4)
+    assert (words_of(page), page.get_by_role("textbox", name="Your words").input_value()) == (text, text)
+    page.reload()
+    until(page, LIT)
+    assert page.locator("#finding").inner_text() == said
+    page.get_by_role("link", name="A mask that leaks").click()
+    until(page, "location.hash.includes('view=map') && document.querySelector('#finding').innerText.includes('mask leaks')")
+    page.locator("#views").get_by_role("link", name="Heads", exact=True).click()
+    until(page, "!document.querySelector('#finding').checkVisibility()")
 
 
 def test_visitors_see_their_own_recordings_alone_until_they_clear_them(opened, serving):
@@ -161,11 +177,9 @@ def test_visitors_see_their_own_recordings_alone_until_they_clear_them(opened, s
         names = page.locator("select[aria-label=Recording] option").all_inner_texts()
         assert names == [f"GPT-2: {text}"]
     first.get_by_role("button", name="Clear", exact=True).click()
-    until(first, "document.querySelector('.type-welcome')?.checkVisibility()")
-    first.reload()
-    until(first, "document.querySelector('.type-welcome')?.checkVisibility()")
-    assert first.locator("select[aria-label=Recording]").is_hidden()
-    assert first.get_by_role("button", name="Clear", exact=True).is_hidden()
+    until(first, "document.querySelector('#finding').checkVisibility()")
+    names = first.locator("select[aria-label=Recording] option").all_inner_texts()
+    assert [TEXT in name for name in names] == [False] * len(names)
 
 
 def test_a_link_to_another_server_of_the_same_model_reads_the_text_again(opened, serving):

@@ -7,6 +7,8 @@ import torch
 
 import regard
 from bounds import sum_bound
+from regard.show.page.finding import find_finding
+from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.single_file import page as write
 from show.page.browser.patience import link, settled, until
 from show.page.browser.recordings import CODE, EVIL, PLAIN, code_bounds, expect_weight, recorded, some, spaced, weights
@@ -25,6 +27,14 @@ def address(recording, tmp_path_factory):
     path = tmp_path_factory.mktemp("one") / "page.html"
     write(recording, path)
     return path.as_uri()
+
+
+def test_it_opens_on_its_finding(opened, address, recording):
+    page = settled(opened(address))
+    found = find_finding(RecordingEntry("r", recording), lambda: None)
+    until(page, "document.querySelector('#finding').checkVisibility() && document.querySelector('.word.selected')")
+    assert page.locator("#finding").inner_text() == " ".join(found.sentences)
+    assert page.locator(".word.selected").get_attribute("data-n") == str(found.q)
 
 
 def test_the_map_says_the_weights_of_attend(opened, address):

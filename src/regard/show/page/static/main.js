@@ -9,6 +9,7 @@ import { drawLegend } from "./drawing/legend.js";
 import { hasLetters } from "./drawing/words.js";
 import { renderControls, makeInitialState, isCrossText, findAttention } from "./frame/controls.js";
 import { createExporter } from "./frame/export.js";
+import { openFinding, renderFinding } from "./frame/finding.js";
 import { createKeyboard } from "./frame/keyboard.js";
 import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js";
 import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
@@ -26,7 +27,7 @@ import { view as type } from "./views/type/type.js";
 const VIEWS = [type, image, text, heads, map, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
 const NEAR = 12; // maximum number of words to go back to find one with letters
-const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
+const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null, find: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
@@ -56,10 +57,12 @@ async function loadOwnRecordings({ source, own, shelf }) {
   shelf.push(...found);
 }
 
-// Return the state of a page that is opened without a link: the recording that the server was given, or the welcome.
+// Return the state of a page that is opened without a link: the finding of the recording that the server was given, or of a text
+// of the gallery; the welcome where the model can read none of them.
 function makeFirstState({ start }) {
   const [summary] = start.recordings;
-  return summary ? { view: hasImage(summary) ? "image" : "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
+  if (!summary) return { view: start.model ? "type" : "text", find: start.opening };
+  return hasImage(summary) ? { view: "image", ...makeInitialState(summary) } : { view: "text", ...makeInitialState(summary), find: "clearest" };
 }
 
 // Return the recording of the example translation; run the translator the first time.
@@ -95,8 +98,9 @@ function renderTools(page) {
     link: (changes) => formatLink({ ...parseLink(location.hash), ...changes }),
     summary: () => findSummary(page, app.state()),
     shelf: () => page.shelf,
-    add(summary) {
-      if (!page.start.recordings.some((one) => one.id === summary.id)) page.own.add(summary.id);
+    // Add a recording to the list; one that the visitor made is also there at the next visit.
+    add(summary, isOwn = true) {
+      if (isOwn && !page.start.recordings.some((one) => one.id === summary.id)) page.own.add(summary.id);
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => findAttention(app.summary(), app.state()),
@@ -136,7 +140,7 @@ function renderTools(page) {
 }
 
 // List the views that this page can show: Type and Generate need a model, Image a recording with an image.
-const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: start.model, generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
+const listViews = ({ start, shelf }) => VIEWS.filter((one) => ({ type: Boolean(start.model), generate: start.writes, image: shelf.some(hasImage) })[one.name] ?? true);
 const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
 const findSummary = (page, { r }) => (r ? page.shelf.find((one) => one.id === r) : page.start.recordings[0]);
 
@@ -163,8 +167,10 @@ function clampState(page, state) {
 function showState(page, app) {
   const missing = openNamedRecordings(page, parseLink(location.hash), { loadTranslation: () => loadTranslation(page), opened: () => showState(page, app) });
   if (missing !== null) return showMissing(page, app, missing);
+  openFinding(page, app, () => showState(page, app));
   const state = app.state();
   const view = findView(page, state);
+  renderFinding(find("finding"), page, state);
   const empty = !app.summary() && !ALONE.includes(view.name);
   renderTabs(page, app, view);
   runGuarded(app, () => renderControls(find("bar"), view, empty ? null : app, state));
@@ -188,6 +194,7 @@ function showMissing(page, app, why) {
   app.legend(null);
   renderTabs(page, app, findView(page, parseLink(location.hash)));
   find("bar").replaceChildren();
+  find("finding").hidden = true;
   if (why) find("stage").append(renderMissing(why, formatLink({ ...parseLink(""), ...makeFirstState(page) })));
   else page.notice.wait("Opening the recording of this link");
 }

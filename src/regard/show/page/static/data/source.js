@@ -33,6 +33,8 @@ function createServerSource() {
     steps: (r, query, signal) => fetchJson(at(r, "steps", query), { signal }),
     example: (query, signal) => fetchJson(`api/example?${formatQuery(query)}`, { signal }),
     type: (body, signal) => fetchJson("api/type", makePostRequest(body, signal)),
+    finding: (r, signal) => fetchJson(at(r, "finding", {}), { signal }),
+    gallery: (body, signal) => fetchJson("api/gallery", makePostRequest(body, signal)),
     translation: (signal) => fetchJson("api/translation", makePostRequest({}, signal)),
     examination: (r, body, signal) => fetchJson(`api/r/${encodeURIComponent(r)}/examination`, makePostRequest(body, signal)),
     generate: (body, signal) => fetchLines("api/generate", makePostRequest(body, signal)),

@@ -1,6 +1,7 @@
 // The recordings that a link names: those that are not loaded are asked for, or made again from the text in the link.
 
 import { el } from "../drawing/elements.js";
+import { isGalleryItem } from "./finding.js";
 import { formatLink, parseLink } from "./page_link.js";
 
 const LOST = "This link is about a recording that is not on this server. It was made on another one, or had to make room for newer ones, and the link does not hold the text from which it could be made again.";
@@ -15,7 +16,7 @@ export function openNamedRecordings(page, state, { loadTranslation, opened }) {
   const id = state[key];
   if (!page.asked.has(id)) {
     page.asked.set(id, "");
-    openRecording(page, id, from, loadTranslation).catch((fault) => ({ why: fault.message })).then((lost) => {
+    openRecording(page, id, key, from, loadTranslation).catch((fault) => ({ why: fault.message })).then((lost) => {
       if (lost) page.asked.set(id, lost);
       else page.asked.delete(id); // it may be removed and be opened again
       page.notice.ready();
@@ -28,14 +29,15 @@ export function openNamedRecordings(page, state, { loadTranslation, opened }) {
 const isMissing = ({ shelf }, state, key) => Boolean(state[key]) && (key === "r" || state.view === "compare") && !shelf.some((one) => one.id === state[key]);
 
 // Load a recording, or make it again; return null, or why that is not possible.
-async function openRecording(page, id, from, loadTranslation) {
+async function openRecording(page, id, key, from, loadTranslation) {
   const { source, start, shelf } = page;
   if (id === start.translation?.id) return (await loadTranslation()) ? null : { why: LOST };
   const [found] = await source.recordings([id]);
-  const summary = found ?? (from.text && start.model && !source.file ? await makeAgain(page, from) : null);
+  const item = !found && key === "r" && isGalleryItem(start, from.find) ? await source.gallery({ name: from.find }) : null;
+  const summary = found ?? item?.recording ?? (from.text && start.model && !source.file ? await makeAgain(page, from) : null);
   if (!summary) return { why: LOST };
   if (summary.id !== id) return { why: `This link is about what another model than this server’s ${start.model} did with a text.`, text: from.text };
-  page.own.add(id);
+  if (!isGalleryItem(start, from.find)) page.own.add(id);
   shelf.push(summary);
   return null;
 }

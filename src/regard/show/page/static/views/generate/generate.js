@@ -168,7 +168,7 @@ async function finishGeneration(it, summary) {
   it.app.add(summary);
   it.running = null;
   it.page.busy(false);
-  it.app.go({ r: summary.id, ...linkRequest(summary), word: it.picked }, { replace: true });
+  it.app.go({ r: summary.id, ...linkRequest(summary), word: it.picked, find: null }, { replace: true });
   await endStory(it);
 }
 

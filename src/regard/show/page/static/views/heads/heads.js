@@ -4,6 +4,7 @@ import { el } from "../../drawing/elements.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { paintCodes } from "../../drawing/matrix_image.js";
 import { getHeadNumber } from "../../frame/controls.js";
+import { renderClearestHeads } from "./clearest_heads.js";
 import { EFFECT, SENTENCES, renderHeadControls } from "./kind_filter.js";
 import { exportSheet } from "./svg_sheet.js";
 import { createVisibilityPanel } from "./visibility_panel.js";
@@ -29,9 +30,10 @@ function mount(stage, app) {
   const said = el("p", { class: "note heads-said", "aria-live": "polite" });
   const sheet = el("div", { class: "heads-sheet" });
   const told = el("p", { class: "note" });
+  const clearest = el("section", { class: "clearest", "aria-label": "The clearest heads" });
   const seen = createVisibilityPanel(app);
-  stage.append(controls, seen.element, said, sheet, told);
-  const it = { app, controls, said, sheet, told, seen, of: "", control: new AbortController(), pictures: new AbortController(), ...NOTHING() };
+  stage.append(controls, seen.element, clearest, said, sheet, told);
+  const it = { app, controls, clearest, said, sheet, told, seen, of: "", control: new AbortController(), pictures: new AbortController(), ...NOTHING() };
   it.near = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) fetchThumbnails(it, Number(target.dataset.layer));
   }, { root: stage, rootMargin: AHEAD });
@@ -46,6 +48,12 @@ const getHeadRow = (it, one) => it.rows.get(one.name);
 // List every head as {layer, head, name}.
 function getAllTiles(it) {
   return getLayers(it).flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: getHeadName(it, layer, head) })));
+}
+
+// Return the layer and the head of a row of scores, as they are counted in the recording.
+function findPlace(it, row) {
+  const { layer, head } = getAllTiles(it).find(({ name }) => name === `${row.layer}.${row.head}`);
+  return { layer, head };
 }
 
 // List the heads that are shown, in their order.
@@ -84,6 +92,7 @@ function resetView(it, of) {
   it.control.abort();
   it.pictures.abort();
   it.near.disconnect();
+  it.clearest.replaceChildren();
   Object.assign(it, NOTHING(), { of, control: new AbortController(), pictures: new AbortController() });
   it.tiles = new Map(getAllTiles(it).map((one) => [one.name, createTile(it, one)]));
   fetchKinds(it).catch((fault) => {
@@ -226,6 +235,7 @@ function selectTile(it, state) {
   renderHeadControls(it.controls, it.app, state, it);
   layOutTiles(it, state);
   labelTiles(it, state);
+  if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], (row) => findPlace(it, row)));
   it.said.textContent = describeKind(it, state);
   it.told.textContent = it.notes.join(" ");
   describePicture(it, state);

@@ -106,19 +106,19 @@ function drawAxis(pen, at, box, inks, name) {
   const { camera } = at;
   const [from, to] = rows ? [camera.query(box.y), camera.query(box.y + box.height)] : [camera.key(box.x), camera.key(box.x + box.width)];
   const lit = [rows ? at.pinned.q : at.pinned.k, rows ? at.pointed?.q : at.pointed?.k];
+  const wordy = camera.pixels() >= READ;
   const put = (place, text, strong) => {
     const fill = strong ? inks.accent : inks.faint;
     const weight = strong ? 600 : 400;
     const middle = place + 0.5;
     const wide = camera.pixels() > 70;
     if (rows) pen.text(text, box.x - 7, camera.down(middle), { anchor: "end", fill, weight });
-    else if (wide || text.length === 1) pen.text(text, camera.across(middle), box.y - 13, { anchor: "middle", fill, weight });
-    else pen.text(text, camera.across(middle), box.y - 7, { turn: -90, fill, weight }); // a single letter is not rotated
+    else if (wide || !strong && !wordy || text.length === 1) pen.text(text, camera.across(middle), box.y - 13, { anchor: "middle", fill, weight });
+    else pen.text(text, camera.across(middle), box.y - 7, { turn: -90, fill, weight }); // a number or a single letter is not rotated
   };
   const most = at.size.width < 560 ? 8 : 13;
   const list = rows ? at.lists.rows : at.lists.columns;
   const shown = (place) => formatPlainWord(at.word(list, place) ?? "", most);
-  const wordy = camera.pixels() >= READ;
   const step = wordy ? 1 : roundStep(70 / camera.pixels());
   for (let place = Math.ceil(Math.floor(from) / step) * step; place < to; place += step) {
     if (lit.some((one) => one !== undefined && Math.abs(one - place) * camera.pixels() < READ)) continue;

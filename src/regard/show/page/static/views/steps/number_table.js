@@ -40,6 +40,7 @@ export function findRange(values) {
 // Render the word of a row or a column, with its position if the words are only some of the text.
 function renderLabel(word, place, scope, isWord, choose, chosen, placed) {
   const name = isWord ? [placed && el("span", { class: "note numbers" }, formatCount(place), " "), renderWord(word)] : [String(word)];
+  if (word === "" && !choose && !chosen) return el("td", {}, el("span", {})); // of a dense table, where only some columns are numbered
   const title = isWord ? `${formatPlainWord(word)}, token ${formatCount(place)}` : null;
   if (!choose) return el("th", { scope, title, class: chosen ? "panel-chosen" : null }, el("span", { class: isWord && formatPlainWord(word).length === 1 && "panel-upright" }, name));
   const button = el("button", { type: "button", class: "quiet", title, "aria-pressed": String(Boolean(chosen)), onclick: choose }, name);

@@ -28,7 +28,7 @@ function mount(stage, app) {
   stage.classList.add("text");
   const controls = app.el("div", { class: "text-controls" });
   const panes = app.el("div", { class: "text-panes" });
-  const links = app.el("aside", { class: "text-links", role: "status", "aria-label": "Strongest links" });
+  const links = app.el("aside", { class: "text-links", "aria-live": "polite", "aria-label": "Strongest links" });
   stage.append(controls, panes, links);
   const it = { app, stage, controls, panes, links, texts: [], hovered: null, of: "", name: "", shown: null, asking: null, later: null };
   return { draw: (state) => drawView(it, state), leave: () => leaveView(it), keys: listKeys(it), hands: HANDS, picture: () => ({ svg: snapshotAsSvg(panes) }) };

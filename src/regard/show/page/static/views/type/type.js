@@ -33,10 +33,10 @@ function mount(stage, app) {
 
 // Run the model on the text of a link that names no recording.
 function resumeView(it) {
-  const { text, r } = parseLink(location.hash);
+  const { text, r, find } = parseLink(location.hash);
   const box = it.page.form.elements.text;
   if (text && !r) runText(it, (box.value = text));
-  if (!it.app.summary()) box.focus();
+  if (!it.app.summary() && !find) box.focus();
 }
 
 // Run the model on a text and show its attention.
@@ -52,7 +52,7 @@ async function runText(it, text) {
     const summary = await app.source.type({ text }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: "type", ...linkRequest(summary), q: null, k: null, at: null, token: null, ...chooseStart(app, summary, before) });
+    app.go({ r: summary.id, view: "type", ...linkRequest(summary), q: null, k: null, at: null, token: null, find: null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {

@@ -4,6 +4,7 @@ import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatCount, formatPercent } from "../../drawing/number_format.js";
 import { renderWord } from "../../drawing/words.js";
+import { formatLink, parseLink } from "../../frame/page_link.js";
 import { createTextForm } from "./text_form.js";
 import { createHeadStrip } from "./head_strip.js";
 
@@ -30,7 +31,7 @@ export function buildLayout(app, run) {
   const result = el("div", { class: "type-result", hidden: true },
     el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, expects), heads.element);
   const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
-  const root = el("div", { class: "type-page" }, ask.element, welcome, result);
+  const root = el("div", { class: "type-page" }, ask.element, createGallery(app), welcome, result);
 
   return {
     root,
@@ -67,6 +68,13 @@ export function buildLayout(app, run) {
       heads.lead(app.link({ view: "map", r: state.r }));
     },
   };
+}
+
+// List the findings of the gallery, each a link.
+function createGallery({ start }) {
+  const link = ({ name, view, link }) => (link ? `#view=${view}&${link}` : formatLink({ ...parseLink(""), view, find: name }));
+  const items = start.gallery.map((one) => el("li", {}, el("a", { class: "chip button", href: link(one) }, one.title)));
+  return el("nav", { class: "type-gallery", "aria-label": "Gallery", hidden: !items.length }, el("span", { class: "note" }, "See:"), el("ul", {}, items));
 }
 
 // Render a predicted word with its probability.

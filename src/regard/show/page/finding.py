@@ -1,0 +1,254 @@
+"""The finding of a recording: the head that most clearly does one thing, one of its words, and sentences on what is seen."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observe import detectors, patterns
+from regard.observe.head_kinds import MIN_SUPPORT, Head, classify_heads
+from regard.observe.head_scores import HeadOptions
+from regard.observe.map_view import MapView
+from regard.observe.patterns import Duplicate, Induction
+from regard.observe.score_interval import QueryScores
+from regard.observe.words import convert_to_ids
+from regard.show.page.head_pictures import Alive
+from regard.show.page.head_table import stream_head_table
+from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry
+
+MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
+LEAK = "leak"  # a layer sees later words, and others do not
+DOES = {  # what a head of each kind does, the most telling kinds first
+    "induction": "is an induction head: it attends to what followed its word before",
+    "duplicate": "is a duplicate-token head: it attends to earlier places of its own word",
+    "previous token": "is a previous-token head: it attends to the word just before",
+    "first token": "is a sink: whatever the word, it attends to the first one, as heads do that have nothing to add",
+    "itself": "attends to its own word",
+}
+SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kind
+    "induction": lambda look: patterns.score.queries(look, Induction()),
+    "duplicate": lambda look: patterns.score.queries(look, Duplicate()),
+    "previous token": lambda look: detectors.weight_on_previous.queries(look),
+    "first token": lambda look: detectors.weight_on_first.queries(look),
+    "itself": lambda look: detectors.weight_on_self.queries(look),
+}
+FINDINGS = (*DOES, LEAK)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is shown, one of FINDINGS or None where no head has a clear kind; its head, a query and a key, and sentences."""
+
+    what: str | None
+    place: Place
+    q: int
+    k: int
+    sentences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON; its state is that of a link."""
+        kind, part, layer, head = self.place.kind, self.place.part, self.place.layer, self.place.head
+        state = {"kind": kind, "part": part, "layer": layer, "head": head, "q": self.q, "k": self.k}
+        return {"what": self.what, "state": state, "sentences": list(self.sentences)}
+
+
+def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None) -> Finding | None:
+    """Return the finding of a recording, `wanted` where there is one; None for a recording that is too long to classify.
+
+    The head is the one whose score is surely the largest, by the lower end of its interval, of the most telling kind for
+    which there is one. A leak comes before all kinds. Without any, it is the head of the largest weight on another word.
+    """
+    attention = choose_attention(entry)
+    if count_weights(attention) > MAX_WEIGHTS or not all(q and k for _, _, q, k in attention.shapes):
+        return None
+    leak = find_leak(entry, attention, alive) if wanted in (None, LEAK) else None
+    if leak is not None:
+        return leak
+    row = None
+    if attention.kind == "self":
+        first = Place(attention.kind, attention.part)
+        for _ in stream_head_table(entry, first, alive):  # stores its rows
+            pass
+        row = choose_head(entry.head_rows[attention.kind, attention.part][0], wanted)
+    return find_strongest_weight(entry, attention, alive, wanted) if row is None else describe_head(entry, attention, row)
+
+
+def find_head_finding(entry: RecordingEntry, place: Place) -> Finding:
+    """Return the finding of one head, whose text may be long: what it does, or its largest scores if it has no clear kind."""
+    attention = entry.get_layers(place)
+    options = HeadOptions(entry.recording.tokens or None)
+    named = {"kind": place.kind, "part": attention.part, "layers": [place.layer], "some": [place.head]}
+    (row,) = classify_heads(entry.recording, options, **named)  # type: ignore[arg-type]
+    if row.kind in DOES:
+        return describe_head(entry, attention, row)
+    q = attention.shapes[place.layer][2] - 1
+    sentences = (f"Head {row.layer}.{row.head} has {row.sentence}.", describe_controls(attention))
+    return Finding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), sentences)
+
+
+def choose_attention(entry: RecordingEntry) -> AttentionLayers:
+    """Return the attention between two texts if a recording has any, else its last part, the decoder where there are two."""
+    layers = entry.attention_layers
+    return next((one for one in layers if one.kind == "cross"), layers[-1])
+
+
+def count_weights(attention: AttentionLayers) -> int:
+    """Count the weights of all heads of a kind and a part."""
+    return sum(b * h * q * k for b, h, q, k in attention.shapes)
+
+
+def choose_head(rows: Sequence[Head], wanted: str | None = None) -> Head | None:
+    """Return the head whose score has the highest lower limit, of the first kind with a head; None if no kind has one."""
+    for kind in DOES if wanted is None else (wanted,):
+        found = [row for row in rows if row.kind == kind and row.scores[kind].count >= MIN_SUPPORT]
+        if found:
+            return max(found, key=lambda row: row.scores[row.kind].low)
+    return None
+
+
+def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) -> Finding:
+    """Describe a head of a clear kind, at the word that shows it best."""
+    head = attention.head_numbers[row.layer].index(row.head)
+    place = Place(attention.kind, attention.part, 0, row.layer, head)
+    words, _ = entry.get_axis_words(place)
+    q = choose_query(compute_query_scores(entry, place, row.kind), words)
+    weights = entry.get_map(place)[0, 0, q]
+    k = int(weights.argmax())
+    score = row.scores[row.kind]
+    sentences = (
+        f"Head {row.layer}.{row.head} {DOES[row.kind]}, with {format_share(score)} of its attention "
+        f"({format_share(score.low, '')} to {format_share(score.high)}) on {score.count:,} words.",
+        f"{name_word(words, q)} puts {format_share(weights[k])} on {name_word(words, k)}{explain_key(row.kind, words, q, k)}.",
+        describe_controls(attention),
+    )
+    return Finding(row.kind, place, q, k, sentences)
+
+
+def compute_query_scores(entry: RecordingEntry, place: Place, kind: str) -> tuple[Tensor, Tensor]:
+    """Return the score of each query of a head by its kind, and whether the query counts, both (q,)."""
+    m = entry.get_map(place)
+    words = entry.word_rows[0] if entry.word_rows and len(entry.word_rows[0]) == m.shape[3] else None
+    ids = None if words is None else convert_to_ids(words, 1, m.shape[3], m.device)
+    found = SCORES[kind](MapView(m, ids))
+    among = found.among[0, 0]
+    if kind == "first token" and ids is not None and m.shape[2] == m.shape[3]:  # another word than the first shows it best
+        among = among & (ids[0] != ids[0, 0]) if bool((ids[0] != ids[0, 0]).any()) else among
+    return found.values[0, 0], among
+
+
+def choose_query(scores: tuple[Tensor, Tensor], words: Sequence[str]) -> int:
+    """Return the query with the largest score among those that count: words with letters in the second half, if there are any.
+
+    Early words see few keys, so that a large weight says little there.
+    """
+    values, among = scores
+    lettered = torch.tensor([any(letter.isalpha() for letter in word) for word in words], device=among.device) & among
+    late = torch.arange(len(among), device=among.device) >= len(among) // 2
+    chosen = next(one for one in (lettered & late, lettered, among) if bool(one.any()))
+    return int(values.where(chosen, -torch.inf).argmax())
+
+
+def explain_key(kind: str, words: Sequence[str], q: int, k: int) -> str:
+    """Return what the key has to do with the query, by the kind of the head, where that is so."""
+    if kind == "induction" and k and words[k - 1] == words[q]:
+        return f", because {quote_word(words[k])} followed an earlier {quote_word(words[q])}"
+    if kind == "duplicate" and words[k] == words[q]:
+        return ", the same word"
+    return ", the word just before" if kind == "previous token" and k == q - 1 else ""
+
+
+def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Finding | None:
+    """Return the largest weight on a later word, of layers that see later words while others do not; None without a leak."""
+    if attention.kind != "self" or any(q != k for _, _, q, k in attention.shapes):
+        return None
+    found = [(layer, weights.triu(1)) for layer, weights in iterate_layers(entry, attention, alive)]
+    leaking = [(layer, later) for layer, later in found if bool((later > 0).any())]
+    if not leaking or len(leaking) == len(found):
+        return None
+    layer, later = max(leaking, key=lambda one: float(one[1].max()))
+    place, q, k = find_maximum(attention, layer, later)
+    words, _ = entry.get_axis_words(place)
+    layers = " and ".join(str(layer) for layer, _ in leaking)
+    sentences = (
+        f"The mask leaks: of {len(found)} layers, layer{'s' * (len(leaking) > 1)} {layers} see{'s' * (len(leaking) < 2)} words "
+        "that are still to come, to the right of the diagonal.",
+        f"In head {layer}.{attention.head_numbers[layer][place.head]}, {name_word(words, q)} puts "
+        f"{format_share(later[place.head, q, k])} on {name_word(words, k)}, which comes later.",
+        describe_controls(attention),
+    )
+    return Finding(LEAK, place, q, k, sentences)
+
+
+def find_strongest_weight(
+    entry: RecordingEntry, attention: AttentionLayers, alive: Alive, wanted: str | None = None
+) -> Finding:
+    """Return the largest weight of all heads, in self attention on another word than itself and the first: it is exact."""
+    best: tuple[float, int, Tensor] | None = None
+    for layer, weights in iterate_layers(entry, attention, alive):
+        if attention.kind == "self" and weights.shape[2] > 2:
+            weights = weights.clone()
+            weights[:, :, 0] = 0
+            weights.diagonal(weights.shape[2] - weights.shape[1], 1, 2).zero_()
+        top = float(weights.max())
+        best = (top, layer, weights) if best is None or top > best[0] else best
+    assert best is not None  # a recording has layers
+    _, layer, weights = best
+    place, q, k = find_maximum(attention, layer, weights)
+    rows, columns = entry.get_axis_words(place)
+    head = f"{layer}.{attention.head_numbers[layer][place.head]}"
+    other = " on another word than itself and the first" if attention.kind == "self" else ""
+    sentences = (
+        explain_missing_kind(attention, wanted),
+        f"The largest single weight{other} is in head {head}: {name_word(rows, q)} puts "
+        f"{format_share(weights[place.head, q, k])} on {name_word(columns, k)}.",
+        describe_controls(attention),
+    )
+    return Finding(None, place, q, k, tuple(one for one in sentences if one))
+
+
+def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
+    """Return why no head is named by its kind; empty for attention to another text, whose heads have no such kinds."""
+    if attention.kind != "self":
+        return ""
+    q = attention.shapes[0][2]
+    if wanted in DOES:
+        return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
+    few = f": at least {MIN_SUPPORT} words must count" if q <= MIN_SUPPORT else ""
+    return f"On these {q:,} words no head has a clear kind{few}."
+
+
+def iterate_layers(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Iterator[tuple[int, Tensor]]:
+    """Generate each layer with the weights of its heads on the first text of the batch, (h, q, k); NaN as 0."""
+    for layer in range(len(attention.names)):
+        alive()
+        yield layer, entry.get_layer_map(Place(attention.kind, attention.part, 0, layer)).dense()[0].nan_to_num(0.0)
+
+
+def find_maximum(attention: AttentionLayers, layer: int, weights: Tensor) -> tuple[Place, int, int]:
+    """Return the head, the query and the key of the largest of a layer's weights (h, q, k)."""
+    head, q, k = (int(one) for one in torch.unravel_index(weights.argmax(), weights.shape))
+    return Place(attention.kind, attention.part, 0, layer, head), q, k
+
+
+def describe_controls(attention: AttentionLayers) -> str:
+    """Return what a reader can touch next."""
+    count = sum(shape[1] for shape in attention.shapes)
+    others = f"; Heads shows all {count:,} heads" if count > 1 else ""
+    return f"Select any word to see where it looks{others}."
+
+
+def name_word(words: Sequence[str], place: int) -> str:
+    """Name a word by its text and its place."""
+    return f"{quote_word(words[place])} (token {place:,})"
+
+
+def quote_word(word: str) -> str:
+    """Quote a word without the spaces around it, a line end by its sign."""
+    return f"‘{word.replace(chr(10), '↵').strip() or word}’"
+
+
+def format_share(share: float | Tensor, unit: str = " %") -> str:
+    """Format a share of all attention in percent."""
+    return f"{100 * float(share):.0f}{unit}"

@@ -1,0 +1,63 @@
+// The finding that the page opens on: one head, lit at one word, with sentences on what is seen and what to touch.
+
+import { el } from "../drawing/elements.js";
+import { linkRequest, parseLink, updateLink } from "./page_link.js";
+
+const VIEWS = ["type", "text", "map"]; // those that show the sentences
+const PLACE = ["layer", "head"];
+
+// Load what `find` in a link names: an item of the gallery, or "clearest" of the recording of the link. A link without a place
+// gets that of the finding; opened() is called once it is there.
+export function openFinding(page, app, opened) {
+  const state = parseLink(location.hash);
+  if (!state.find || !(isGalleryItem(page.start, state.find) || findId(page, state))) return;
+  page.findings ??= new Map(); // the finding by its key, null while it is loaded or where there is none
+  const key = makeKey(state);
+  if (page.findings.has(key)) return;
+  page.findings.set(key, null);
+  const hash = location.hash;
+  load(page, app, state).then((found) => {
+    page.notice.ready();
+    page.findings.delete(key); // a later link without a recording is loaded again
+    page.findings.set(makeKey({ ...state, r: found.r }), found.finding);
+    if (location.hash !== hash || isTyping()) return undefined; // the visitor went on meanwhile
+    if (!hasPlace(hash)) updateLink({ ...state, ...found.changes, ...(found.finding && { heads: null, ...found.finding.state }) }, { replace: true });
+    return opened();
+  }).catch((fault) => {
+    page.findings.delete(key);
+    page.notice.ready();
+    if (fault.name !== "AbortError") page.notice.fail(fault.message);
+  });
+}
+
+const findId = ({ start }, { r }) => r ?? start.recordings[0]?.id; // of the recording of a state
+const makeKey = ({ r, find }) => `${r ?? ""} ${find}`;
+const hasPlace = (hash) => new URLSearchParams(hash.slice(1)).has("q");
+const isTyping = () => Boolean(document.querySelector(".type-page:has(.type-result[hidden]) textarea:focus")?.value);
+
+async function load(page, app, { r, find }) {
+  const { source, start } = page;
+  if (!isGalleryItem(start, find)) {
+    const id = findId(page, { r });
+    page.notice.wait("Looking for the clearest head");
+    return { r: id, changes: { r: id }, finding: (await source.finding(id)).finding };
+  }
+  page.notice.wait(`Running ${start.model}`);
+  const { recording, view, finding } = await source.gallery({ name: find });
+  app.add(recording, false);
+  return { r: recording.id, changes: { view, r: recording.id, ...linkRequest(recording) }, finding };
+}
+
+// Return whether a name is that of an item of the gallery, or of the one that the page opens with.
+export const isGalleryItem = (start, name) => Boolean(name) && (name === start.opening || start.gallery.some((one) => one.name === name));
+
+// Write the sentences of the finding of a state, or hide them where another head is shown.
+export function renderFinding(element, page, state) {
+  const finding = page.findings?.get(makeKey(state));
+  const shown = Boolean(finding) && VIEWS.includes(state.view) && !state.heads && PLACE.every((name) => finding.state[name] === state[name]);
+  element.hidden = !shown;
+  if (!shown || element.dataset.of === finding.sentences.join("\n")) return;
+  element.dataset.of = finding.sentences.join("\n");
+  const [first, ...others] = finding.sentences;
+  element.replaceChildren(el("b", {}, first), " ", others.join(" "));
+}

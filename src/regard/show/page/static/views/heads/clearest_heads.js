@@ -1,0 +1,25 @@
+// The clearest heads: what each does, in a sentence with its score and the number of words that support it.
+
+import { el } from "../../drawing/elements.js";
+
+const MOST = 5;
+const TELLING = ["induction", "duplicate", "previous token", "first token", "itself", "local", "broad"]; // the most telling kind first
+
+// Select at most five heads of a clear kind: the clearest of each kind, then the next of each; by the lower limit of the score.
+export function selectClearestHeads(rows) {
+  const byKind = TELLING.map((kind) => rows.filter((row) => row.kind === kind && row.verdict).sort((a, b) => b.verdict.low - a.verdict.low));
+  const longest = Math.max(...byKind.map((some) => some.length));
+  return Array.from({ length: longest }, (_, n) => byKind.map((some) => some[n])).flat().filter(Boolean).slice(0, MOST);
+}
+
+// Render a card for each of these heads; place(row) returns its layer and head in the recording.
+export function renderClearestHeads(app, rows, place) {
+  const found = selectClearestHeads(rows);
+  if (!found.length) return [el("p", { class: "note" }, "On these words no head has a clear kind: the scores are below their thresholds, or too few words count.")];
+  const link = (row, view) => app.link({ view, ...place(row), heads: null, x: null, y: null, zoom: null });
+  const card = (row) => el("li", {},
+    el("h3", { class: "numbers" }, `${row.layer}.${row.head} · ${row.kind}`),
+    el("p", {}, `${row.sentence[0].toUpperCase()}${row.sentence.slice(1)}.`),
+    el("p", { class: "clearest-links" }, ["map", "text"].map((view) => el("a", { href: link(row, view), "aria-label": `Head ${row.layer}.${row.head} in ${view === "map" ? "Map" : "Text"}` }, view === "map" ? "Map" : "Text"))));
+  return [el("h2", {}, found.length === 1 ? "The clearest head" : `The ${found.length} clearest heads`), el("ul", {}, found.map(card))];
+}

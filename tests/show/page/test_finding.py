@@ -1,0 +1,132 @@
+"""What a page opens on: the head, its word and the sentences agree with regard.heads and with the weights."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.mechanism import Causal, Everything
+from regard.models import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page import finding as findings
+from regard.show.page.finding import DOES, LEAK, find_finding
+from regard.show.page.model_adapter import record_text
+from regard.show.page.recording_entry import RecordingEntry
+from regard.show.page.session import LEAK_ID, Session
+from show.page.asking import asking, rows_and_keys
+
+WORDS = ["Ann", " met", " Bob", " in", " the", " blue", " park", "."]  # twice: each word has followed another before
+T = 2 * len(WORDS)
+
+
+def find(recording, wanted=None):
+    return find_finding(RecordingEntry("r", recording), lambda: None, wanted)
+
+
+def attend_to(*targets: list[int]):
+    """A recording of one layer; query i of head h attends almost only to targets[h][i]."""
+    size = len(targets[0])
+    keys = 40 * torch.eye(size, dtype=torch.float64).repeat(1, len(targets), 1, 1)
+    queries = torch.stack([torch.eye(size, dtype=torch.float64)[row] for row in targets])[None]
+    recording = rows_and_keys(queries, keys)
+    recording.tokens = (WORDS * 2)[:size]
+    return recording
+
+
+BEFORE = [max(i - 1, 0) for i in range(T)]
+FOLLOWED = [max(i - len(WORDS) + 1, 0) if i >= len(WORDS) else i for i in range(T)]
+FIRST = [0] * T
+
+
+@pytest.mark.parametrize(
+    ("targets", "what", "key"),
+    [
+        ([BEFORE, FIRST, FOLLOWED], "induction", lambda q: q - len(WORDS) + 1),
+        ([FIRST, BEFORE], "previous token", lambda q: q - 1),
+        ([FIRST], "first token", lambda q: 0),
+    ],
+)
+def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_shows_it(targets, what, key):
+    recording = attend_to(*targets)
+    found = find(recording)
+    (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
+    assert (found.what, row.kind, found.k) == (what, what, key(found.q))
+    assert f"{100 * row.scores[what]:.0f} % of its attention" in found.sentences[0]
+    assert f"on {row.scores[what].count} words" in found.sentences[0]
+    assert found.k == int(recording.map(0)[0, found.place.head, found.q].argmax())
+
+
+def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():
+    assert find(attend_to(BEFORE, FOLLOWED), "previous token").place.head == 0
+    assert find(attend_to(BEFORE, FOLLOWED)).place.head == 1
+
+
+def test_nothing_is_claimed_of_fewer_than_eight_words_but_the_largest_weight_is_named():
+    recording = attend_to(BEFORE[:5])
+    assert {row.kind for row in regard.heads(recording)} == {"unclear"}
+    found = find(recording)
+    assert found.what is None
+    assert (found.q - 1, "no head has a clear kind" in found.sentences[0]) == (found.k, True)
+
+
+class Masked(torch.nn.Module):
+    """A layer of random queries and keys under a mask."""
+
+    def __init__(self, mask, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.q, self.k = (2 * torch.randn(1, 3, 7, 5, dtype=torch.float64, generator=generator) for _ in range(2))
+        self.mask = mask
+
+    def forward(self, _):
+        return regard.attention(self.q, self.k, self.k, self.mask)
+
+
+def test_a_layer_that_sees_later_words_while_another_does_not_is_a_leak():
+    model = torch.nn.Sequential(Masked(Causal(), 0), Masked(Everything(), 1))
+    with regard.record(model) as recording, torch.no_grad():
+        model(None)
+    found = find(recording)
+    assert (found.what, found.place.layer) == (LEAK, 1)
+    later = regard.attend(model[1].q, model[1].k, model[1].k).weights[0].triu(1)
+    assert (found.place.head, found.q, found.k) == tuple(map(int, torch.unravel_index(later.argmax(), later.shape)))
+
+
+def test_a_recording_that_is_too_long_to_classify_at_once_has_no_finding(monkeypatch):
+    monkeypatch.setattr(findings, "MAX_WEIGHTS", T * T - 1)
+    assert find(attend_to(BEFORE)) is None
+
+
+def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
+    adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
+    with asking(adapter=adapter) as client:
+        start = client.json("/api/start")
+        for item in start["gallery"]:
+            if item["link"] is None:
+                opened = json.loads(client.post("/api/gallery", {"name": item["name"]})[1])
+                assert opened["finding"]["what"] in (*DOES, LEAK, None)
+                assert len(opened["finding"]["sentences"]) >= 2
+                assert client.json("/api/recordings", ids=opened["recording"]["id"])["recordings"]
+        first = json.loads(client.post("/api/gallery", {"name": start["opening"]})[1])
+        assert first["finding"]["what"] == "induction"
+        assert client.post("/api/gallery", {"name": "nothing"})[0] == 404
+        assert client.json(f"/api/r/{LEAK_ID}/finding")["finding"]["what"] == LEAK
+
+
+def test_the_head_of_the_readme_is_the_clearest_of_its_story():
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    story, head = re.search(r'STORY="(.*)"', readme)[1], re.search(r"--head (\d+)\.(\d+) .*attends to the word before", readme)
+    found = find(record_text(GPT2Adapter("pocket", GPT2.load("pocket")), story, 100).recording)
+    assert (found.what, found.place.layer, found.place.head) == ("previous token", *map(int, head.groups()))
+
+
+def test_what_the_page_opens_on_is_computed_before_it_is_asked_for():
+    adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
+    given = record_text(adapter, "Lily had a red ball and Tom had a blue ball.", 100).recording
+    session = Session(given, adapter)
+    session.prepare_opening(lambda: None)
+    (entry,) = map(session.get_entry, session.listed)
+    assert entry.head_rows
