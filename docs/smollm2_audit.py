@@ -1,9 +1,11 @@
-"""python -m docs.smollm2_audit: what policies drop from SmolLM2-135M-Instruct, and what it costs, into docs/audit.md.
+"""python -m docs.smollm2_audit: what policies drop from SmolLM2-135M-Instruct, into docs/audit.md.
 
+With --run, the model also runs with some of them, and the page has what that does to its predictions.
 Needs --model smollm2 (see docs/heads.md) and Tiny Shakespeare, which lies beside the repository where its tests find it.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,21 +75,19 @@ def main() -> None:
     places = [(name, budget) for name in POLICIES for budget in BUDGETS]
     summaries = measure_kept(foreign, ids, [POLICIES[name](budget) for name, budget in places])
     print(f"audited after {time.perf_counter() - start:.0f} s", flush=True)
-    running = [place for place in places if place[1] in RUN]
+    running = [place for place in places if place[1] in RUN] if "--run" in sys.argv else []
     policies = [POLICIES[name](budget) for name, budget in running]
-    predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT)
+    predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT) if running else []
     print(f"run with each policy after {time.perf_counter() - start:.0f} s", flush=True)
-    needles, complete = count_needles(foreign, text, policies)
+    needles, complete = count_needles(foreign, text, policies) if running else ([], 0)
     effects = {place: (after, found) for place, after, found in zip(running, predicted, needles, strict=True)}
     lines = [Line(*place, kept, *effects.get(place, ())) for place, kept in zip(places, summaries, strict=True)]
-    loss = predicted[0].loss - predicted[0].change
     draw_recall_curves(
         {name: [(line.kept.keys / MEAN_KEYS, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
     ).savefig(FIGURE)
-    seconds = time.perf_counter() - start
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, loss, complete, seconds)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, complete)}\n\n{END}{after}", encoding="utf-8")
 
 
 def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> list[Summary]:
@@ -107,7 +107,7 @@ def count_needles(foreign: TextModel, text: str, policies: list[Policy]) -> tupl
     return [sum(find_needles(foreign.model, answered, policy)) for policy in policies], len(answered)
 
 
-def describe_line(line: Line, complete: int) -> str:
+def describe_line(line: Line, complete: int, columns: int) -> str:
     """Write a line of the table; the last columns are empty where the model did not run."""
     kept, after = line.kept, line.after
     cells = [
@@ -118,7 +118,7 @@ def describe_line(line: Line, complete: int) -> str:
     ]
     if after is not None:
         cells += [f"{after.change:+.3f}", f"{after.kl:.3f}", f"{after.agreement:.0%}", f"{line.needles} of {complete}"]
-    return f"| {' | '.join([*cells, *[''] * (11 - len(cells))])} |"
+    return f"| {' | '.join([*cells, *[''] * (columns - len(cells))])} |"
 
 
 def rank(numbers: list[float]) -> list[float]:
@@ -127,9 +127,30 @@ def rank(numbers: list[float]) -> list[float]:
     return [float(order.index(n)) for n in range(len(numbers))]
 
 
-def describe(lines: list[Line], loss: float, complete: int, seconds: float) -> str:
+def describe(lines: list[Line], complete: int) -> str:
     """Write the section."""
     measured = [line for line in lines if line.after is not None]
+    names = ["policy", "budget", "keys", "recall", "5 %", "KL", "error"]
+    names += ["loss", "KL of next token", "same", "needles"] if measured else []
+    return "\n".join(
+        [
+            f"SmolLM2-135M-Instruct (Q4_1, 30 layers of 9 heads) on the first {TOKENS:,} tokens of Tiny Shakespeare, of which "
+            f"{PROMPT:,} are",
+            f"the prompt: the {TOKENS - PROMPT:,} queries after it, of all heads, which see {MEAN_KEYS:,.0f} keys on average. "
+            f"Measured on {machine.describe()}.",
+            "",
+            f"| {' | '.join(names)} |",
+            "|" + " --- |" * len(names),
+            *(describe_line(line, complete, len(names)) for line in lines),
+            "",
+            *(describe_correlations(measured) if measured else []),
+            "![Recall against the keys that are used, a curve for each policy](pictures/audit-recall.svg)",
+        ]
+    )
+
+
+def describe_correlations(measured: list[Line]) -> list[str]:
+    """Write how well what an audit measures ranks the changes of the predictions."""
     divergences = [line.after.kl for line in measured if line.after is not None]
     correlations = {
         name: statistics.correlation(rank(numbers), rank(divergences))
@@ -140,23 +161,11 @@ def describe(lines: list[Line], loss: float, complete: int, seconds: float) -> s
         }.items()
     }
     words = ", ".join(f"{number:.2f} for {name}" for name, number in correlations.items())
-    head = "| policy | budget | keys | recall | 5 % | KL | error | loss | KL of next token | same | needles |"
-    return "\n".join(
-        [
-            f"SmolLM2-135M-Instruct (Q4_1, 30 layers of 9 heads) on the first {TOKENS:,} tokens of Tiny Shakespeare, of which "
-            f"{PROMPT:,} are the prompt; the loss with",
-            f"everything is {loss:.3f} nats. Measured in {seconds / 60:.0f} minutes on {machine.describe()}.",
-            "",
-            head,
-            "|" + " --- |" * (head.count("|") - 1),
-            *(describe_line(line, complete) for line in lines),
-            "",
-            "Rank correlation (Spearman) of what an audit measures with the KL of the next token, over these "
-            f"{len(measured)} runs: {words}.",
-            "",
-            "![Recall against the keys that are used, a curve for each policy](pictures/audit-recall.svg)",
-        ]
-    )
+    return [
+        "Rank correlation (Spearman) of what an audit measures with the KL of the next token, over "
+        f"{len(measured)} runs: {words}.",
+        "",
+    ]
 
 
 if __name__ == "__main__":

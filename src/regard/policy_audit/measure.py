@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map import AttentionMap
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, exponentiate_rows, multiply_exactly
 from regard.mechanism import spans
 from regard.mechanism.mask_algebra import Mask, check_mask
 from regard.mechanism.scores import score_dtype
-from regard.policies import AttentionInputs, Policy
+from regard.policies import AttentionInputs, Lifetime, Policy
+from regard.policies.attention_inputs import CAUSAL
+from regard.policies.key_masks import NEVER
 
 ROWS = 256  # queries of a block
 
@@ -52,6 +55,10 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> RowMea
         v = values[b, h // inputs.heads_per_key]
         for n, mask in enumerate(masks):
             own = mask.select_heads([h])
+            kept = find_kept_prompt(inputs, own, b)
+            if kept is not None:
+                measure_short_cache(inputs, kept, below, context[b, h], v, found, (n, b, h))
+                continue
             for start in range(0, inputs.tokens, ROWS):
                 measure_block(plane, below, context[b, h], v, own, slice(start, min(start + ROWS, inputs.tokens)), found, n)
     for n, policy in enumerate(policies):
@@ -59,6 +66,48 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> RowMea
         if cache is not None:
             measure_changed_cache(inputs, *cache, found, n)
     return found
+
+
+def find_kept_prompt(inputs: AttentionInputs, mask: Mask, b: int) -> Tensor | None:
+    """Return the keys of the prompt that a cache keeps, if nothing else is ever evicted from it; None for any other mask."""
+    if not isinstance(mask, Lifetime) or inputs.mask != CAUSAL or inputs.bias is not None or inputs.prompt == inputs.tokens:
+        return None
+    ends = mask.ends[b if mask.batch > 1 else 0, 0]
+    stays, leaves = ends == NEVER, ends == inputs.prompt
+    if not bool((stays | leaves).all()) or not bool(stays[inputs.prompt :].all()):
+        return None
+    return stays[: inputs.prompt].nonzero().squeeze(-1)
+
+
+def measure_short_cache(
+    inputs: AttentionInputs,
+    kept: Tensor,
+    below: Denominators,
+    context: Tensor,
+    v: Tensor,
+    found: RowMeasures,
+    place: tuple[int, int, int],
+) -> None:
+    """Measure the rows after the prompt of one head, whose cache is some keys of the prompt (n,) and all later ones.
+
+    That is causal attention to fewer keys, for which the map has its compiled passes.
+    """
+    _, b, h = place
+    columns = torch.cat([kept, torch.arange(inputs.prompt, inputs.tokens, device=kept.device)])
+    group, rows = h // inputs.heads_per_key, slice(inputs.prompt, inputs.tokens)
+    short = AttentionMap(
+        inputs.q[b : b + 1, h : h + 1, rows],
+        inputs.k[b : b + 1, group : group + 1, columns],
+        CAUSAL,
+        scale=inputs.scale,
+        softcap=inputs.softcap,
+        sinks=None if inputs.sinks is None else inputs.sinks[h : h + 1],
+        offset=len(kept),
+    )
+    theirs = short._apply_and_keep_denominators(v[columns].view(1, 1, len(columns), -1))[0, 0]
+    (plane,) = short._iterate_planes()
+    counts = len(kept) + torch.arange(1, inputs.tokens - inputs.prompt + 1, device=kept.device)
+    compare_rows(below[rows], short._get_denominators(plane), context[rows], theirs, counts, found, (*place, rows))
 
 
 def measure_changed_cache(inputs: AttentionInputs, k: Tensor, v: Tensor, found: RowMeasures, policy: int) -> None:
@@ -124,10 +173,23 @@ def write_rows(
             "that the model sees."
         )
     ours, exponentials = exponentiate_rows(scores, plane.sink)
+    theirs = multiply_exactly(ours.divide(exponentials), v)
+    compare_rows(below, ours, context, theirs, kept, found, place)
+
+
+def compare_rows(
+    below: Denominators,
+    ours: Denominators,
+    context: Tensor,
+    theirs: Tensor,
+    kept: Tensor,
+    found: RowMeasures,
+    place: tuple[int, int, int, slice],
+) -> None:
+    """Write what some rows keep, from the denominators and contexts (n, e) of the complete rows and of the kept keys."""
     # a quotient near 1 and a difference near 0 keep the digits that log-sum-exp has lost where scores are large
     kl = (below.total / ours.total).log() + (below.shift - ours.shift)
     kl = kl.clamp(min=0)
-    theirs = multiply_exactly(ours.divide(exponentials), v)
     size = context.norm(dim=-1)
     error = (theirs - context).norm(dim=-1)
     found.kl[place], found.recall[place] = kl, (-kl).exp()
