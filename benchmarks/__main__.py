@@ -21,6 +21,7 @@ NAMES = (
     "layers",
     "tried",
     "maps",
+    "windows",
     "recording",
     "handwritten",
     "attribution",

@@ -46,6 +46,7 @@ def test_an_image_gives_its_layers_in_numbers_and_what_the_class_token_looks_at(
     assert max(map(len, out.splitlines())) <= width
 
 
+@pytest.mark.slow
 def test_the_recording_the_page_and_the_figure_are_of_the_same_query(capsys, place, tmp_path):
     files = {name: tmp_path / f"one.{end}" for name, end in (("out", "reg"), ("page", "html"), ("figure", "png"))}
     flags = [part for name, file in files.items() for part in (f"--{name}", file)]

@@ -196,7 +196,9 @@ def test_the_shape_of_gpt2_takes_little_memory():
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert regard.examine(model)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB; its weights are 500 MB
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+    )  # KiB; its weights are 500 MB, and 129 outputs 26
 
 
 def test_a_model_that_changes_itself_is_as_it_was():

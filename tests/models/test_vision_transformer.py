@@ -19,7 +19,7 @@ def test_its_patches_are_known_to_a_recording():
     with torch.no_grad(), regard.record(model) as recording:
         assert model(torch.randn(2, 2, 15, 15).double()).shape == (2, 7)
     # two channels are no image by their number, but the argument is named as one
-    assert recording.places == {"": PatchGrid(5, 5, 1, names=("class token",))}
+    assert recording.places == {"blocks": PatchGrid(5, 5, 1, names=("class token",))}
     assert recording.map(0).shape == (2, 3, 26, 26)
 
 

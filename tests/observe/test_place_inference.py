@@ -1,11 +1,15 @@
 """Places that record finds by itself: a patch whose pixels change moves the keys at its token, and no others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
+    SamVisionConfig,
+    SamVisionModel,
     SwinConfig,
     SwinModel,
 )
@@ -13,7 +17,11 @@ from transformers import (
 from observe.families import FAMILIES
 from regard import AudioFrames, PatchGrid, record
 
-SIZE, PATCH = 12, 4  # of the families' images in pixels
+PATCH = 4  # pixels, in the images of the families
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
 def build(name):
@@ -84,7 +92,7 @@ def test_another_size_of_image_is_another_grid():
     model, _ = build("vit")
     with torch.no_grad(), record(model) as recording:
         model(torch.randn(2, 3, 20, 16, dtype=torch.float64), interpolate_pos_encoding=True)
-    assert recording.places == {"": PatchGrid(5, 4, 1, names=("class token",))}
+    assert recording.places == {"layers": PatchGrid(5, 4, 1, names=("class token",))}
 
 
 def test_a_model_of_ones_own_needs_no_config():
@@ -128,6 +136,22 @@ def test_the_windows_of_swin_are_stitched_to_the_image(size):
         window = {patch for patch in grids[0].locate_tokens(16)[next(iter(first))[0]].tolist() if patch >= 0}
         located = grids[1].locate_tokens(16)
         assert {int(located[place]) for place in second if located[place] >= 0} == window  # of the windows that are not shifted
+
+
+def test_the_padded_windows_of_sam_are_found_too():
+    torch.manual_seed(0)
+    sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "mlp_dim": 16}
+    config = SamVisionConfig(**SMALL, **sizes, window_size=3, global_attn_indexes=[1])
+    model, pixels = SamVisionModel(config).eval().double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    before = run(model, {"pixel_values": pixels})
+    windowed, whole = before.layers()
+    (grid,) = before.axis_places(windowed)[1]
+    assert (grid.rows, grid.columns, grid.windows) == (8, 8, 9)
+    assert before.axis_places(whole)[1] == [PatchGrid(8, 8, 0)]
+    for row, column in ((0, 0), (5, 4), (7, 7)):
+        after = run(model, {"pixel_values": change_patch(pixels, row, column)})
+        window, token = grid.find_token(row, column, 9)
+        assert find_changed_keys(before, after, windowed) == {(window, token), (window + 9, token)}
 
 
 def llava(size=12):
@@ -212,6 +236,26 @@ def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(n
     assert [(grid.rows, grid.columns, grid.start) for grid in before.axis_places(text)[1]] == [(2, 1, 2), (1, 3, 6)]
 
 
+def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
+    family = next(family for family in FAMILIES if family.name == "qwen2_5_vl")
+    settings = {**family.settings, "vision_config": {**family.settings["vision_config"], "window_size": 8}}
+    model = replace(family, settings=settings).build(torch.float64)
+    torch.manual_seed(0)
+    ids = torch.tensor([[1, *[99] * 15, 7]])
+    given = {"input_ids": ids, "pixel_values": torch.randn(60, 24).double(), "image_grid_thw": torch.tensor([[1, 6, 10]])}
+    given["mm_token_type_ids"] = (ids == 99).int()
+    before = run(model, given)
+    visual = before.layers(part="visual")[0]
+    (grid,) = before.axis_places(visual)[1]
+    for place in (0, 9, 22, 38, 59):
+        row, column = divmod(PatchGrid.from_blocks(6, 10, 2).order[0][place], 10)
+        changed = given["pixel_values"].clone()
+        changed[place] += 1
+        after = run(model, {**given, "pixel_values": changed})
+        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        assert (one != other).any(3).any(1).nonzero()[:, 1].tolist() == [grid.find_token(row, column, 60)[1]]
+
+
 def test_frames_of_whisper_and_wav2vec2_have_their_times():
     model, given = build("whisper")
     recording = run(model, given)
@@ -233,3 +277,63 @@ def test_places_that_were_set_by_hand_stay():
 def test_a_text_alone_has_no_places():
     model, given = build("llama")
     assert run(model, given).places is None
+
+
+def make_pixels(size, *batch):
+    return torch.randn(*batch, 3, size, size, dtype=torch.float64)
+
+
+def place_ids(*counts):
+    """A text with these many image tokens, with words before, between and behind them."""
+    return torch.tensor([[1, 5, *(one for count in counts for one in (*[50] * count, 7))]])
+
+
+def test_patches_that_are_merged_to_squares_are_the_tokens_whose_keys_move():
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    torch.manual_seed(0)
+    vision = {**SMALL, "image_size": [16, 16], "patch_size": [2, 2]}
+    settings = {"downsample_ratio": 0.5, "image_token_id": 50, "vision_feature_layer": -3}
+    model = InternVLForConditionalGeneration(
+        InternVLConfig(text_config={**WORDED, "model_type": "qwen2"}, vision_config=vision, **settings)
+    )
+    model = model.eval().double()
+    given = {"input_ids": place_ids(16), "pixel_values": make_pixels(16, 1)}
+    before = run(model, given)
+    (grid,) = before.axis_places(0, part="language_model")[1]
+    assert (grid.rows, grid.columns, grid.start) == (4, 4, 2)
+    path = before.layers(part="language_model")[0]
+    for row, column in ((0, 3), (5, 2)):
+        after = run(model, {**given, "pixel_values": change_patch(given["pixel_values"], row, column, size=2)})
+        assert find_changed_keys(before, after, path) == {(0, grid.find_token(row // 2, column // 2, 19)[1])}
+
+
+def test_pooled_patches_and_the_tiles_of_an_image_are_found_in_the_text():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Idefics3Config, Idefics3ForConditionalGeneration
+
+    text = {**WORDED, "model_type": "gemma3_text", "sliding_window": 8}
+    vision = {**SIGLIP, "model_type": "siglip_vision_model"}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=16, image_token_index=50)
+    ids = place_ids(16)
+    given = {"input_ids": ids, "pixel_values": make_pixels(16, 1), "token_type_ids": (ids == 50).long()}
+    recording = run(Gemma3ForConditionalGeneration(config).eval().double(), given)
+    assert recording.places["model.language_model.layers"] == PatchGrid(4, 4, 2)
+    text = {**WORDED, "model_type": "llama", "pad_token_id": 0}
+    config = Idefics3Config(text_config=text, vision_config=SIGLIP, scale_factor=2, image_token_id=50)
+    given = {"input_ids": place_ids(16, 16), "pixel_values": make_pixels(16, 1, 2)}
+    recording = run(Idefics3ForConditionalGeneration(config).eval().double(), given)
+    assert recording.places["model.text_model.layers"] == [PatchGrid(4, 4, 2), PatchGrid(4, 4, 19)]
+
+
+def test_learned_queries_have_no_places_though_they_are_as_many_as_patches():
+    from transformers import Blip2Config, Blip2ForConditionalGeneration
+
+    text = {**WORDED, "model_type": "opt", "ffn_dim": 8, "word_embed_proj_dim": 16, "pad_token_id": 0}
+    vision, qformer = {**SMALL, "image_size": 12, "patch_size": 4}, {**SMALL, "vocab_size": 30, "encoder_hidden_size": 16}
+    config = Blip2Config(
+        vision_config=vision, qformer_config=qformer, text_config=text, num_query_tokens=9, image_token_index=50
+    )
+    given = {"input_ids": place_ids(9), "pixel_values": make_pixels(12, 1)}
+    recording = run(Blip2ForConditionalGeneration(config).eval().double(), given)
+    assert recording.axis_places(0, part="language_model") == ([], [])
+    assert recording.axis_places(0, part="vision_model")[1][0].start == 1

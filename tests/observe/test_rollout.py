@@ -7,7 +7,7 @@ from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, TooLargeError, Window
 from regard.observe import rollout as room
-from regard.observe.rollout import rollout
+from regard.observe.rollout import iterate_rollouts, rollout
 
 B, H, T, D = 2, 3, 19, 5
 RULES = [
@@ -60,6 +60,17 @@ def test_queries_are_named_in_any_way(queries):
 def test_many_rows_go_through_in_parts(monkeypatch):
     monkeypatch.setattr(room, "ROWS", 4)
     close(rollout(Recorded(maps())), by_definition(maps()))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_rollouts_of_all_layers_are_the_products_so_far(rule):
+    sinks = torch.randn(H).double()
+    for options in ({}, {"sinks": sinks}):
+        made = maps(rule, **options)
+        found = list(iterate_rollouts(Recorded(made)))
+        assert len(found) == 3
+        for count, one in enumerate(found, 1):
+            close(one, by_definition(made[:count]))
 
 
 def test_some_layers_are_rolled_out_in_the_order_they_are_named():

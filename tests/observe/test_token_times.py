@@ -45,6 +45,14 @@ def test_times_are_those_of_transformers_to_the_frame(model, frames):
     assert len(found.unique()) > 3
 
 
+def test_the_times_of_beams_are_those_of_the_rows_that_were_returned(model):
+    recording, theirs = generate(model, 2, beams=3)
+    expected = model._extract_token_timestamps(theirs, HEADS, num_input_ids=2)
+    found = token_times(recording, HEADS, prompt=2)[recording.last.rows]
+    assert torch.equal(found, expected)
+    assert len(found.unique()) > 3
+
+
 def test_a_path_through_any_costs_is_that_of_transformers():
     draw = np.random.default_rng(3)
     for rows, columns in ((1, 1), (1, 7), (5, 3), (7, 23), (11, 11)):

@@ -116,8 +116,8 @@ def has_norm(one: InnerCall) -> bool:
 
 
 def check_rows(calls: Sequence[InnerCall]) -> Checked | None:
-    """Return the result that rows of weights sum to one, as recorded calls are softmaxes; None without calls."""
-    if not calls:
+    """Return the result that rows of weights sum to one, as recorded calls are softmaxes; None if one is gated."""
+    if not calls or any("gate" in one.call.note for one in calls):  # weights that a gate multiplies after the softmax
         return None
     kernels = ", ".join(dict.fromkeys(one.call.kernel for one in calls))
     return Checked(ROWS, f"in {count_calls(calls)}: a softmax over the keys ({kernels})")
@@ -206,7 +206,7 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
         found = next(find_mistakes(q, k), None)
         return None if found is None else (found, TURN)
     for who, rotary, x, source in (("keys", q, one.call.k, one.k_source), ("queries", k, one.call.q, one.q_source)):
-        if rotary is not None and source is not None and source.is_equal_to(x):
+        if rotary is not None and source is not None and source.projected.shape == x.shape and source.is_equal_to(x):
             return f"only {'queries' if who == 'keys' else 'keys'} are rotated by their positions", TURN
     return None
 

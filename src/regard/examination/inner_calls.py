@@ -113,8 +113,12 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> tuple[li
         outputs.extend(ModuleOutput(name, one.detach()) for one in list_tensors(output))
         outputs.extend(project_inputs(name, part, inputs))
 
-    with hook_parts(module, keep_output), interception.watch_modules(collector, modules), torch.no_grad():
-        run()
+    own = module.register_forward_hook(lambda part, inputs, _: outputs.extend(project_inputs("", part, inputs)))
+    try:
+        with hook_parts(module, keep_output), interception.watch_modules(collector, modules), torch.no_grad():
+            run()
+    finally:
+        own.remove()
     calls = [trace_sources(name, call, outputs) for name, call in collector.calls]
     return [replace(one, stated=get_stated_scale(modules[one.name])) for one in calls], collector.missed
 
@@ -136,9 +140,9 @@ def project_inputs(name: str, part: nn.Module, inputs: tuple[Any, ...]) -> list[
         if weight.dim() == 2 and weight.shape[1] == x.shape[2] and weight.dtype == x.dtype:
             bias = own.get(one.replace("weight", "bias"))
             has_bias = bias is not None and bias.shape == weight.shape[:1]
-            found.append(ModuleOutput(f"{name}.{one}", F.linear(x, weight, bias if has_bias else None).detach()))
+            found.append(ModuleOutput(f"{name}.{one}".lstrip("."), F.linear(x, weight, bias if has_bias else None).detach()))
         if weight.dim() == 2 and weight.shape[0] == x.shape[2] and weight.dtype == x.dtype:
-            found.append(ModuleOutput(f"{name}.{one}", (x @ weight).detach()))
+            found.append(ModuleOutput(f"{name}.{one}".lstrip("."), (x @ weight).detach()))
     return found
 
 

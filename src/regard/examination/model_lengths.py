@@ -17,7 +17,10 @@ from regard.mechanism.mask_algebra import Offset
 
 LENGTHS = (40, 129, 300)  # tokens: within blocks of usual sizes, one more than a block, and over several
 WORK = 3e10  # parameters times tokens that are run for each length, beyond the first two replacements
-MOST, SEEDS = 9, 12  # replacements of each length; inputs of a model with hard routing
+MOST = 9  # replacements of each length
+SEEDS, EACH = 8, 3  # inputs of a model with hard routing, and replacements of each
+NUMBERS = 2**23  # outputs at most: two of a length are kept
+ROWS = 32  # outputs that are compared at once: those of a large vocabulary take memory
 CURE = (
     "Make the mask for the current number of tokens, and in a kernel mask every block that the diagonal crosses; keep tokens "
     "separate in other modules."
@@ -41,9 +44,11 @@ def check_lengths(model: TokenModel, expects: Mask, offset: Offset) -> Iterator[
         return
     taken: list[int] = []
     refused: list[int] = []
-    names = dict.fromkeys(record_routing(model.run).names)
+    outputs: list[Tensor | None] = []
+    names = dict.fromkeys(record_routing(lambda: outputs.append(model.run())).names)
+    width = 1 if outputs[0] is None else outputs[0].shape[-1]
     for t in LENGTHS:
-        if model.is_sampled and t > model.sample_length:
+        if (model.is_sampled and t > model.sample_length) or t * width > NUMBERS:
             continue
         try:
             found = next(find_leaks(model, t, find_hidden_tokens(expects, t, offset), list(names)), None)
@@ -57,7 +62,7 @@ def check_lengths(model: TokenModel, expects: Mask, offset: Offset) -> Iterator[
     if taken:
         told = f"with {evidence.format_numbers(taken)} tokens, whose last ones were replaced from several places on"
         told += f"; it rejects {evidence.format_numbers(refused)}" if refused else ""
-        told += f"; with {SEEDS} inputs of each length, as {' and '.join(names)} chooses tokens" if names else ""
+        told += f"; with several inputs of each length, as {' and '.join(names)} chooses tokens" if names else ""
         yield Checked("at longer lengths no output depends on a hidden token", told)
 
 
@@ -76,7 +81,8 @@ def find_leaks(model: TokenModel, t: int, hidden: Tensor, names: list[str]) -> I
     """Yield findings of outputs that move with tokens that they may not depend on."""
     size = sum(one.numel() for one in model.module.parameters())
     count = max(2, min(MOST, int(WORK / max(size * t, 1))))
-    for seed in range((SEEDS if count == MOST else 2) if names else 1):
+    seeds, count = ((SEEDS if count == MOST else 2), min(count, EACH)) if names else (1, count)
+    for seed in range(seeds):
         ids = draw_ids(model, t, seed)
         before = model.run(ids)
         if before is None:
@@ -112,7 +118,8 @@ def measure_move(model: TokenModel, ids: Tensor, before: Tensor) -> Tensor:
     """Return how far each output of other ids is from `before`, (t,)."""
     after = model.run(ids)
     assert after is not None
-    return torch.sub(after, before).abs_().amax(-1)[0]
+    rows = [(one - other).abs().amax(-1) for one, other in zip(after[0].split(ROWS), before[0].split(ROWS), strict=True)]
+    return torch.cat(rows)
 
 
 def draw_ids(model: TokenModel, t: int, seed: int) -> Tensor:

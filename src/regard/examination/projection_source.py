@@ -1,6 +1,6 @@
 """Find which module's output queries or keys were made from, seen through rotations and other changes that keep norms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +8,9 @@ from torch import Tensor
 
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
+
+
+EXTRA = 8  # keys that a module adds of its own, at most
 
 
 class ModuleOutput(NamedTuple):
@@ -31,24 +34,32 @@ class ProjectionSource(NamedTuple):
     is_viewed: bool = False
 
     def is_equal_to(self, x: Tensor) -> bool:
-        """Return whether x (b, h, t, d) is the projection itself, not one that was rotated."""
-        return x.shape == self.projected.shape and bool((x - self.projected).abs().max() < 1e-3 * x.abs().max())
+        """Return whether x (b, h, t, d) is the projection itself, not one that was rotated; True if it has further tokens."""
+        return x.shape != self.projected.shape or bool((x - self.projected).abs().max() < 1e-3 * x.abs().max())
 
 
 def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
     """Return the last output of which every head of x (b, h, t, d) has the norms, up to one factor; None if there is none."""
     near = NEAR.get(x.dtype)
-    if near is None or len(x) * x.shape[2] < LEAST_TOKENS or x.shape[-1] < 2:
-        return None
-    norms = x.double().norm(dim=-1)  # (b, h, t)
-    if not norms.isfinite().all() or not (norms > 0).all():
+    if near is None or x.shape[-1] < 2:
         return None
     for one in reversed(outputs):
-        y = arrange_tokens(one.output, x)
-        found = None if y is None else match_norms(one.name, norms, y, x.shape[-1], near)
-        if found is not None:
-            return found
+        for part in iterate_parts(x, one.output):
+            y = arrange_tokens(one.output, part)
+            found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)
+            if found is not None:
+                return found
     return None
+
+
+def iterate_parts(x: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Yield x (b, h, t, d), or its first and its last tokens if y has a few less, as where keys of a module's own are added."""
+    t = x.shape[2]
+    lengths = [n for n in y.shape[:2] if t - EXTRA <= n < t and y.shape[:2] in ((len(x), n), (n, len(x)))]
+    yield x
+    for n in lengths[:1]:
+        yield x[:, :, :n]
+        yield x[:, :, t - n :]
 
 
 def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
@@ -60,6 +71,10 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
     if y.dim() == 4 and y.shape[-1] == d and len(y) == b:
         y = y.transpose(1, 2) if y.shape[1] in (h, x.shape[1]) and y.shape[2] == t else y
         y = y.flatten(2) if y.shape[1] == t else y
+    if y.dim() == 4 and y.shape[0] * y.shape[1] == b and y.shape[2] == t:  # windows or patches as a part of the batch
+        y = y.flatten(0, 1)
+    if y.dim() == 4 and len(y) == b and y.shape[2] * y.shape[3] == t:  # of a convolution
+        y = y.flatten(2).transpose(1, 2)
     if y.dim() == 3 and y.shape[:2] == (t, b) and b != t:
         y = y.transpose(0, 1)
     return y if y.dim() == 3 and y.shape[:2] == (b, t) and y.shape[-1] % d == 0 else None
@@ -68,6 +83,8 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
 def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> ProjectionSource | None:
     """Return the source if slices of width d of y (b, t, n) have the norms (b, h, t), up to one factor."""
     b, h, t = norms.shape
+    if b * t < LEAST_TOKENS or not norms.isfinite().all() or not (norms > 0).all():
+        return None
     parts = y.unflatten(-1, (-1, d))  # (b, t, n / d, d)
     found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
     if found is not None:

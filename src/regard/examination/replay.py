@@ -18,6 +18,7 @@ from regard.examination.probes import heads, roles, scale, weights
 from regard.examination.report import Checked, Finding
 from regard.mechanism import Mask
 
+WEIGHTS = 2**21  # numbers of a layer at most: each is read in float64, in many layouts
 TRIED = 3  # layers whose formula is read, each of another kind
 READ = (("weights", weights.check_case), ("scale", scale.check_case), ("heads", heads.check_case), ("roles", roles.check_case))
 
@@ -30,7 +31,8 @@ def examine_layers(
     A layer whose outputs no known formula gives yields nothing: rotary positions, norms and biases are seen in its calls.
     """
     wanted = {name: module.get_submodule(name) for name in names if name}
-    for given in list(choose_kinds(record_parts(module, run, wanted)))[:TRIED]:
+    small = {name: part for name, part in wanted.items() if sum(one.numel() for one in part.parameters()) <= WEIGHTS}
+    for given in list(choose_kinds(record_parts(module, run, small)))[:TRIED]:
         case = make_case(given, expects, stated)
         if case is None or not is_identified(case):
             continue

@@ -18,6 +18,7 @@ from regard.examination.mask_requirements import make_later_table
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
+from regard.examination.routing import record_routing
 from regard.examination.time_limit import UNLIMITED, TimeLimit
 from regard.examination.token_model import BATCH, TOKENS, TokenModel, find_outputs, make_token_model, use_evaluation_mode
 from regard.mechanism import Mask
@@ -102,7 +103,7 @@ def collect_model_results(
     found = False
     try:
         for one in ModelExamination(model, expects, get_first_table(expects, model.ids.shape[1], offset), scale).examine():
-            found |= isinstance(one, Finding)
+            found |= isinstance(one, Finding) or (isinstance(one, Unknown) and one.needs == BOTH)
             yield one
         if not found:
             yield from model_lengths.check_lengths(model, expects, offset)
@@ -304,7 +305,11 @@ class ModelExamination:
         less = [one for one in layers if one not in more and not is_full_or_window(one.weights > 0, self.allowed)]
         if more:
             yield self.report_leak(more, moved)
-        if less:
+        chosen = " and ".join(dict.fromkeys(record_routing(self.model.run).names)) if less else ""
+        if chosen:
+            what = f"whether {less[0].name} may leave out keys that {self.expects} allows: {chosen} chooses among them"
+            yield Unknown(what, "expects= as it is meant")
+        elif less:
             i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
             evidence = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
             yield Finding("wrong mask", evidence, SHOW, 1.8, "mask", less[0].name)

@@ -4,6 +4,7 @@ A place is inferred only where the number of tokens proves it; where anything is
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -12,9 +13,10 @@ from torch import nn
 
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
-from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid
+from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_key_places
 from regard.observe.recording import Run
 
+FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path
 SHUFFLING = "mask_ratio"  # an attribute of the config of a model that shuffles its patches
 POOLING = ("scale_factor", "downsample_ratio", "mm_tokens_per_image")  # of one that merges squares of patches, row by row
@@ -70,14 +72,14 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
         found = find_packed(modules, media, layers)
         block = read_merge(config)
         sizes = [(rows // block, columns // block) for rows, columns in media.grids]
-        return found | find_image_words(media, layers, found, sizes)
+        return shorten_names(found | find_image_words(media, layers, found, sizes), layers)
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
         return {}
     found = find_tower_grids(tower, media, layers)
     sizes = find_merged_sizes(config, modules, media, tower)
     own = {name for name, _ in layers if tower.has_layer(name)}
-    return shorten_names(found, tower, layers) | find_image_words(media, layers, own, sizes)
+    return shorten_names(found | find_image_words(media, layers, own, sizes), layers)
 
 
 def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
@@ -95,13 +97,20 @@ def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str]
     return found
 
 
-def shorten_names(found: Found, tower: Tower, layers: Mapping[tuple[str, str], Sizes]) -> Found:
-    """Return the places of a tower under its own path where all of its layers have the same, and no other layer does."""
-    own = {name for name, kind in layers if kind != CROSS and tower.has_layer(name)}
-    grids = {found.get(name) for name in own}
-    if len(grids) > 1 or None in grids or not (tower.path or own == {name for name, _ in layers}):
-        return found
-    return {tower.path: grids.pop(), **{name: grid for name, grid in found.items() if name not in own}}
+def shorten_names(found: Found, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the places under the paths before the first number, where all layers that such a path names have the same.
+
+    Otherwise they stay under the path of each layer.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in found:
+        groups.setdefault(FIRST_NUMBER.split(name)[0], []).append(name)
+    short: Found = {}
+    for path, names in groups.items():
+        same = all(found[name] == found[names[0]] for name in names)
+        short |= {path: found[names[0]]} if same and len(names) > 1 else {name: found[name] for name in names}
+    kept = all(select_key_places(short, kind, name) == select_key_places(found, kind, name) for name, kind in layers)
+    return short if kept else found
 
 
 def find_packed(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:

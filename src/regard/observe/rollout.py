@@ -1,6 +1,6 @@
 """Attention rollout: how much of each input token reaches a query through all layers, if attention alone carried it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,25 @@ def rollout(
     return relevance
 
 
+def iterate_rollouts(recording: Recording, part: str | None = None, residual: float = 0.5) -> Iterator[Tensor]:
+    """Yield the rollout of all queries after each layer of self attention, (b, t, t): Â_1, Â_2 Â_1, ...; see rollout.
+
+    Each costs one product of a layer's map with the one before, which is a matrix: for texts and images that fit in memory.
+    Raises ShapeError if a layer is no self attention on the same tokens.
+    """
+    found: Tensor | None = None
+    for layer in range(len(recording.layers(part=part))):
+        m = recording.map(layer, part=part)
+        b, h, _, k = m.shape
+        sums = check_square(m, layer, found)
+        if found is None:
+            found = torch.eye(k, dtype=sums.dtype, device=m.device).expand(b, k, k)
+        mixed = (m @ found.unsqueeze(1).expand(b, h, k, k)).mean(1)
+        whole = ((1 - residual) * sums.mean(1) + residual).unsqueeze(-1)
+        found = ((1 - residual) * mixed + residual * found) / whole.where(whole != 0, 1)
+        yield found
+
+
 def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
     """Return one-hot rows (b, n, k) with a 1 at each query's own position. Raises TooLargeError past the limit."""
     b, _, q, k = m.shape
@@ -64,14 +83,8 @@ def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor)
 
 def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
     """Return r Â: the relevance (b, n, k) of a layer's inputs, given that of its outputs."""
-    b, h, q, k = m.shape
-    look = MapView(m)
-    if q != k or look.positions[:, :1].any() or relevance.shape[::2] != (b, q):
-        raise ShapeError(
-            f"rollout needs maps (b, h, t, t) of self attention on one text; layer {layer} is {m}, its first query at "
-            f"position {look.positions[0, 0].item()}."
-        )
-    sums = m.mass(slice(None)) if look.has_sink else (m.logsumexp() != -torch.inf).to(relevance.dtype)
+    h = m.shape[1]
+    sums = check_square(m, layer, relevance).to(relevance.dtype)
     whole = (1 - residual) * sums.mean(1) + residual  # (b, q)
     given = relevance / whole.where(whole != 0, 1).unsqueeze(1)
     found = residual * given
@@ -81,3 +94,19 @@ def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, re
             part = one.mT @ given[:, rows].mT.unsqueeze(1)  # (b, 1, k, n)
             found[:, rows] += (1 - residual) / h * part.squeeze(1).mT
     return found
+
+
+def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) -> Tensor:
+    """Return the sums (b, h, q) of a map's rows, which a sink or a mask makes less than 1.
+
+    Raises ShapeError unless it is of self attention on the tokens of the relevance (b, n, t), if that is known.
+    """
+    b, _, q, k = m.shape
+    look = MapView(m)
+    if q != k or look.positions[:, :1].any() or (relevance is not None and relevance.shape[::2] != (b, q)):
+        raise ShapeError(
+            f"rollout needs maps (b, h, t, t) of self attention on one text; layer {layer} is {m}, its first query at "
+            f"position {look.positions[0, 0].item()}."
+        )
+    logsumexp = m.logsumexp()
+    return m.mass(slice(None)) if look.has_sink else (logsumexp != -torch.inf).to(logsumexp.dtype)

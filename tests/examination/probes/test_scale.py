@@ -64,14 +64,15 @@ def test_returned_weights_show_the_scale_beside_a_residual():
 
 @pytest.mark.slow
 def test_what_cannot_be_determined_says_what_to_pass():
-    for subject in (
-        nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(),
-        attention(turn=lambda x: x / x.norm(dim=-1, keepdim=True)),
-        made(wrong(forward=lambda self, x: x + Plain.forward(self, x))),
-    ):
-        one = said(subject, Everything() if isinstance(subject, nn.TransformerEncoderLayer) else None)
-        assert isinstance(one, Unknown)
-        assert "W_query" in one.needs
+    one = said(attention(turn=lambda x: x / x.norm(dim=-1, keepdim=True)))
+    assert isinstance(one, Unknown)
+    assert "W_query" in one.needs
+
+
+def test_the_scale_of_a_layer_that_does_more_than_attention_is_read_in_its_call():
+    one = said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())
+    assert one.what == "the scale of the scores, 0.5"
+    assert isinstance(said(made(wrong(forward=lambda self, x: x + Plain.forward(self, x)))), Checked)
 
 
 def test_keys_of_zero_leave_the_scale_unknown():

@@ -17,6 +17,10 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return q @ k.mT / math.sqrt(q.shape[-1])
 
 
+def replace_nan(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), torch.zeros_like(x), x)
+
+
 def loop_over_queries(q, k, v):
     return torch.stack([(k @ one).softmax(0) @ v for one in q])
 
@@ -149,6 +153,13 @@ class Weigh(torch.autograd.Function):
         return w @ v
 
 
+class HookPoint(nn.Module):
+    """A module that hooks are put on, which returns what it is given, as TransformerLens has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 def unbatched() -> dict[str, object]:
     """Of q, k and v (t, d): what a learner writes first."""
     return {
@@ -239,6 +250,11 @@ def batched() -> dict[str, object]:
             lambda q, k, v, mix: mix(scores(q, k).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v,
             nn.Linear(H, H),
         ),
+        "hook points": (
+            lambda q, k, v, hook: hook(replace_nan(hook(hook(scores(q, k)).masked_fill(~CAUSAL, -torch.inf).softmax(-1)))) @ v,
+            HookPoint(),
+        ),
+        "no NaN in scores": lambda q, k, v: (s := scores(q, k)).masked_fill(s.isnan(), 0.0).softmax(-1) @ v,
         "talking weights": (lambda q, k, v, mix: mix(scores(q, k).softmax(-1)) @ v, nn.Conv2d(H, H, 1)),
         "talking by einsum": (
             lambda q, k, v, mix: torch.einsum("bhqk,hg->bgqk", scores(q, k).softmax(-1), mix.weight) @ v,

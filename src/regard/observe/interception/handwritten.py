@@ -94,8 +94,8 @@ class HandwrittenTracker(Traces):
 
     def follow_module(self, frame: ModuleFrame, child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
-        if not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
-            return
+        if y is x or not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
+            return  # y is x for a module that hooks are put on
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
             self.start_scores(y)
             return

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.mechanism import attend
-from regard.mechanism.masks import Given
-from regard.mechanism.request import autocast_tensor, is_autocast_on
-from regard.mechanism.scores import score_dtype
+from regard.mechanism.heads import share
+from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
+from regard.mechanism.scores import dot, score_dtype
+from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.labelled_product import LabelledProduct
@@ -134,7 +134,8 @@ def describe_unknown(found: HandwrittenCall) -> str:
     choice, changes = describe_choice(found.trace.changes), found.trace.changes
     if choice:
         return f"it is {choice} attention"
-    return f"its scores are made by {describe(changes)}" if changes else "its scores are no product of two tensors"
+    made = describe(changes).rstrip(",")
+    return f"its scores are made by {made}" if changes else "its scores are no product of two tensors"
 
 
 def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
@@ -170,14 +171,27 @@ def compare_rows(call: AttentionCall, seen: Tensor, rounding: float, has_moved: 
         q, k = autocast_tensor(q), autocast_tensor(k)
     table = call.mask.block(rows, torch.arange(k.shape[2], device=q.device), call.offset)
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
-    steps = attend(q, k, k, Given.from_shared_table(table), scale=call.scale, softcap=call.softcap, bias=bias, sinks=call.sinks)
     kind = score_dtype(seen.dtype)
-    ours, theirs = steps.weights.to(kind), seen[:, :, rows].to(kind)
+    ours, theirs = compute_weights(call, q, k, bias, table).to(kind), seen[:, :, rows].to(kind)
     known = ~theirs.isnan().any(-1, keepdim=True)
     apart = ((ours - theirs).abs() * known).nan_to_num()
     eps = max(rounding, torch.finfo(q.dtype).eps)
+    allowed = 4 * eps * (1 + theirs * q.shape[-1])
+    if bool((apart <= allowed).all()):
+        return None
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
-    allowed = 4 * eps * (1 + theirs * (size + q.shape[-1]))
+    allowed += 4 * eps * theirs * size
     return None if bool((apart <= allowed).all()) else float(apart.amax())
+
+
+def compute_weights(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
+    """Compute the weights (b, h, n, k) of some queries, with the bias and the table of keys that they may see."""
+    exact = score_dtype(q.dtype)
+    with disable_autocast(q.device):
+        scores = dot(q.to(exact), share(k.to(exact), q.shape[1]))
+    scores *= q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    scores = scores if call.softcap is None else call.softcap * (scores / call.softcap).tanh()
+    scores = scores if bias is None else scores + bias.to(exact)
+    return normalize_scores(scores.masked_fill(~table, -torch.inf), call.sinks).to(q.dtype)

@@ -330,9 +330,25 @@ def infer_once(
 
     A result is reused for masks with the same memory, layout and dtype, the same lengths, and the same way to read them, `how`.
     """
-    key = *how, *(None if m is None else (m.data_ptr(), m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
-    result: InferredRule = cache_in_forward(key, masks, found)
+    layout = *how, *(None if m is None else (m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
+    key = layout, *(None if m is None else m.data_ptr() for m in masks)
+    result: InferredRule = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or found())
     return result
+
+
+def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...]) -> InferredRule | None:
+    """Return what was inferred in this forward from other masks with the same numbers, as every layer may have its own.
+
+    None if there are none, or where numbers are not compared, as on a GPU.
+    """
+    for (other, *_), (_, fingerprints, result) in STATE.inferred_masks.items():
+        if other == layout and all(
+            x is None if m is None else isinstance(x, Tensor) and torch.equal(x, drop_expanded_axes(m))
+            for m, x in zip(masks, fingerprints, strict=True)
+        ):
+            rule: InferredRule = result
+            return rule
+    return None
 
 
 def cache_in_forward(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:

@@ -3,18 +3,25 @@
 import base64
 import io
 import json
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from torch import Tensor
+
 from regard.errors import ConfigError, ShapeError
+from regard.map.codes import encode_weights
 from regard.observe import Recording
 from regard.observe.places import PatchGrid
+from regard.observe.rollout import iterate_rollouts
 from regard.show.image_input import Pixels
 
 MAX_SIDE = 1024  # pixels of an image on the page
 LOSSLESS_SIDE = 512  # up to this side an image is stored without loss
 JPEG_QUALITY = 90
+CODE_BYTES, MAX_ROLLOUT_BYTES = 2, 8 * 2**20  # of a weight; of the rollouts in a file, before compression
 Grid = dict[str, Any]
+Shape = tuple[int, int, int, int]  # (b, h, q, k)
 
 
 def encode_image(pixels: Pixels) -> str:
@@ -29,6 +36,21 @@ def encode_image(pixels: Pixels) -> str:
     kind = "png" if max(image.size) <= LOSSLESS_SIDE else "jpeg"
     image.save(stored, kind, **({"quality": JPEG_QUALITY} if kind == "jpeg" else {"optimize": True}))
     return f"data:image/{kind};base64,{base64.b64encode(stored.getvalue()).decode()}"
+
+
+def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequence[Shape]) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the layer, the batch row and the codes (t, t) of the rollout up to each layer of self attention.
+
+    Nothing where its tokens differ from layer to layer, as windows do, or where the codes would take more than 8 MiB.
+    """
+    if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
+        return
+    b, _, q, k = shapes[0]
+    if CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
+        return
+    for layer, found in enumerate(iterate_rollouts(recording, part)):
+        for row in range(b):
+            yield layer, row, encode_weights(found[row].float())
 
 
 class GridTable:

@@ -25,7 +25,7 @@ from regard.show.image_input import load_images
 from regard.show.page.finding import find_finding
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
-from regard.show.page.image_places import encode_image
+from regard.show.page.image_places import encode_image, iterate_rollout_codes
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
 from regard.show.page.recording_id import identify_recording
@@ -114,6 +114,10 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
         yield f"{entry.id}/heads?kind={first.kind}&part={first.part or ''}", lines
         for place in iterate_places(attention):
             yield from iterate_head_answers(entry, place, finest)
+        if entry.images and attention.kind == "self":
+            for layer, row, codes in iterate_rollout_codes(entry.recording, attention.part, attention.shapes):
+                named = f"kind=self&part={attention.part or ''}&b={row}&layer={layer}"
+                yield f"{entry.id}/rollout?{named}", encode_little_endian(codes, "<u2")
     finding = find_finding(entry, do_nothing, wanted)
     yield f"{entry.id}/finding", encode_json({"finding": None if finding is None else finding.to_dict()})
     for one in list_examples():

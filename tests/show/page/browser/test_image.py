@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import regard
 from regard.show.page.single_file import page as write
 from show.page.browser.patience import link, settled, until
 from show.page.browser.recordings import CODE
@@ -96,6 +97,17 @@ def test_a_word_of_a_text_looks_at_the_image_beside_it(opened, addresses):
     expect_caption(page, "‘what’")
     row = llava()[1][1][0].mean(0)[1]
     until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+
+
+def test_the_rollout_of_a_patch_is_shown_where_all_layers_have_the_same_tokens(opened, addresses):
+    page = settled(opened(f"{addresses['vit']}#view=image&layer=1&q=27"))
+    page.get_by_role("button", name="rollout").click()
+    expect_caption(page, "Rollout up to layer 1")
+    row = regard.rollout(vit()[0], [27])[0, 0]
+    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    assert link(page)["of"] == "rollout"
+    page = settled(opened(addresses["swin"]))
+    assert page.get_by_role("button", name="rollout").count() == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])

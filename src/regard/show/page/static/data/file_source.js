@@ -112,6 +112,12 @@ export function createFileSource() {
       return cutTile(await picture(r, place, level, how), level, down, across, how);
     },
     cell,
+    hasRollout: (r, place) => entries.has(nameRollout(r, place)),
+    // Return the codes of a row of the rollout up to a layer.
+    async rollout(r, { q, ...place }) {
+      const { keys } = size(r, place);
+      return readCodes((await bytes(nameRollout(r, place))).buffer).subarray(q * keys, (q + 1) * keys);
+    },
     row,
     column,
     top,
@@ -131,6 +137,7 @@ export function createFileSource() {
   };
 }
 
+const nameRollout = (r, { kind, part, b, layer }) => `${r}/rollout?kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}`;
 const formatPlace = ({ kind, part, b, layer, head }) => `kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}&head=${head}`;
 
 // Decode base64 and decompress gzip.

@@ -5,11 +5,13 @@ import { isTouch } from "../../drawing/elements.js";
 import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
+import { renderChoice } from "../../frame/controls.js";
 import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { drawPatches, loadImage } from "./image_canvas.js";
 import { createPatchGrid, namePatch, stepPatch, NONE } from "./patch_grid.js";
 
 const LINKS = 6; // strongest links listed
+const KINDS = [["weights", "weights"], ["rollout", "rollout"]];
 const MAX_WORDS = 400; // tokens that are no patches, listed beside the image
 const UNPLACED = "The tokens of this layer are not known as patches of an image. Choose another layer or attention, or set recording.places.";
 
@@ -41,6 +43,8 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ canvas }) };
 }
 
+const canRollOut = ({ app }, state) => Boolean(app.source.hasRollout?.(app.summary().id, { ...app.place(), b: state.b ?? 0 }));
+const getKind = (it, state) => (state.of === "rollout" && canRollOut(it, state) ? "rollout" : "weights");
 const getLayer = (it, state) => it.app.attention().layers[state.layer];
 const getImage = (state, layer) => Math.min(Math.max(state.image ?? 0, 0), Math.max((layer.grids?.length ?? 1) - 1, 0));
 
@@ -53,7 +57,8 @@ async function drawView(it, state) {
   it.stage.classList.toggle("unplaced", !found);
   if (!found) return showUnplaced(it);
   app.fail("");
-  renderHeadChoice(it.controls, app, state);
+  const others = canRollOut(it, state) ? [renderChoice(app, "of", getKind(it, state), KINDS, "The weights of a layer, or what reaches it through all layers before")] : [];
+  renderHeadChoice(it.controls, app, state, others, getKind(it, state) === "weights");
   const of = JSON.stringify([summary.id, app.attention().kind, app.attention().part, state.layer, number]);
   if (of !== it.of) {
     const before = it.grid && it.shown && { grid: it.grid, patch: it.grid.patchOf(it.shown.q, it.shown.window) };
@@ -117,14 +122,15 @@ async function showQuery(it, state) {
   const heads = getSelectedHeads(app, state);
   const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
   const query = { ...app.place(), b: base + window, q, heads: many };
-  const name = JSON.stringify([app.summary().id, query]);
+  const kind = getKind(it, state);
+  const name = JSON.stringify([app.summary().id, kind, query]);
   if (name === it.name) return paint(it);
   it.name = name;
   it.asking?.abort();
   const control = (it.asking = new AbortController());
   app.wait("Loading the weights of this token");
   try {
-    const codes = await app.source.row(app.summary().id, query, control.signal);
+    const codes = await app.source[kind === "rollout" ? "rollout" : "row"](app.summary().id, query, control.signal);
     if (control !== it.asking) return;
     app.ready();
     it.shown = { codes, q, window };
@@ -185,7 +191,8 @@ function describeQuery(it, patch) {
   let inside = 0;
   shown.codes.forEach((code, key) => (inside += grid.patches[shown.window][key] === NONE ? 0 : quantity.decode(code) ?? 0));
   const said = patch === NONE ? nameToken(it, shown.q) : namePatch(patch, grid.columns);
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${nameSelectedHeads(app, state)}`), " · each patch is colored by the attention of ", app.el("b", {}, said), `; all patches get ${quantity.write(inside)}`);
+  const [which, what] = getKind(it, state) === "rollout" ? [`Rollout up to layer ${state.layer}`, "its share in "] : [`Layer ${state.layer}, ${nameSelectedHeads(app, state)}`, "the attention of "];
+  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), `; all patches get ${quantity.write(inside)}`);
 }
 
 // Return the name of a query that is no patch: its own, or its word.

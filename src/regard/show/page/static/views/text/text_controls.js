@@ -13,10 +13,10 @@ export function renderTextControls(element, app, state) {
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
-// Render the choice of heads alone.
-export function renderHeadChoice(element, app, state) {
+// Render the choice of heads, unless it is without meaning, after other controls.
+export function renderHeadChoice(element, app, state, others, hasHeads) {
   const focused = document.activeElement?.getAttribute("data-control");
-  element.replaceChildren(renderHeads(app, state));
+  element.replaceChildren(...others, ...(hasHeads ? [renderHeads(app, state)] : []));
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
