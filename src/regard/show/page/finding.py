@@ -133,8 +133,9 @@ def compute_query_scores(entry: RecordingEntry, place: Place, kind: str) -> tupl
     ids = None if words is None else convert_to_ids(words, 1, m.shape[3], m.device)
     found = SCORES[kind](MapView(m, ids))
     among = found.among[0, 0]
-    if kind == "first token" and ids is not None and m.shape[2] == m.shape[3]:  # another word than the first shows it best
-        among = among & (ids[0] != ids[0, 0]) if bool((ids[0] != ids[0, 0]).any()) else among
+    if kind == "first token" and words is not None and m.shape[2] == m.shape[3]:  # another word than the first shows it best
+        others = among & torch.tensor([word.strip() != words[0].strip() for word in words], device=among.device)
+        among = others if bool(others.any()) else among
     return found.values[0, 0], among
 
 

@@ -3,13 +3,20 @@
 import { el } from "../../drawing/elements.js";
 
 const MOST = 5;
-const TELLING = ["induction", "duplicate", "previous token", "first token", "itself", "local", "broad"]; // the most telling kind first
+const TELLING = ["induction", "duplicate", "previous token", "first token", "itself"]; // the most telling kind first
+const OTHERS = ["local", "broad"]; // these only fill up
 
-// Select at most five heads of a clear kind: the clearest of each kind, then the next of each; by the lower limit of the score.
+// Select at most five heads of a clear kind: the clearest of each telling kind, then the next of each, then others; by the lower
+// limit of the score.
 export function selectClearestHeads(rows) {
-  const byKind = TELLING.map((kind) => rows.filter((row) => row.kind === kind && row.verdict).sort((a, b) => b.verdict.low - a.verdict.low));
+  return [...takeTurns(rows, TELLING), ...takeTurns(rows, OTHERS)].slice(0, MOST);
+}
+
+// Order the heads of some kinds: the clearest of each kind, then the next of each.
+function takeTurns(rows, kinds) {
+  const byKind = kinds.map((kind) => rows.filter((row) => row.kind === kind && row.verdict).sort((a, b) => b.verdict.low - a.verdict.low));
   const longest = Math.max(...byKind.map((some) => some.length));
-  return Array.from({ length: longest }, (_, n) => byKind.map((some) => some[n])).flat().filter(Boolean).slice(0, MOST);
+  return Array.from({ length: longest }, (_, n) => byKind.map((some) => some[n])).flat().filter(Boolean);
 }
 
 // Render a card for each of these heads; place(row) returns its layer and head in the recording.
