@@ -58,32 +58,32 @@ class ShapeChangedError(SubjectError):
         self.did = f"returned {self}"
 
 
-def iterate_adapters(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[SubjectAdapter]:
+def iterate_adapters(subject: object, expects: Mask, offset: Offset = 0) -> Iterator[SubjectAdapter]:
     """Yield a subject for each way in which it may be meant to be called, the likeliest first.
 
     Raises ConfigError if there is none.
     """
-    if isinstance(asked, type):
+    if isinstance(subject, type):
         raise ConfigError(
-            f"examine takes a layer or a function, got the class {asked.__name__}. Make one: {asked.__name__}(...)."
+            f"examine takes a layer or a function, got the class {subject.__name__}. Make one: {subject.__name__}(...)."
         )
-    if not callable(asked):
-        raise ConfigError(f"examine takes a module or a function, got {type(asked).__name__}.")
-    plain = get_uncompiled(asked)
+    if not callable(subject):
+        raise ConfigError(f"examine takes a module or a function, got {type(subject).__name__}.")
+    plain = get_uncompiled(subject)
     module = find_held_module(plain)
     dtype, device = get_dtype_and_device(module)
     for form, rank, note, make in list_torch_conventions(plain, expects, offset) or list_signature_conventions(
         plain, module, get_subject_name(plain)
     ):
         again = functools.partial(make_call_with_module, plain, module, make) if is_replaceable(plain, module) else None
-        compiled = None if plain is asked else make(asked)
+        compiled = None if plain is subject else make(subject)
         yield SubjectAdapter(get_subject_name(plain), module, form, dtype, device, make(plain), again, rank, note, compiled)
 
 
-def get_uncompiled(asked: Any) -> Any:
+def get_uncompiled(subject: Any) -> Any:
     """Return the original of what torch.compile returned, or the subject itself."""
-    original = getattr(asked, "_orig_mod", None) or getattr(asked, "_torchdynamo_orig_callable", None)
-    return asked if original is None else original
+    original = getattr(subject, "_orig_mod", None) or getattr(subject, "_torchdynamo_orig_callable", None)
+    return subject if original is None else original
 
 
 def find_held_module(plain: Any) -> nn.Module | None:

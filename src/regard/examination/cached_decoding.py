@@ -83,20 +83,20 @@ def check_cache(
     )
 
 
-def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
+def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
     """Check whether decoding with some form of cache gives the full forward's outputs `whole`; None if no form is accepted."""
-    t, wrong = asked.x.shape[1], None
-    noise = get_tolerance(asked) * float(whole.abs().max())
-    several = asked.x.dim() > 2 and t > 3  # not for ids: some models keep states that take one token at a time
+    t, wrong = request.x.shape[1], None
+    noise = get_tolerance(request) * float(whole.abs().max())
+    several = request.x.dim() > 2 and t > 3  # not for ids: some models keep states that take one token at a time
     for form, placed in itertools.product(FORMS, (False, True)):
-        made = run_steps(asked, form, (1,) * t, placed)
-        if made is None:
+        output = run_steps(request, form, (1,) * t, placed)
+        if output is None:
             continue
-        evidence = describe_difference(made, whole, noise, "token by token", format_token)
+        evidence = describe_difference(output, whole, noise, "token by token", format_token)
         if evidence is None and several:
-            made = run_steps(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
+            output = run_steps(request, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
             evidence = (
-                None if made is None else describe_difference(made, whole, noise, "several tokens at a time", format_token)
+                None if output is None else describe_difference(output, whole, noise, "several tokens at a time", format_token)
             )
         if evidence is None:
             return Checked(WHAT, f"a difference of {noise:.0e} would be detected")
@@ -104,26 +104,28 @@ def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[i
     return wrong
 
 
-def has_same_output(asked: CacheRequest, full: Tensor) -> bool:
+def has_same_output(request: CacheRequest, full: Tensor) -> bool:
     """Return whether the module alone gives the subject's output `full`.
 
     They differ if the arguments of a partial, or another function around the module, change the output.
     """
-    made = run_steps(asked, make_plain_step, (asked.x.shape[1],))
-    if made is None or made.shape != full.shape:
+    output = run_steps(request, make_plain_step, (request.x.shape[1],))
+    if output is None or output.shape != full.shape:
         return False
-    return float((made - full).abs().max()) <= get_tolerance(asked) * float(full.abs().max())
+    return float((output - full).abs().max()) <= get_tolerance(request) * float(full.abs().max())
 
 
-def get_tolerance(asked: CacheRequest) -> float:
+def get_tolerance(request: CacheRequest) -> float:
     """Return the difference, relative to the largest output, that may be rounding."""
-    dtype = next((one.dtype for one in asked.module.parameters() if one.is_floating_point()), torch.float32)
+    dtype = next((one.dtype for one in request.module.parameters() if one.is_floating_point()), torch.float32)
     return max(SLACK * dependency.estimate_rounding(dtype), LEAST)
 
 
-def describe_difference(made: Tensor, whole: Tensor, noise: float, how: str, format_token: Callable[[int], str]) -> str | None:
+def describe_difference(
+    output: Tensor, whole: Tensor, noise: float, how: str, format_token: Callable[[int], str]
+) -> str | None:
     """Describe the first output that differs by more than `noise`; None if there is none."""
-    change = (made - whole).double().abs().amax((0, 2))
+    change = (output - whole).double().abs().amax((0, 2))
     wrong = ~(change <= noise)
     if not wrong.any():
         return None
@@ -131,41 +133,41 @@ def describe_difference(made: Tensor, whole: Tensor, noise: float, how: str, for
     return f"decoding {how} with its cache, output {format_token(i)} differs from the full forward by {change[i]:.2g}"
 
 
-def cast_to_double(asked: CacheRequest) -> CacheRequest | None:
+def cast_to_double(request: CacheRequest) -> CacheRequest | None:
     """Return the same request in float64; None if the module is large or cannot be copied."""
-    if sum(one.numel() for one in asked.module.parameters()) > COPIED:
+    if sum(one.numel() for one in request.module.parameters()) > COPIED:
         return None
-    module = copy_module_as_double(asked.module)
+    module = copy_module_as_double(request.module)
     return (
         None
         if module is None
-        else asked._replace(module=module, x=asked.x.double() if asked.x.is_floating_point() else asked.x)
+        else request._replace(module=module, x=request.x.double() if request.x.is_floating_point() else request.x)
     )
 
 
-def run_steps(asked: CacheRequest, form: Form, steps: Sequence[int], placed: bool = False) -> Tensor | None:
+def run_steps(request: CacheRequest, form: Form, steps: Sequence[int], placed: bool = False) -> Tensor | None:
     """Return the outputs of x, concatenated over steps of these numbers of tokens; None if the module rejects this form.
 
     With `placed`, each argument of the module that is in WHERE gets the positions of the new tokens; None if it has no such
     argument.
     """
-    where = [name for name in POSITION_ARGUMENTS if name in asked.parameter_names]
+    where = [name for name in POSITION_ARGUMENTS if name in request.parameter_names]
     if placed and not where:
         return None
-    kept, outputs, before = take_snapshot(asked.module), [], 0
+    snapshot, outputs, before = take_snapshot(request.module), [], 0
     try:
         with torch.no_grad():
-            step = form(asked)
-            for part in asked.x.split(list(steps), 1):
+            step = form(request)
+            for part in request.x.split(list(steps), 1):
                 given = {name: make_position_argument(name, before, part) for name in where} if placed else {}
                 outputs.append(step(part.clone(), given))
                 before += part.shape[1]
-        made = torch.cat(outputs, 1)
+        output = torch.cat(outputs, 1)
     except Exception:  # the module takes another form of cache
         return None
     finally:
-        kept.restore()
-    return made if made.shape[:2] == asked.x.shape[:2] else None
+        snapshot.restore()
+    return output if output.shape[:2] == request.x.shape[:2] else None
 
 
 def make_position_argument(name: str, before: int, part: Tensor) -> Any:
@@ -174,17 +176,17 @@ def make_position_argument(name: str, before: int, part: Tensor) -> Any:
     return before if name in OFFSET_ARGUMENTS else places[None] if name.startswith("position") else places
 
 
-def make_plain_step(asked: CacheRequest) -> Step:
+def make_plain_step(request: CacheRequest) -> Step:
     """Make the step without a cache: the full forward."""
-    return lambda part, given: asked.read(asked.module(part), part)
+    return lambda part, given: request.read(request.module(part), part)
 
 
-def make_regard_step(asked: CacheRequest) -> Step:
+def make_regard_step(request: CacheRequest) -> Step:
     """Make the step with a regard Cache.
 
     A model takes the whole cache. A layer takes `past`, a function that puts the cached keys and values before the new ones.
     """
-    cache, layer = Cache(sum(1 for _ in asked.module.modules()), TOKENS), asked.x.dim() > 2
+    cache, layer = Cache(sum(1 for _ in request.module.modules()), TOKENS), request.x.dim() > 2
     calls = 0
 
     def extend_layer(k: Tensor, v: Tensor) -> Any:
@@ -196,45 +198,45 @@ def make_regard_step(asked: CacheRequest) -> Step:
         before, called = cache.longest, calls
         if layer:
             cache.extend(torch.zeros(part.shape[:2], dtype=torch.long))
-        returned = asked.module(part, **{asked.name: extend_layer if layer else cache}, **given)
+        returned = request.module(part, **{request.name: extend_layer if layer else cache}, **given)
         if cache.longest != before + part.shape[1] or (layer and calls == called):
             raise TypeError("it did not use the cache")
-        return asked.read(returned, part)
+        return request.read(returned, part)
 
     return run_step
 
 
-def make_returned_cache_step(asked: CacheRequest) -> Step:
+def make_returned_cache_step(request: CacheRequest) -> Step:
     """Make the step with a cache that the module returns and takes again."""
     past = None
 
     def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
         nonlocal past
-        returned = asked.module(part, **{asked.name: past}, **given, **make_cache_arguments(asked))
-        past = find_returned_cache(returned, asked.name)
-        return asked.read(returned, part)
+        returned = request.module(part, **{request.name: past}, **given, **make_cache_arguments(request))
+        past = find_returned_cache(returned, request.name)
+        return request.read(returned, part)
 
     return run_step
 
 
-def make_hugging_face_step(asked: CacheRequest) -> Step:
+def make_hugging_face_step(request: CacheRequest) -> Step:
     """Make the step of a Hugging Face layer with a DynamicCache, one token at a time.
 
     Several tokens would need a mask, which the layer's model makes.
     """
     cache = sys.modules["transformers"].DynamicCache()
-    layer = next((part.layer_idx for part in asked.module.modules() if isinstance(getattr(part, "layer_idx", None), int)), 0)
+    layer = next((part.layer_idx for part in request.module.modules() if isinstance(getattr(part, "layer_idx", None), int)), 0)
     before = 0
 
     def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
         nonlocal before
-        if part.shape[1] > 1 or asked.x.dim() == 2:
+        if part.shape[1] > 1 or request.x.dim() == 2:
             raise TypeError("it is given no mask")
         before += 1
-        returned = asked.module(part, **{asked.name: cache}, **given, **make_cache_arguments(asked))
+        returned = request.module(part, **{request.name: cache}, **given, **make_cache_arguments(request))
         if cache.get_seq_length(layer) != before:
             raise TypeError("it did not fill the cache")
-        return asked.read(returned, part)
+        return request.read(returned, part)
 
     return run_step
 
@@ -242,9 +244,9 @@ def make_hugging_face_step(asked: CacheRequest) -> Step:
 FORMS: tuple[Form, ...] = (make_regard_step, make_returned_cache_step, make_hugging_face_step)
 
 
-def make_cache_arguments(asked: CacheRequest) -> dict[str, bool]:
+def make_cache_arguments(request: CacheRequest) -> dict[str, bool]:
     """Return the arguments that make a module return its cache."""
-    return {"use_cache": True} if "use_cache" in asked.parameter_names else {}
+    return {"use_cache": True} if "use_cache" in request.parameter_names else {}
 
 
 def find_returned_cache(returned: Any, name: str) -> Any:

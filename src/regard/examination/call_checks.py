@@ -101,12 +101,12 @@ def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) ->
     """Return the finding of another scale, or that it may be intended, as in some designs with norms or a bias."""
     found, expected = get_scale(one), get_expected_scale(one, stated)
     meant = f"1 / √{one.width} =" if stated is None else "the stated"
-    told = f"in {one.name or 'the layer'} the products of queries and keys are multiplied by {found:.4g}, not by {meant} "
-    told += f"{expected:.4g}"
+    sentence = f"in {one.name or 'the layer'} the products of queries and keys are multiplied by {found:.4g}, not by {meant} "
+    sentence += f"{expected:.4g}"
     if stated is None and may_be_intended:
-        return Unknown(f"{SCALE}: {told}, as in some designs", f"scale={found:.4g}, if it is intended", is_required=True)
+        return Unknown(f"{SCALE}: {sentence}, as in some designs", f"scale={found:.4g}, if it is intended", is_required=True)
     return Finding(
-        "wrong scale", told, f"Multiply them by {expected:.4g}: {LINE}. Or pass scale={found:.4g}.", 1.5, "scale", one.name
+        "wrong scale", sentence, f"Multiply them by {expected:.4g}: {LINE}. Or pass scale={found:.4g}.", 1.5, "scale", one.name
     )
 
 
@@ -165,8 +165,8 @@ def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         if q == "k":
             assert one.q_source is not None
             assert one.k_source is not None
-            told = f"queries come from {one.q_source.name}, and keys from {one.k_source.name}: they are exchanged"
-            return Finding("wrong roles", told, ROLE, 1.5, "roles", one.name)
+            sentence = f"queries come from {one.q_source.name}, and keys from {one.k_source.name}: they are exchanged"
+            return Finding("wrong roles", sentence, ROLE, 1.5, "roles", one.name)
     return Checked(ROLES, f"in {count_calls(calls)}, by their names and norms")
 
 
@@ -186,8 +186,8 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     for one in calls:
         wrong = find_wrong_rotation(one) or find_wrong_slope(one)
         if wrong is not None:
-            told, cure = wrong
-            return Finding("wrong positions", f"in {one.name or 'the layer'} {told}", cure, 1.4, "positions", one.name)
+            sentence, cure = wrong
+            return Finding("wrong positions", f"in {one.name or 'the layer'} {sentence}", cure, 1.4, "positions", one.name)
         rotary = read_source(one.call.q, one.q_source)
         read += [] if rotary is None or read_source(one.call.k, one.k_source) is None else [rotary]
     if not read:

@@ -61,14 +61,16 @@ def examine(
     """
     strict = check_flag("strict", strict)
     subject = bind_arguments(subject, args, {} if kwargs is None else kwargs)
-    asked = functools.partial(examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset)
-    return replace(examine_within_limit(asked, TimeLimit(time_limit_seconds), Progress()), strict=strict)
+    examine_subject = functools.partial(
+        examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset
+    )
+    return replace(examine_within_limit(examine_subject, TimeLimit(time_limit_seconds), Progress()), strict=strict)
 
 
-def examine_within_limit(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
+def examine_within_limit(examine_subject: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
     """Return the report of an examination, or the report of its results so far if the time limit or the subject ends it."""
     try:
-        return asked(limit=limit, progress=progress)
+        return examine_subject(limit=limit, progress=progress)
     except TimeLimitError as error:
         limit.stop()
         return progress.make_partial_report(
@@ -119,13 +121,13 @@ def examine_step_by_step(
             return Report(ways[0].name, str(expects), (report_refusal(error.errors),))
         filled = zero_weights.fill_hiding_zeros(chosen, shapes)
         writes.changed.clear()  # by trial calls
-        settled, said = stateful_calls.detect_state(chosen, shapes)
-        progress.add(said)
+        settled, state_results = stateful_calls.detect_state(chosen, shapes)
+        progress.add(state_results)
         case = Case(settled, expects, shapes, get_stated_scale(chosen, scale), offset, match.identify_formula)
         report = axis_order.explain_axis_order(case, run_probes(case, progress), None if sample is not None else ways)
         if filled:
             report = replace(report, notes=(*report.notes, f"random numbers in place of the zeros of {', '.join(filled)}"))
-        return stateful_calls.prepend_results(report, [*said, *writes.report_changes()])
+        return stateful_calls.prepend_results(report, [*state_results, *writes.report_changes()])
 
 
 def is_call_sample(subject: object, sample: object) -> bool:

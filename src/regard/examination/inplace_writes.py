@@ -40,8 +40,8 @@ class InplaceWrites:
             self.restore()
             given = [one.clone() for one in inputs]
             returned = call(*given)
-            said = names.split() or ("x" if len(inputs) == 1 else "q k v").split()
-            pairs = [*zip(said, given, inputs, strict=True), *self._held]
+            parameters = names.split() or ("x" if len(inputs) == 1 else "q k v").split()
+            pairs = [*zip(parameters, given, inputs, strict=True), *self._held]
             self.changed |= {name: None for name, one, before in pairs if not is_identical(one, before)}
             return returned
 
@@ -56,8 +56,8 @@ class InplaceWrites:
     def report_changes(self) -> Iterator[Finding]:
         """Yield the finding of what was changed, if anything was."""
         if self.changed:
-            told = f"it changes tensors of its caller in place: {', '.join(self.changed)}"
-            yield Finding("changed input", told, CURE, 1.1, "writes")
+            sentence = f"it changes tensors of its caller in place: {', '.join(self.changed)}"
+            yield Finding("changed input", sentence, CURE, 1.1, "writes")
 
 
 @contextlib.contextmanager

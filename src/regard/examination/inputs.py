@@ -98,7 +98,7 @@ def find_working_inputs(
 ) -> tuple[SubjectAdapter, InputShapes]:
     """Return the first way of calling that works, and the shapes that it takes. Raises RefusedError if none works."""
     tried = list(match_sample(ways, sample, expects) if sample is not None else guess_from_parameters(ways, expects, offset))
-    kept = None if ways[0].module is None else take_snapshot(ways[0].module)
+    snapshot = None if ways[0].module is None else take_snapshot(ways[0].module)
     errors: list[str] = []
     run: Callable[[], object] | None = None
     axes = 0  # of a function's tensors when it ran without giving a context: fewer axes would mean another operation
@@ -108,8 +108,8 @@ def find_working_inputs(
         given = sample and tuple(x.to(subject.dtype) for x in add_missing_axes(sample, subject.form))
         inputs = given or shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
         wrong = describe_refusal(subject, inputs)
-        if kept is not None:
-            kept.restore()
+        if snapshot is not None:
+            snapshot.restore()
         if wrong is None:
             return subject, shapes
         errors.append(wrong)

@@ -82,8 +82,8 @@ def select_token(values: Sequence[Any], shape: torch.Size, b: int, i: int | None
     """Return token i, or all tokens, of sequence b in every tensor (b, t, ...) or (b t, ...) among values."""
     flat = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
     kept = [one for one in flat if isinstance(one, Tensor) and one.dim() >= 2]
-    apart = [one.unflatten(0, shape) if len(one) == shape.numel() != shape[0] else one for one in kept]
-    every = [one for one in apart if one.shape[1] == shape[1] and len(one) > b]
+    sequences = [one.unflatten(0, shape) if len(one) == shape.numel() != shape[0] else one for one in kept]
+    every = [one for one in sequences if one.shape[1] == shape[1] and len(one) > b]
     return [(one[b] if i is None else one[b, i]).detach().clone() for one in every]
 
 

@@ -51,14 +51,14 @@ def get_output_dtype(case: Case) -> torch.dtype:
 
 def check_formula(case: Case, match: Match, lengths: list[int]) -> Finding | str:
     """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
-    said = find_formula_difference(case, match, lengths, CLOSE.get(get_output_dtype(case), LOOSE))
+    difference = find_formula_difference(case, match, lengths, CLOSE.get(get_output_dtype(case), LOOSE))
     double = case.double
     if (
-        isinstance(said, str)
+        isinstance(difference, str)
         or double in (None, case)
         or isinstance(find_formula_difference(case, match, lengths, NEAR_HALF), Finding)
     ):
-        return said
+        return difference
     assert double is not None
     return find_formula_difference(double, match, lengths, CLOSE[torch.float64])
 
@@ -78,10 +78,12 @@ def find_formula_difference(case: Case, match: Match, lengths: list[int], close:
         if trial is None:
             return ""
         products = products or {name: made for name, made in target.products.items() if made.dim() == 3}
-        apart = compute_differences(trial, match)
-        if (apart > close).any():
-            told = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
-            finding = explain_difference(case, inputs, apart > close, f"{float(apart.max()):.2g} of the largest output {told}")
+        differences = compute_differences(trial, match)
+        if (differences > close).any():
+            sentence = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
+            finding = explain_difference(
+                case, inputs, differences > close, f"{float(differences.max()):.2g} of the largest output {sentence}"
+            )
     return f", outputs within {close:.0e} of the formula" if finding is None else finding
 
 
@@ -91,8 +93,8 @@ def compute_differences(trial: Trial, match: Match) -> Tensor:
     meant = compute_context(match.variant, trial.given) @ weight + bias
     rows = (trial.target.finite_rows & ~find_blind_queries(match.variant, trial.given))[0]
     top = float(meant[0, rows].abs().max()) if rows.any() else 0.0
-    apart = (trial.target.sketched_outputs - meant)[0].abs().amax(-1) / max(top, 1e-300)
-    return apart.masked_fill(~rows, 0.0)
+    differences = (trial.target.sketched_outputs - meant)[0].abs().amax(-1) / max(top, 1e-300)
+    return differences.masked_fill(~rows, 0.0)
 
 
 def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
@@ -100,42 +102,46 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
 
     Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
     """
-    near = NEAR if torch.finfo(get_output_dtype(case)).bits >= 32 else NEAR_HALF
+    tolerance = NEAR if torch.finfo(get_output_dtype(case)).bits >= 32 else NEAR_HALF
     base = case.make_inputs(max(lengths), 1, 5)
     few = take_first_tokens(base, min(lengths))
     if not torch.equal(compute_outputs(case, few, 0), compute_outputs(case, few, 1)):
         return ""  # the subject is random, and draws other numbers at another length
-    uneven = check_equal_values(case, max(lengths), near)
+    uneven = check_equal_values(case, max(lengths), tolerance)
     if uneven is not None:
         return uneven
     steps = [(n, t) for n, t in itertools.pairwise(sorted(lengths)) if has_steady_prefix(case, n, t)]
     for n, t in steps:
         short, long = compute_outputs(case, take_first_tokens(base, n)), compute_outputs(case, take_first_tokens(base, t))[:n]
-        apart = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
-        if not (apart > near).any():
+        differences = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
+        if not (differences > tolerance).any():
             continue
-        told = f"{float(apart.max()):.2g} of the largest output from the first {n} of {t} tokens"
+        sentence = f"{float(differences.max()):.2g} of the largest output from the first {n} of {t} tokens"
         for size in (n, t):  # the longer output may be the wrong one, or both are right, with positions that scale
-            wrong = torch.nn.functional.pad(apart > near, (0, size - n))
+            wrong = torch.nn.functional.pad(differences > tolerance, (0, size - n))
             finding = explain_unseen_tokens(case, take_first_tokens(base, size), wrong)
             if finding is not None:
                 return finding
         return Unknown(
-            f"whether more tokens follow the same formula: with {n} tokens outputs differ by up to {told}", evidence.ALONE
+            f"whether more tokens follow the same formula: with {n} tokens outputs differ by up to {sentence}", evidence.ALONE
         )
-    return f", common outputs within {near:.0e} of each other" if steps else ""
+    return f", common outputs within {tolerance:.0e} of each other" if steps else ""
 
 
-def check_equal_values(case: Case, t: int, near: float) -> Finding | None:
+def check_equal_values(case: Case, t: int, tolerance: float) -> Finding | None:
     """Check that outputs are equal if all values are, as they are for any weights that add to one; None if they are."""
     base = case.make_inputs(t, 1, 5)
     alike = (*base[:-1], base[-1][..., :1, :].expand_as(base[-1]).clone())
     few, many = (compute_spread(compute_outputs(case, take_first_tokens(alike, n))) for n in (case.shapes.tokens, t))
     least, most = float(few.max()), float(many.max())
-    if least > near / 10 or most < max(10 * near, 100 * least):  # few outputs differ already: positions enter, or a sink
+    if least > tolerance / 10 or most < max(
+        10 * tolerance, 100 * least
+    ):  # few outputs differ already: positions enter, or a sink
         return None
-    told = f"if all values are equal, outputs for {t} tokens differ by {most:.2g} of the largest, for {len(few)} they do not"
-    return Finding("not normalised", f"{told}: rows of weights do not sum to one", BLOCKS, 0.8, "norm")
+    sentence = (
+        f"if all values are equal, outputs for {t} tokens differ by {most:.2g} of the largest, for {len(few)} they do not"
+    )
+    return Finding("not normalised", f"{sentence}: rows of weights do not sum to one", BLOCKS, 0.8, "norm")
 
 
 def compute_spread(y: Tensor) -> Tensor:
@@ -182,9 +188,9 @@ def explain_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor)
     missed = find_unseen_tokens(case, inputs, last)
     if not missed:
         return None
-    told = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
+    sentence = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
     more = f", nor on {len(missed) - 1} more" if len(missed) > 1 else ""
-    return Finding("wrong mask", told + more, LAST, 0.8, "mask")
+    return Finding("wrong mask", sentence + more, LAST, 0.8, "mask")
 
 
 def find_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:

@@ -118,5 +118,5 @@ def carries_back(before: FunctionCall, after: FunctionCall, t: int, j: int) -> b
 
 def find_changed_places(one: Tensor, other: Tensor, axis: int) -> list[int]:
     """Return the indices along an axis at which two tensors differ beyond rounding."""
-    apart = (one - other).double().abs().movedim(axis, 0).flatten(1).amax(-1)
-    return (apart > 1e-6 * float(one.double().abs().max())).nonzero().flatten().tolist()
+    differences = (one - other).double().abs().movedim(axis, 0).flatten(1).amax(-1)
+    return (differences > 1e-6 * float(one.double().abs().max())).nonzero().flatten().tolist()

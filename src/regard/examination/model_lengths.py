@@ -60,10 +60,10 @@ def check_lengths(model: TokenModel, expects: Mask, offset: Offset) -> Iterator[
             return
         taken.append(t)
     if taken:
-        told = f"with {evidence.format_numbers(taken)} tokens, whose last ones were replaced from several places on"
-        told += f"; it rejects {evidence.format_numbers(refused)}" if refused else ""
-        told += f"; with several inputs of each length, as {' and '.join(names)} chooses tokens" if names else ""
-        yield Checked("at longer lengths no output depends on a hidden token", told)
+        sentence = f"with {evidence.format_numbers(taken)} tokens, whose last ones were replaced from several places on"
+        sentence += f"; it rejects {evidence.format_numbers(refused)}" if refused else ""
+        sentence += f"; with several inputs of each length, as {' and '.join(names)} chooses tokens" if names else ""
+        yield Checked("at longer lengths no output depends on a hidden token", sentence)
 
 
 def find_hidden_tokens(expects: Mask, t: int, offset: Offset) -> Tensor:
@@ -105,13 +105,15 @@ def find_leak(model: TokenModel, tried: Replacement, before: Tensor, names: list
     t, i = len(moved), int(leaking.int().argmax())
     again = measure_move(model, tried.ids, before)
     if (again > least).any():
-        told = f"with {t} tokens two calls in evaluation with the same tokens differ by {float(again.max()):.2g}"
-        return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
+        sentence = f"with {t} tokens two calls in evaluation with the same tokens differ by {float(again.max()):.2g}"
+        return Finding("dropout in evaluation", sentence, DRAW, 3.0, "dropout")
     where = localize.find_moving_module(replace(model, ids=tried.ids), tried.changed, 0, i)
-    told = f"with {t} tokens replacing tokens {tried.first} to {t - 1} moves output {i} of the model by {float(moved[i]):.2g}"
-    told += f"; the first module whose output changes there is {where}" if where else ""
+    sentence = (
+        f"with {t} tokens replacing tokens {tried.first} to {t - 1} moves output {i} of the model by {float(moved[i]):.2g}"
+    )
+    sentence += f"; the first module whose output changes there is {where}" if where else ""
     kind = "future leak" if tried.first > i else "wrong mask"
-    return Finding(kind, told, ROUTE if names else CURE, 1.5, "mask", where)
+    return Finding(kind, sentence, ROUTE if names else CURE, 1.5, "mask", where)
 
 
 def measure_move(model: TokenModel, ids: Tensor, before: Tensor) -> Tensor:

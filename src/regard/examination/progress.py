@@ -30,9 +30,9 @@ class Progress:
         """Set the current step."""
         self.apply_line({"step": step})
 
-    def add(self, said: Iterable[Said]) -> None:
+    def add(self, results: Iterable[Said]) -> None:
         """Add results."""
-        for one in said:
+        for one in results:
             self.apply_line({type(one).__name__.lower(): asdict(one)})
 
     def apply_line(self, line: Line) -> None:

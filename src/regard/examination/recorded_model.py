@@ -69,8 +69,8 @@ def collect_results(
         yield Unknown(NO_CALL + (f" ({why})" if why else ""), TOKENS, is_required=True)
         return
     yield check_visibility(calls, expects, offset)
-    for what, said in call_checks.iterate_checks(calls, scale, in_model=True):
-        yield said if said is not None else Unknown(f"whether {what}", evidence.ALONE, what in call_checks.REQUIRED)
+    for what, result in call_checks.iterate_checks(calls, scale, in_model=True):
+        yield result if result is not None else Unknown(f"whether {what}", evidence.ALONE, what in call_checks.REQUIRED)
     yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), expects, scale)
     for name, reason in missed.items():
         yield Unknown(f"any property of the attention in {name or 'the module'}: {reason}", TOKENS, is_required=True)

@@ -37,8 +37,8 @@ def examine_layers(
         if case is None or not is_identified(case):
             continue
         for name, look in READ:
-            said = collect_probe_results(case, name, look)
-            for one in said:
+            results = collect_probe_results(case, name, look)
+            for one in results:
                 if isinstance(one, Finding):
                     yield replace(one, evidence=f"{given.name}: {one.evidence}", layer=given.name)
                 elif isinstance(one, Checked):

@@ -129,10 +129,10 @@ class Report(HtmlRepr):
 
     def __repr__(self) -> str:
         """Return one line, short enough that a failed assertion shows it in full."""
-        told = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
+        sentence = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
         if self.is_inconclusive:
-            told = f"cannot tell {self.missing[0].what}. Needed: {self.missing[0].needs}"
-        line = escape_controls(f"{self.verdict}. {told}" if told else f"{self.verdict}.")
+            sentence = f"cannot tell {self.missing[0].what}. Needed: {self.missing[0].needs}"
+        line = escape_controls(f"{self.verdict}. {sentence}" if sentence else f"{self.verdict}.")
         return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 
     def __str__(self) -> str:
@@ -159,25 +159,25 @@ class Report(HtmlRepr):
 
     def json(self) -> dict[str, Any]:
         """Return the whole report as json.dumps takes it."""
-        said = {name: [asdict(one) for one in getattr(self, name)] for name in ("findings", "checked", "unknown")}
+        results = {name: [asdict(one) for one in getattr(self, name)] for name in ("findings", "checked", "unknown")}
         return {
             "subject": self.subject,
             "expects": self.expects,
             "ok": self.ok,
             "inconclusive": self.is_inconclusive,
-            **said,
+            **results,
             "notes": list(self.notes),
             "reach": None if self.reach is None else convert_visibility_to_json(self.reach),
         }
 
 
-def format_results(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
+def format_results(title: str, results: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
     """Format what was checked or cannot be determined; items that end with the same words are joined under one title."""
-    together: dict[str, list[str]] = {}
-    for one in said:
-        together.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
+    groups: dict[str, list[str]] = {}
+    for one in results:
+        groups.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
     between = ": " if title == "checked" else ". Needed: "
-    texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in together.items()]
+    texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in groups.items()]
     return [line for n, text in enumerate(texts) for line in format_entry(title if n == 0 else "", text)]
 
 

@@ -68,13 +68,13 @@ def find_mistakes(q: Rotary, k: Rotary) -> Iterator[str]:
         return
     if q.phasors.shape != k.phasors.shape:  # a cache, or another sequence
         return
-    apart = (q.phasors - k.phasors).abs() > 10 * NEAR
+    difference = (q.phasors - k.phasors).abs() > 10 * NEAR
     turned = (q.steps - k.steps).abs() > 10 * NEAR
-    if bool(apart.any()) and bool(((q.phasors - k.phasors.conj()).abs() < 10 * NEAR).all()):
+    if bool(difference.any()) and bool(((q.phasors - k.phasors.conj()).abs() < 10 * NEAR).all()):
         yield "queries and keys are rotated in opposite directions: their scores depend on the sum of positions"
     elif bool(turned.any()):
         yield "queries and keys are rotated by different angles"
-    elif bool(apart.any()):
+    elif bool(difference.any()):
         yield "queries and keys start at different positions"
     elif bool(((q.phasors[0] - 1j).abs() < 10 * NEAR).all()):
         yield "cos and sin are exchanged: the first token is turned by 90°, and the others the other way round"
@@ -89,10 +89,10 @@ def fit_without_minus(projected: Tensor, rotated: Tensor) -> bool:
     """Return whether each pair (a, b) became (a cos + b sin, b cos + a sin): rotate_half without its minus."""
     for style in STYLES:
         before, after = (pair_columns(x, style) for x in (projected, rotated))
-        total, apart = before.real + before.imag, before.real - before.imag
+        total, difference = before.real + before.imag, before.real - before.imag
         sums = ((after.real + after.imag) * total).sum((0, 1)) / total.square().sum((0, 1)).clamp_min(1e-30)
-        gaps = ((after.real - after.imag) * apart).sum((0, 1)) / apart.square().sum((0, 1)).clamp_min(1e-30)
-        made = torch.stack((total * sums, apart * gaps))
+        gaps = ((after.real - after.imag) * difference).sum((0, 1)) / difference.square().sum((0, 1)).clamp_min(1e-30)
+        made = torch.stack((total * sums, difference * gaps))
         given = torch.stack((after.real + after.imag, after.real - after.imag))
         if is_near(made, given, projected) and bool((sums - gaps).abs().max() > 10 * NEAR):
             return True

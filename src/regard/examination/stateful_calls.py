@@ -25,24 +25,24 @@ CACHE = "the state that it keeps from call to call is a cache"
 def detect_state(subject: SubjectAdapter, shapes: InputShapes) -> tuple[SubjectAdapter, Said]:
     """Return a subject that is reset before each call if it keeps state, and the results about that state."""
     inputs = shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
-    kept = None if subject.module is None else take_snapshot(subject.module)
+    snapshot = None if subject.module is None else take_snapshot(subject.module)
     try:
         first = compute_fixed_context(subject, inputs)
         again = compute_fixed_context(subject, inputs)
-        names = [] if kept is None else kept.list_changes()
-        if kept is None or measure_distance(first, again) == 0 or not names:
+        names = [] if snapshot is None else snapshot.list_changes()
+        if snapshot is None or measure_distance(first, again) == 0 or not names:
             return subject, []
-        kept.restore()
+        snapshot.restore()
         if measure_distance(first, compute_fixed_context(subject, inputs)) > 0:
             return subject, []
-        kept.restore()
+        snapshot.restore()
         evidence = f"it keeps state from call to call ({', '.join(names[:3])})"
         results: Said = [check_state_as_cache(subject, inputs, first, again, evidence)]
     except Exception:  # the probes report what it raises
         return subject, []
     finally:
-        if kept is not None:
-            kept.restore()
+        if snapshot is not None:
+            snapshot.restore()
     return reset_before_calls(subject, subject.module), results
 
 
@@ -62,7 +62,7 @@ def measure_distance(one: Tensor, other: Tensor, times: float = 1.0) -> float:
 
 
 def check_state_as_cache(
-    subject: SubjectAdapter, inputs: tuple[Tensor, ...], whole: Tensor, second: Tensor, told: str
+    subject: SubjectAdapter, inputs: tuple[Tensor, ...], output: Tensor, second: Tensor, sentence: str
 ) -> Finding | Checked:
     """Check whether state is a cache: the parts of a sequence, one after the other, then give what the whole sequence gives."""
     n = inputs[0].shape[-2] // 2
@@ -70,14 +70,14 @@ def check_state_as_cache(
         try:
             parts = [compute_fixed_context(subject, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
         except Exception:  # a cache would take the rest of a sequence
-            parts = [whole]
-        if measure_distance(whole, torch.cat(parts, 1), CLOSE) == 0:
-            return Checked(CACHE, f"{told}: {PARTS}")
-    told += (
-        f": two calls with the same input differ by {measure_distance(whole, second):.2g}, and a sequence in parts does not "
+            parts = [output]
+        if measure_distance(output, torch.cat(parts, 1), CLOSE) == 0:
+            return Checked(CACHE, f"{sentence}: {PARTS}")
+    sentence += (
+        f": two calls with the same input differ by {measure_distance(output, second):.2g}, and a sequence in parts does not "
         "give the outputs of the whole"
     )
-    return Finding("wrong cache", told, FORGET, 3.0, "state")
+    return Finding("wrong cache", sentence, FORGET, 3.0, "state")
 
 
 def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> SubjectAdapter:
@@ -85,23 +85,23 @@ def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> Sub
     assert module is not None
 
     def make_wrapper(part: nn.Module) -> Callable[[Call], Call]:
-        kept = take_snapshot(part)
+        snapshot = take_snapshot(part)
 
         def wrap_call(call: Call) -> Call:
             def call_reset(*inputs: Tensor) -> AttentionOutput:
-                kept.restore()
+                snapshot.restore()
                 try:
                     return call(*inputs)
                 finally:
-                    kept.restore(numbers=not torch.is_grad_enabled())  # a backward pass may need them
+                    snapshot.restore(numbers=not torch.is_grad_enabled())  # a backward pass may need them
 
             return call_reset
 
         return wrap_call
 
     again = subject.again
-    made = wrap_calls(subject, make_wrapper(module))
-    return made if again is None else replace(made, again=lambda copy: make_wrapper(copy)(again(copy)))
+    wrapped = wrap_calls(subject, make_wrapper(module))
+    return wrapped if again is None else replace(wrapped, again=lambda copy: make_wrapper(copy)(again(copy)))
 
 
 def wrap_calls(subject: SubjectAdapter, wrap: Callable[[Call], Call]) -> SubjectAdapter:

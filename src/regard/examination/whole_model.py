@@ -203,9 +203,9 @@ class ModelExamination:
         """Yield the results for the scale, the rows, the heads and the roles of the calls that were recorded."""
         calls = seeing.calls
         needs = f"a layer alone, with its own inputs: {describe_layer_call([(one.name, '') for one in calls] or seeing.missed)}"
-        for what, said in call_checks.iterate_checks(calls, self.scale, in_model=True):
-            if said is not None and (isinstance(said, Finding) or not seeing.missed):
-                yield said
+        for what, result in call_checks.iterate_checks(calls, self.scale, in_model=True):
+            if result is not None and (isinstance(result, Finding) or not seeing.missed):
+                yield result
             else:
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         names = dict.fromkeys(one.name for one in calls)

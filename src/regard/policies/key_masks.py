@@ -14,15 +14,8 @@ from regard.mechanism.spans import Spans, clamp_span
 NEVER = 2**62  # the end of a key that is never evicted
 
 
-@dataclass(frozen=True, eq=False)
-class Lifetime(Mask):
-    """A query sees the keys that are not evicted before its position: ends (b or 1, h or 1, k), of each key.
-
-    The end is the first position that does not see the key. That is all that eviction from a cache can do: a key does not come
-    back. Together with the causal mask it is the cache of every moment, in one number for each key.
-    """
-
-    ends: Tensor
+class HeadMask(Mask):
+    """Base class of masks by batch row and head: dataclasses whose first field is a tensor (b or 1, h or 1, ...)."""
 
     @property
     def is_batch_specific(self) -> bool:
@@ -30,11 +23,27 @@ class Lifetime(Mask):
 
     @property
     def batch(self) -> int:
-        return self.ends.shape[0]
+        return self._get_sizes()[0]
 
     @property
     def heads(self) -> int:
-        return self.ends.shape[1]
+        return self._get_sizes()[1]
+
+    def _get_sizes(self) -> torch.Size:
+        first, *_ = vars(self).values()
+        size: torch.Size = first.shape
+        return size
+
+
+@dataclass(frozen=True, eq=False)
+class Lifetime(HeadMask):
+    """A query sees the keys that are not evicted before its position: ends (b or 1, h or 1, k), of each key.
+
+    The end is the first position that does not see the key. That is all that eviction from a cache can do: a key does not come
+    back. Together with the causal mask it is the cache of every moment, in one number for each key.
+    """
+
+    ends: Tensor
 
     @property
     def key_count(self) -> int:
@@ -65,7 +74,7 @@ class Lifetime(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenPages(Mask):
+class ChosenPages(HeadMask):
     """A query sees the pages of keys that were chosen for it: pages (b or 1, h or 1, lines, n), by number.
 
     Line n is of the `rows` queries from position start + n rows on, page m holds the keys m page to (m + 1) page. Queries
@@ -77,18 +86,6 @@ class ChosenPages(Mask):
     rows: int
     start: int
     stop: int
-
-    @property
-    def is_batch_specific(self) -> bool:
-        return True
-
-    @property
-    def batch(self) -> int:
-        return self.pages.shape[0]
-
-    @property
-    def heads(self) -> int:
-        return self.pages.shape[1]
 
     def select_heads(self, heads: Sequence[int] | slice) -> Mask:
         return replace(self, pages=self.pages[:, heads]) if self.heads > 1 else self
@@ -127,7 +124,7 @@ class ChosenPages(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Lines(Mask):
+class Lines(HeadMask):
     """A query sees some columns and some diagonals: columns and distances are bool (b or 1, h or 1, t), by key and by distance.
 
     Queries from `stop` on see every key.
@@ -136,18 +133,6 @@ class Lines(Mask):
     columns: Tensor
     distances: Tensor
     stop: int
-
-    @property
-    def is_batch_specific(self) -> bool:
-        return True
-
-    @property
-    def batch(self) -> int:
-        return self.columns.shape[0]
-
-    @property
-    def heads(self) -> int:
-        return self.columns.shape[1]
 
     @property
     def key_count(self) -> int:

@@ -193,12 +193,12 @@ def audit(
     regard.policies is first tested: one that looks ahead is refused. Raises ConfigError.
     """
     check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
-    asked = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
-    if not asked:
+    chosen = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
+    if not chosen:
         raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
     if not callable(watch):
         raise ConfigError(f"watch must be a function of the layers and their number, got {describe_value(watch)}.")
-    for one in asked:
+    for one in chosen:
         check_policy(one)
     count = len(recording.layers())
     numbers = (
@@ -212,16 +212,16 @@ def audit(
     found = []
     for number in watch(numbers, len(numbers)):
         inputs = read_inputs(recording, number, length)
-        for policy in asked if number == numbers[0] else ():
+        for policy in chosen if number == numbers[0] else ():
             refuse_lookahead(policy, inputs)
-        found.append(measure_layer(inputs, asked))
+        found.append(measure_layer(inputs, chosen))
     if len({one.recall.shape for one in found}) > 1:
         raise ConfigError("the layers have different numbers of heads: audit those of one kind at a time, with layers=.")
     measures = {
         name: torch.stack([getattr(one, name) for one in found], 1) for name in ("recall", "kl", "output_error", "kept")
     }
     words, heads = recording.words(numbers[0])[0], recording.heads(numbers[0])
-    return Audit(tuple(asked), tuple(numbers), heads, length, **measures, words=words, recording=recording)
+    return Audit(tuple(chosen), tuple(numbers), heads, length, **measures, words=words, recording=recording)
 
 
 def refuse_lookahead(policy: Policy, inputs: AttentionInputs) -> None:

@@ -89,8 +89,8 @@ def hide_needles(
 ) -> NeedleTask:
     """Hide needles at random depths of a text, in their order, and append the question and its answer."""
     hidden = [vocabulary.encode(f"\n{needle}\n") for needle in needles]
-    asked, whole = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
-    first = next((n for n, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
+    question_ids, whole = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
+    first = next((n for n, (a, b) in enumerate(zip(question_ids, whole, strict=False)) if a != b), len(question_ids))
     room = length - sum(map(len, hidden)) - len(whole)
     if not 1 <= room <= len(text):
         raise DataError(

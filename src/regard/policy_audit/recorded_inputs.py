@@ -22,20 +22,20 @@ def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInput
     return make_inputs(recording.map(layer)._request, v, name, layer, prompt)
 
 
-def make_inputs(asked: Request | AttentionCall, v: Tensor | None, name: str, layer: int, prompt: int) -> AttentionInputs:
+def make_inputs(request: Request | AttentionCall, v: Tensor | None, name: str, layer: int, prompt: int) -> AttentionInputs:
     """Return the inputs of a policy for one layer.
 
     Raises ConfigError unless it is causal self-attention of whole texts without padding.
     """
-    q, k = asked.q.shape[2], asked.k.shape[2]
-    is_plain = q == k and isinstance(asked.offset, int) and asked.offset == 0 and asked.weight is None
-    ranges = asked.mask.find_key_ranges(q, k, 0) if is_plain and asked.mask.is_relative else None
+    q, k = request.q.shape[2], request.k.shape[2]
+    is_plain = q == k and isinstance(request.offset, int) and request.offset == 0 and request.weight is None
+    ranges = request.mask.find_key_ranges(q, k, 0) if is_plain and request.mask.is_relative else None
     if ranges is None or (q > 1 and int(ranges[1][0, 0]) > 1):
         raise ConfigError(
             f"a policy needs causal self-attention of every token of a text, in one forward or recorded from its start, "
-            f"without padding; {name} has {q:,} queries on {k:,} keys with the mask {asked.mask}."
+            f"without padding; {name} has {q:,} queries on {k:,} keys with the mask {request.mask}."
         )
-    settings = {field: getattr(asked, field) for field in ("q", "k", "mask", "scale", "softcap", "bias", "sinks")}
+    settings = {field: getattr(request, field) for field in ("q", "k", "mask", "scale", "softcap", "bias", "sinks")}
     return AttentionInputs(**settings, v=v, layer=layer, prompt=prompt)
 
 

@@ -143,7 +143,7 @@ def describe_mixed_heads(field: str, value: str) -> Mistake:
 def describe_scaling(match: Match) -> str:
     """Describe what is done to the scores."""
     d, c = match.width, match.width * match.heads
-    said = {
+    sentences = {
         "none": "the scores are not scaled",
         "head": f"the scores are divided by √{d}",
         "twice": f"the scores are divided by {d}: by √{d} twice, or by d instead of √d",
@@ -157,7 +157,7 @@ def describe_scaling(match: Match) -> str:
         "after": f"the weights are divided by √{d} after the softmax, not the scores before it",
     }
     measured = f"the scores are multiplied by {match.scale:.4g}, but {match.expected_scale:.4g} is expected"
-    return said.get(str(match.variant.scale)) or measured
+    return sentences.get(str(match.variant.scale)) or measured
 
 
 def make_scale_cure(match: Match) -> str:

@@ -37,8 +37,10 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         b = int(seeing.any(-1).any(-1).int().argmax())
         i = int(seeing[b].any(-1).int().argmax())
         keys = [int(j) for j in seeing[b, i].nonzero().flatten()]
-        told = f"row {i} may see nothing, but sees {len(keys)} of {seeing.shape[-1]} tokens: {evidence.format_numbers(keys)}"
-        yield Finding("blind row", told, UNIFORM, cause="blind")
+        sentence = (
+            f"row {i} may see nothing, but sees {len(keys)} of {seeing.shape[-1]} tokens: {evidence.format_numbers(keys)}"
+        )
+        yield Finding("blind row", sentence, UNIFORM, cause="blind")
         return
     empty = int((~expected.any(-1)).sum())
     what = "every output is finite" + (f", and {empty} rows that may see nothing see nothing" if empty else "")
@@ -52,20 +54,20 @@ def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: 
     i = rows[0]
     kind = "NaN" if context[b, i].isnan().any() else "inf"
     if len(rows) == broken.shape[1]:
-        told = f"every row {'of the output' if broken.all() else f'of sequence {b}'} is {kind}"
+        sentence = f"every row {'of the output' if broken.all() else f'of sequence {b}'} is {kind}"
     else:
-        told = (
+        sentence = (
             f"row {evidence.format_token(case, evidence.get_token_number(case, i))} is {kind}"
             if len(rows) == 1
             else f"rows {evidence.format_numbers(rows)} are {kind}"
         )
     may = int(expected[b, i].sum())
-    told += (
+    sentence += (
         f"; row {i} may see {may} of {expected.shape[-1]} tokens"
         if may
         else f"; row {i} may see nothing, so its context should be 0"
     )
-    return Finding("blind row", told, NAN, strength=1.1, cause=ALL if broken.all() and expected.any(-1).all() else "blind")
+    return Finding("blind row", sentence, NAN, strength=1.1, cause=ALL if broken.all() and expected.any(-1).all() else "blind")
 
 
 def report_unusable_weights(case: Case) -> Finding | None:
@@ -73,8 +75,8 @@ def report_unusable_weights(case: Case) -> Finding | None:
     weights = [] if case.subject.module is None else find_unusable_weights(case.subject.module)
     if not weights:
         return None
-    told = f"{weights[0]} contains NaN, inf or numbers above {HUGE:.0e}"
-    return Finding("blind row", told, "Initialize, load or train the weights: torch.empty leaves them unset.", 1.5, ALL)
+    sentence = f"{weights[0]} contains NaN, inf or numbers above {HUGE:.0e}"
+    return Finding("blind row", sentence, "Initialize, load or train the weights: torch.empty leaves them unset.", 1.5, ALL)
 
 
 def find_unusable_weights(module: nn.Module) -> list[str]:

@@ -22,8 +22,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
     elif case.subject.form == "x":
-        said = call_checks.check_heads(case.inner_calls)
-        yield said if said is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
+        result = call_checks.check_heads(case.inner_calls)
+        yield result if result is not None else Unknown(f"whether {WHAT}", evidence.ALONE)
     elif case.shapes.heads > 1:
         try:
             yield from check_function(weight_reading.get_double_case(case))

@@ -33,18 +33,18 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             return
         (taken if wrong else refused).append(t)
     if taken:
-        said = long_inputs.compare_lengths(case, taken)
-        if not isinstance(said, str):
-            yield said
-        if not isinstance(said, Finding):
-            yield report_same_rule(taken, refused, said if isinstance(said, str) else "")
+        comparison = long_inputs.compare_lengths(case, taken)
+        if not isinstance(comparison, str):
+            yield comparison
+        if not isinstance(comparison, Finding):
+            yield report_same_rule(taken, refused, comparison if isinstance(comparison, str) else "")
 
 
 def report_same_rule(taken: list[int], refused: list[int], how: str) -> Checked:
     """Return the result that lengths make no difference."""
-    told = f"; it rejects {evidence.format_numbers(sorted(refused))}" if refused else ""
+    sentence = f"; it rejects {evidence.format_numbers(sorted(refused))}" if refused else ""
     tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
-    return Checked("shorter and longer inputs give consistent outputs", f"with {tokens}{how}{told}")
+    return Checked("shorter and longer inputs give consistent outputs", f"with {tokens}{how}{sentence}")
 
 
 def choose_other_lengths(case: Case) -> list[int]:
@@ -75,8 +75,8 @@ def check_length(case: Case, t: int) -> Finding | bool:
         return False
     change = (case.compute_seeded_context(*inputs, seed=1).cpu() - context).double().abs().nan_to_num().max()
     if change > dependency.estimate_rounding(context.dtype) * context.double().abs().nan_to_num().max():
-        told = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
-        return Finding("dropout in evaluation", told, DRAW, 0.9, "dropout")
+        sentence = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
+        return Finding("dropout in evaluation", sentence, DRAW, 0.9, "dropout")
     expected = case.get_expected_visibility(*inputs)
     broken = ~context.isfinite().all(-1) & expected.any(-1)
     if broken.any() and case.compute_seeded_context(*case.make_usual_inputs()).isfinite().all():
@@ -141,8 +141,8 @@ def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, move
     first, end = keys
     which = f"token {first}" if end - first == 1 else f"tokens {first} to {end - 1}"
     whose = f"{i} of another sequence" if b else f"{i}"
-    told = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moved[b, i]:.2g}"
+    sentence = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moved[b, i]:.2g}"
     if b:
-        return Finding("batch leak", told, CURE, 0.7, "batch")
+        return Finding("batch leak", sentence, CURE, 0.7, "batch")
     kind = "future leak" if mask_requirements.make_later_table(t, t, case.offset)[i, first:end].any() else "wrong mask"
-    return Finding(kind, f"{told}, which may not see it", CURE, 0.7, "mask")
+    return Finding(kind, f"{sentence}, which may not see it", CURE, 0.7, "mask")

@@ -55,18 +55,18 @@ def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not rows or evidence.has_no_dependency(case):
         return
     best = weight_reading.get_double_case(case)
-    asked = [(row, *change) for row in rows if (change := measure_reordering(best, row)) is not None]
-    if not asked:
+    request = [(row, *change) for row in rows if (change := measure_reordering(best, row)) is not None]
+    if not request:
         return
-    row, moved, share = max(asked, key=lambda one: one[2])
+    row, moved, share = max(request, key=lambda one: one[2])
     held = position_tensors.find_position_tensors(case.subject.module)
     seen = evidence.format_numbers(row.others)
     if share > get_least_ratio(best):
-        told = f"reordering tokens {seen} moves output {evidence.format_token(case, row.i)} by {moved:.2g}"
-        yield from report_order(best, held, told)
+        sentence = f"reordering tokens {seen} moves output {evidence.format_token(case, row.i)} by {moved:.2g}"
+        yield from report_order(best, held, sentence)
     elif held:
-        told = f"reordering tokens {seen} does not change output {evidence.format_token(case, row.i)}"
-        yield from report_idle_positions(best, rows, next(iter(held)), told)
+        sentence = f"reordering tokens {seen} does not change output {evidence.format_token(case, row.i)}"
+        yield from report_idle_positions(best, rows, next(iter(held)), sentence)
     else:
         least_seen = f"{get_least_ratio(best):.0e} of the effect of replacing the tokens would be detected"
         yield Checked("the order of tokens does not matter, as expected without positions", least_seen)
@@ -112,7 +112,7 @@ def get_least_ratio(case: Case) -> float:
     return SHARE.get(case.subject.dtype, COARSE)
 
 
-def report_idle_positions(case: Case, rows: list[QueryRow], name: str, told: str) -> Iterator[Finding | Unknown]:
+def report_idle_positions(case: Case, rows: list[QueryRow], name: str, sentence: str) -> Iterator[Finding | Unknown]:
     """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
     what = f"whether the order of tokens should matter: it does not, though there is {name}"
     try:
@@ -135,7 +135,7 @@ def report_idle_positions(case: Case, rows: list[QueryRow], name: str, told: str
         yield Unknown(f"{what}, and no gradient reaches it", "a call in which the layer uses it: lambda x: layer(x, positions)")
     else:
         yield Finding(
-            "wrong positions", f"{told}, though {inside[0]} is used: it acts the same on all keys", PLACES, 1.2, "positions"
+            "wrong positions", f"{sentence}, though {inside[0]} is used: it acts the same on all keys", PLACES, 1.2, "positions"
         )
 
 
@@ -148,20 +148,20 @@ def make_changed_case(case: Case, change: Callable[[nn.Module], nn.Module]) -> t
     return case.make_subcase(replace(case.subject, call=again(changed)), case.shapes), changed
 
 
-def report_order(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Finding | Checked | Unknown]:
+def report_order(case: Case, held: dict[str, Tensor], sentence: str) -> Iterator[Finding | Checked | Unknown]:
     """Yield the result if the order matters: by distance, if weights can be read and are the same for shifted tokens."""
     change = measure_shifts(case) if case.expects == Causal() else None
     name = next(iter(held), "")
     if change is not None and change < APART:
         same = f"at shifted positions the same tokens have the same log weights to within {change:.0e}"
-        yield Checked("positions act by distance", f"{told}; {same}")
+        yield Checked("positions act by distance", f"{sentence}; {same}")
     elif change is not None and position_tensors.is_relative_encoding(held) and is_plain_softmax(case):
         far = f"at shifted positions, differences of the same tokens' log weights change by {change:.2g}"
         yield Finding("wrong positions", f"{far}: {name} acts by absolute position, not by distance", TURN, 1.4, "positions")
     elif held:
-        yield Checked("the order of tokens matters, as expected with positions", f"{told}; there is {name}")
+        yield Checked("the order of tokens matters, as expected with positions", f"{sentence}; there is {name}")
     elif case.match is None:  # an identified formula has no positions, and its mistake is reported
-        yield Unknown(f"whether the order of tokens may matter: {told}, and no positions were found in the layer", UNSURE)
+        yield Unknown(f"whether the order of tokens may matter: {sentence}, and no positions were found in the layer", UNSURE)
 
 
 def is_plain_softmax(case: Case) -> bool:
@@ -184,8 +184,8 @@ def measure_shifts(case: Case) -> float | None:
         return None
     here = weight_reading.read_weights(case, inputs)
     changes = [measure_shift(case, inputs, here, shift) for shift in SHIFTS] if here is not None else []
-    told = [one for one in changes if one is not None]
-    return min(told) if told and len(told) == len(changes) else None
+    sentence = [one for one in changes if one is not None]
+    return min(sentence) if sentence and len(sentence) == len(changes) else None
 
 
 def measure_shift(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:

@@ -28,9 +28,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     whole = case.compute_seeded_context(*case.make_usual_inputs()).double().cpu()
     if not whole.isfinite().any():
         return
-    told = ""
+    sentence = ""
     tried: list[str] = []
-    for size, told in choose_input_sizes(case):
+    for size, sentence in choose_input_sizes(case):
         inputs = scale_inputs(case, 0, size)
         try:
             context = case.compute_seeded_context(*inputs).double().cpu()
@@ -41,17 +41,17 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             b, i = (int(n) for n in broken.nonzero()[0])
             kind = "NaN" if context[b, i].isnan().any() else "inf"
             row = f"row {evidence.format_token(case, evidence.get_token_number(case, i))}"
-            yield Finding("overflow", f"with {told}, {row} is {kind}", STABLE, 1.2, "overflow")
+            yield Finding("overflow", f"with {sentence}, {row} is {kind}", STABLE, 1.2, "overflow")
             return
         shown = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
         if shown is not None:
             below = f"; with {tried[-1]} it stays hidden" if tried else ""
-            why = f"with {told}, {shown}: the number used for -inf is not below them{below}"
+            why = f"with {sentence}, {shown}: the number used for -inf is not below them{below}"
             yield Finding("overflow", why, LOWEST, 1.1, "overflow")
             return
-        tried.append(told)
+        tried.append(sentence)
     yield Checked(
-        f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {told}"
+        f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {sentence}"
     )
 
 

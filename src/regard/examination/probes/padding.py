@@ -40,13 +40,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     i = int(leaks[row].any(-1).int().argmax())
     j = int(case.measured_dependency.within_sequence[row, i].masked_fill(~leaks[row, i], 0).argmax())
     real = padding.padded_lengths[row if len(padding.padded_lengths) > 1 else 0]
-    told = (
+    sentence = (
         f"{evidence.describe_dependency(case, i, j, row)}, and token {j} of sequence {row}, which has length {real}, is padding"
     )
     instead = find_missing_tokens(case, row, i)
     if instead:
-        told += f"; its real tokens {evidence.format_numbers(instead)} are hidden instead"
-    yield Finding("padding leak", told, WRONG_SIDE if instead else CURE, cause="padding")
+        sentence += f"; its real tokens {evidence.format_numbers(instead)} are hidden instead"
+    yield Finding("padding leak", sentence, WRONG_SIDE if instead else CURE, cause="padding")
 
 
 def find_missing_tokens(case: Case, row: int, i: int) -> list[int]:

@@ -34,8 +34,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     table = VisibilityComparison(case)
     needed = mask_requirements.count_required_tokens(case.expects)
     if case.shapes.tokens < needed:
-        told = f"whether {case.expects} holds: with {case.shapes.tokens} tokens it cannot be told from other rules"
-        yield Unknown(told, f"sample= of at least {needed} tokens", is_required=True)
+        sentence = f"whether {case.expects} holds: with {case.shapes.tokens} tokens it cannot be told from other rules"
+        yield Unknown(sentence, f"sample= of at least {needed} tokens", is_required=True)
     if table.is_inverted:
         yield report_inverted_mask(case, table)
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):
@@ -122,23 +122,23 @@ def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
     missing, extra = table.missing, table.extra
     if not extra.any() and not (missing & ~table.own).any() and int(missing.sum()) > 1:
         b, i, j = (int(n) for n in missing.nonzero()[0])
-        told = f"query {i} does not see its own token {evidence.format_token(case, j)}: its value does not reach output {i}"
-        return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
+        sentence = f"query {i} does not see its own token {evidence.format_token(case, j)}: its value does not reach output {i}"
+        return Finding("wrong mask", sentence, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
     if missing.any() and not (table.found & table.judged & ~table.own).any():
         pairs = int(missing.sum((1, 2)).max())
-        told = f"no output depends on any token but its own, but {case.expects} allows {pairs} pairs of different tokens"
-        return Finding("wrong mask", told, ALONE, strength, cause)
+        sentence = f"no output depends on any token but its own, but {case.expects} allows {pairs} pairs of different tokens"
+        return Finding("wrong mask", sentence, ALONE, strength, cause)
     b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
     if extra.any():
-        told = f"{evidence.describe_dependency(case, i, j, b)}, which it may not see"
+        sentence = f"{evidence.describe_dependency(case, i, j, b)}, which it may not see"
     else:
-        told = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
-        told += f"; the same for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
+        sentence = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
+        sentence += f"; the same for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
     named = next((rule for rule in list_similar_masks(case.expects) if is_rule_found(case, rule, table)), None)
     if named is None:
-        return Finding("wrong mask", told, LESS, strength, cause)
-    told += f". The measured mask is {named}, not {case.expects}"
-    return Finding("wrong mask", told, f"{BOUND} {case.expects.condition}.", strength, cause)
+        return Finding("wrong mask", sentence, LESS, strength, cause)
+    sentence += f". The measured mask is {named}, not {case.expects}"
+    return Finding("wrong mask", sentence, f"{BOUND} {case.expects.condition}.", strength, cause)
 
 
 def is_rule_found(case: Case, rule: Mask, table: VisibilityComparison) -> bool:

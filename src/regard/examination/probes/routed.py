@@ -41,8 +41,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
                 yield leak
                 return
             tried, turned = tried + 1, turned + found
-    told = f"{tried} inputs, {turned} of them on both sides of a change of order, would show a leak in one of them"
-    yield Checked(WHAT.format(" and ".join(dict.fromkeys(names))), told)
+    sentence = f"{tried} inputs, {turned} of them on both sides of a change of order, would show a leak in one of them"
+    yield Checked(WHAT.format(" and ".join(dict.fromkeys(names))), sentence)
 
 
 def choose_lengths(case: Case) -> list[int]:
@@ -76,9 +76,9 @@ def find_routed_leak(case: Case, t: int, seed: int) -> tuple[Finding | None, boo
         leaking = early & (moved > dependency.estimate_rounding(before.dtype) * before.double().abs().amax(-1)[0])
         if leaking.any():
             i = int(leaking.int().argmax())
-            told = f"with {t} tokens replacing tokens {first} to {t - 1} moves output {i} by {float(moved[i]):.2g}"
+            sentence = f"with {t} tokens replacing tokens {first} to {t - 1} moves output {i} by {float(moved[i]):.2g}"
             names = " and ".join(dict.fromkeys(chosen.names))
-            return Finding("future leak", f"{told}: {names} chooses among all tokens", CURE, 1.6, "mask"), turned
+            return Finding("future leak", f"{sentence}: {names} chooses among all tokens", CURE, 1.6, "mask"), turned
     return None, turned
 
 

@@ -23,8 +23,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     heads_width = find_head_width(case)
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
     if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > call_checks.OFF * found or found <= 0:
-        said = call_checks.check_scale(case.inner_calls, case.scale)
-        yield said if said is not None else Unknown(WHAT, evidence.ALONE, is_required=True)
+        result = call_checks.check_scale(case.inner_calls, case.scale)
+        yield result if result is not None else Unknown(WHAT, evidence.ALONE, is_required=True)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
     if abs(found / expected - 1) < call_checks.OFF:
@@ -37,9 +37,9 @@ def report_training_scale(case: Case) -> Iterator[Finding]:
     """Yield the finding of a scale that differs between training and evaluation."""
     for one, other in zip(case.inner_calls, case.training_calls, strict=False):
         if one.scale is not None and other.scale is not None and abs(one.scale / other.scale - 1) > call_checks.OFF:
-            told = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
+            sentence = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
             cure = "Use one scale in both: no temperature that depends on self.training."
-            yield Finding("wrong scale", told, cure, 2.05, "training scale")
+            yield Finding("wrong scale", sentence, cure, 2.05, "training scale")
             return
 
 

@@ -28,11 +28,11 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield from check_match(case, case.match)
         return
     try:
-        said = list(read_or_infer_rows(weight_reading.get_double_case(case)))
+        results = list(read_or_infer_rows(weight_reading.get_double_case(case)))
     except Exception:  # whatever a user's layer raises: another probe reports it
-        said = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
-    recorded = call_checks.check_rows(case.inner_calls) if any(is_missing(one) for one in said) else None
-    yield from [*(one for one in said if recorded is None or not is_missing(one)), *([recorded] if recorded else [])]
+        results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
+    recorded = call_checks.check_rows(case.inner_calls) if any(is_missing(one) for one in results) else None
+    yield from [*(one for one in results if recorded is None or not is_missing(one)), *([recorded] if recorded else [])]
 
 
 def read_or_infer_rows(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -111,20 +111,20 @@ def check_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | U
 
 def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor) -> Finding | Unknown:
     """Return what explains rows that do not add to one: a mistake, a sink, or mixed heads."""
-    near, told, of_function = weight_reading.get_tolerance(case), describe_row(rows, off), case.subject.form == "qkv"
+    near, sentence, of_function = weight_reading.get_tolerance(case), describe_row(rows, off), case.subject.form == "qkv"
     if has_mixed_heads(rows, seen, near, weights):
-        return Unknown(f"whether {ROWS}: {told}, the same in every row, as with mixed or subtracted heads", evidence.ALONE)
+        return Unknown(f"whether {ROWS}: {sentence}, the same in every row, as with mixed or subtracted heads", evidence.ALONE)
     if weights[seen].min() < -near:
-        told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
-        sure = Finding("not normalised", told, CURE, 1.5, "softmax")
-        return sure if of_function else Unknown(f"whether {ROWS}: {told}", evidence.ALONE)
+        sentence = f"weights are negative, down to {float(weights[seen].min()):.2g}"
+        sure = Finding("not normalised", sentence, CURE, 1.5, "softmax")
+        return sure if of_function else Unknown(f"whether {ROWS}: {sentence}", evidence.ALONE)
     if (rows[seen] > 1 + near).any() or is_unlike_sink(case, rows):
-        return Finding("not normalised", told, CURE, 1.5, "softmax")
+        return Finding("not normalised", sentence, CURE, 1.5, "softmax")
     if has_filled_keys(case):
-        told += ", and to another number with one token less: keys that are not tokens have weight"
-        return Finding("not normalised", told, FILLED, 1.5, "softmax")
+        sentence += ", and to another number with one token less: keys that are not tokens have weight"
+        return Finding("not normalised", sentence, FILLED, 1.5, "softmax")
     return Unknown(
-        f"whether {ROWS}: {told}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
+        f"whether {ROWS}: {sentence}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
     )
 
 
@@ -193,24 +193,26 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
     if top == 0:
         yield Unknown(f"whether {ROWS}: every output is 0", "a layer whose weights are not zero", is_required=True)
         return
-    apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
-    if apart < weight_reading.get_tolerance(case) and len(outputs) > 1:
-        yield Checked(f"{SAME}: for equal tokens every output is the same, at two lengths", f"to within {apart:.0e}")
+    difference = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
+    if difference < weight_reading.get_tolerance(case) and len(outputs) > 1:
+        yield Checked(f"{SAME}: for equal tokens every output is the same, at two lengths", f"to within {difference:.0e}")
     elif (
         len(outputs) > 1
         and is_on_a_line(rows, case)
         and is_length_dependent(outputs)
         and future.find_hidden_future(case)[:, 0].any()
     ):
-        told = (
+        sentence = (
             f"for equal tokens, output 0 is {compute_distance_ratio(outputs):.2g} times as far from the last with one "
             "token less"
         )
-        yield Finding("not normalised", f"{told}: the sum of a row depends on tokens that it may not see", CURE, 0.9, "softmax")
+        yield Finding(
+            "not normalised", f"{sentence}: the sum of a row depends on tokens that it may not see", CURE, 0.9, "softmax"
+        )
     else:
         what = f"whether {ROWS}: outputs for equal tokens differ, due to positions, a residual or a sink"
         yield Unknown(what, evidence.ALONE, is_required=True)
-    if apart < weight_reading.get_tolerance(case):
+    if difference < weight_reading.get_tolerance(case):
         yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE, is_required=True)
 
 
@@ -229,8 +231,8 @@ def compute_constant_outputs(case: Case, t: int) -> Tensor:
 
 def is_on_a_line(rows: Tensor, case: Case) -> bool:
     """Return whether outputs (b, t, c) differ, and only along one direction."""
-    apart = (rows - rows[:, -1:])[0]
-    sizes = torch.linalg.svdvals(apart)
+    difference = (rows - rows[:, -1:])[0]
+    sizes = torch.linalg.svdvals(difference)
     return (
         len(sizes) > 2
         and float(sizes[0]) > 0
