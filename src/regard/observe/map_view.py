@@ -74,12 +74,14 @@ class MapView:
 
         If keys are not the queries' own tokens: whether the first query that counts may see the key.
         """
-        b, h, _, k = self.map.shape
+        b, h, q, k = self.map.shape
         if self.own:
             padding = self.positions.unsqueeze(1).expand_as(self.is_counted).masked_fill(self.is_counted, -1)
             places = padding.masked_fill((padding < 0) | (padding >= k), k)  # k marks none
             found = torch.ones(b, h, k + 1, dtype=torch.bool, device=self.map.device)
             return found.scatter_(2, places, False)[..., :k]
+        if not q:
+            return torch.zeros(b, h, k, dtype=torch.bool, device=self.map.device)
         query = self.is_counted.int().argmax(-1, keepdim=True)  # the first that counts
         seen = self.can_see_all(query, torch.arange(k, device=query.device))
         return seen & self.is_counted.any(-1, keepdim=True)
@@ -87,6 +89,9 @@ class MapView:
     @cached_property
     def first_token_indices(self) -> list[int]:
         """The first token of each batch row, by index: the first key that its first counting query may see."""
+        b, _, q, k = self.map.shape
+        if not q or not k:
+            return [0] * b
         counted = self.is_counted.any(1)
         query = counted.int().argmax(-1).view(-1, 1, 1)
         keys = torch.arange(self.map.shape[3], device=query.device)

@@ -55,7 +55,8 @@ def test_a_recorded_chain_gives_its_output(scores, before, softmax, after, of_va
     assert torch.equal(plain.nan_to_num(), output.nan_to_num())
     assert recording.calls or {one.module for one in recording.missed} == {"0"}
     if len(recording.calls) == 1 and not recording.missed and not any("gate" in note for note in recording.notes):
-        context = recording.map(0).dense() @ recording.values(0)
+        kind = recording.calls[0].kind
+        context = recording.map(0, kind=kind).dense() @ recording.values(0, kind=kind)
         rows = output.isfinite().all(-1)
         assert context.numel() == output.numel()
         context = context.reshape(output.shape)
