@@ -187,7 +187,8 @@ def test_a_cell_of_the_map_has_the_color_of_its_sign(opened, address, rows):
 
 
 def test_heads_draws_every_head_in_one_signed_scale(opened, address):
-    page = settled(opened(f"{address}#view=heads", quiet=False))  # Chromium says that canvases are read slowly
+    # heads are drawn when they are near the screen; Chromium says that canvases are read slowly
+    page = settled(opened(f"{address}#view=heads", height=3000, quiet=False))
     until(page, """document.querySelectorAll('.head canvas[width="24"]').length === 36""")
     before = page.evaluate(COLORS)
     press(page, "pull")
