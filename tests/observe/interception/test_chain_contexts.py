@@ -24,7 +24,7 @@ from regard.observe import record
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(
     scores=st.sampled_from(sorted(SCORES)),
     before=some((STEPS.keys() | BENT.keys()) - {"rounded"}, 3),
