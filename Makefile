@@ -31,7 +31,7 @@ test: .venv/ready-for-work
 	@$(PYTEST) -n 2 -m "not slow"
 
 test-all: .venv/ready-for-work
-	@echo "Running every test: some forty minutes on two cores."
+	@echo "Running every test: about half an hour on two cores."
 	@CI=1 $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
 	@$(BIN)/python tests/processors.py
 
