@@ -20,9 +20,14 @@ class PatchSet:
 
     def __enter__(self) -> "PatchSet":
         with self.lock:
+            if not self.users:
+                try:
+                    self.apply(self.patches())
+                except BaseException:  # else the next user would find no patches and apply none
+                    self.restore()
+                    self.former.clear()
+                    raise
             self.users += 1
-            if self.users == 1:
-                self.apply(self.patches())
         return self
 
     def __exit__(self, *_: object) -> None:
