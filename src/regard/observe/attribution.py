@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -109,7 +110,8 @@ class Attribution:
         places = run.map(0, kind=attention, part=part).shape[2] if run.layers(attention, part) else 0
         chosen = torch.arange(places)[queries] if places else torch.zeros(1, dtype=torch.long)
         compute = compute_self_relevance if attention == "self" else compute_cross_relevance
-        rows = compute(run, lambda layer, kind, one: self.map(layer, attention=kind, part=one), chosen.reshape(-1), part)
+        find_pull = cache(lambda layer, kind, one: self.map(layer, attention=kind, part=one))  # with what it has computed
+        rows = compute(run, find_pull, chosen.reshape(-1), part)
         return rows[:, 0] if chosen.dim() == 0 else rows
 
 

@@ -52,9 +52,7 @@ def compute_cross_relevance(run: Run, find_pull: FindPull, queries: Tensor, part
             rows = rows + multiply_rows(rows, check_square(pull, f"decoder layer {layer}", rows.shape[2]))
             continue
         earlier = [find_pull(number, "self", part) for one, number in steps[:place] if one == "self"]
-        columns = rows.mT
-        spread = multiply_all(earlier, columns) - columns
-        found += multiply_rows((columns + divide_rows(spread, sum_added_rows(earlier, columns))).mT, pull)
+        found += multiply_rows(multiply_normalized(earlier, rows.mT).mT, pull)
     return apply_encoder(found, [find_pull(name, "self", None) for name in list_encoder_layers(run, part)])
 
 
@@ -62,7 +60,8 @@ def apply_encoder(rows: Tensor, pulls: Sequence[AttributionMap]) -> Tensor:
     """Return rows N(R_ss), (b, n, s), of the encoder's self-attentions from the first to the last."""
     if not pulls:
         return rows
-    shares = divide_rows(rows.mT, sum_added_rows(pulls, rows.mT)).mT
+    ones = torch.ones_like(rows.mT[..., :1])
+    shares = divide_rows(rows.mT, multiply_all(pulls, ones) - ones).mT
     spread = shares
     for pull in reversed(pulls):
         spread = spread + multiply_rows(spread, check_square(pull, "the encoder", rows.shape[2]))
@@ -121,10 +120,11 @@ def multiply_all(pulls: Sequence[AttributionMap], columns: Tensor) -> Tensor:
     return columns
 
 
-def sum_added_rows(pulls: Sequence[AttributionMap], like: Tensor) -> Tensor:
-    """Return the sums of the rows of (I + M_l) ... (I + M_1) - I, (b, t, 1)."""
-    ones = torch.ones_like(like[..., :1])
-    return multiply_all(pulls, ones) - ones
+def multiply_normalized(pulls: Sequence[AttributionMap], columns: Tensor) -> Tensor:
+    """Return N(R) columns, (b, t, n), of R = (I + M_l) ... (I + M_1): the sums of its rows are found in the same traversal."""
+    both = torch.cat([columns, torch.ones_like(columns[..., :1])], -1)
+    added = multiply_all(pulls, both) - both
+    return columns + divide_rows(added[..., :-1], added[..., -1:])
 
 
 def divide_rows(columns: Tensor, sums: Tensor) -> Tensor:
