@@ -7,16 +7,14 @@ import argparse
 import json
 from collections.abc import Sequence
 
-import torch
 from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import print_lines
+from regard.cli.look import print_lines, record_ids
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
-from regard.cli.progress_bar import iterate_with_bar, show_bar
+from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
-from regard.observe import Recording, record
 from regard.observe.text_table import align_columns, count_fitting_columns, format_token
 from regard.policies import Policy, parse_policy
 from regard.policy_audit import Audit, Downstream, audit, measure_downstream
@@ -32,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     policies = [parse_policy(one) for one in options.policy]
     text = read_text(options.text)
     foreign = load_model(options.model, CAUSAL_LM)
-    ids, recording = record_values(foreign, text, options.tokens)
+    ids, words, _ = foreign.tokens(text, options.tokens)
+    recording = record_ids(foreign, ids, words, "values")
     found = audit(
         recording,
         policies,
@@ -49,16 +48,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     print_audit(foreign.name, found, effects, options.worst)
     return 0
-
-
-def record_values(foreign: TextModel, text: str, most: int | None) -> tuple[Tensor, Recording]:
-    """Return the first tokens of a text, (1, t), and the recording of a model on them, with its values."""
-    ids, words, _ = foreign.tokens(text, most)
-    recorder = record(foreign.model, keep="values")
-    with torch.inference_mode(), recorder as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
-        foreign.run(ids)
-    recording.model, recording.tokens = foreign.name, words
-    return ids, recording
 
 
 def run_with_policies(foreign: TextModel, ids: Tensor, policies: Sequence[Policy], prompt: int) -> list[Downstream]:

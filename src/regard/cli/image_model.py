@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.cli.model_loading import format_first_line, silence_transformers
+from regard.cli.model_loading import (
+    convert_loading_errors,
+    format_first_line,
+    refuse_missing_weights,
+    silence_transformers,
+)
 from regard.errors import ConfigError, DataError
 from regard.models.vision_transformer import VisionTransformer
 from regard.show.image_input import Pixels, load_image
@@ -94,26 +99,16 @@ def load_image_model(name: str) -> ImageModel:
     if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
     where = str(path) if path.is_dir() else name
-    try:
-        with silence_transformers():
-            config = transformers.AutoConfig.from_pretrained(where, local_files_only=path.is_dir())
-            classifies = any("ForImageClassification" in one for one in config.architectures or ())
-            kind = getattr(transformers, CLASSIFIER if classifies else BASE)
-            model, found = kind.from_pretrained(where, dtype="auto", output_loading_info=True)
-            model.eval()
-    except ImportError as error:
-        raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
-    except Exception as error:  # transformers may raise anything for a damaged file
-        raise DataError(
-            f"{name} could not be loaded: {format_first_line(error)} A model is a folder with config.json and weights, or a "
-            "name on the hub, downloaded before if there is no network."
-        ) from None
+    with convert_loading_errors(name, "config.json and weights,"):
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=path.is_dir())
+        classifies = any("ForImageClassification" in one for one in config.architectures or ())
+        kind = getattr(transformers, CLASSIFIER if classifies else BASE)
+        model, found = kind.from_pretrained(where, dtype="auto", output_loading_info=True)
+        model.eval()
     tower = find_tower(model)
     if tower is None:
         raise ConfigError(f"{name} is a {type(model).__name__}, which reads no images: use `regard look` for text.")
-    missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise DataError(f"{name} has no {missing[0]}, which transformers would draw at random; {len(missing)} are missing.")
+    refuse_missing_weights(name, [key for key in found["missing_keys"] if "pooler" not in key])
     classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
     return ImageModel(path.name if path.is_dir() else name, tower, load_processor(where, path.is_dir()), classes)
 

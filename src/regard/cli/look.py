@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from rich.console import Console
 from rich.text import Text
+from torch import Tensor
 
 from regard.cli import word_pulls
 from regard.cli.input_text import read_text
@@ -55,18 +56,23 @@ def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> t
     """Return the recording of a model on the first tokens of a text, and a sentence about it."""
     ids, words, whole = foreign.tokens(text, options.tokens)
     start = time.perf_counter()
-    recorder = record(foreign.model, keep=options.keep)
-    with torch.inference_mode(), recorder as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
-        foreign.run(ids)
+    recording = record_ids(foreign, ids, words, options.keep)
     seconds = time.perf_counter() - start
-    recording.model = foreign.name
-    recording.tokens = words
     cut = f" of {whole:,}" if len(words) < whole else ""
     beyond = foreign.context is not None and len(words) > foreign.context
     note = f" The model's context is {foreign.context:,}." if beyond else ""
     spelled = describe_bytes(words)
     note += f" {spelled}" if spelled else ""
     return recording, f"{len(words):,}{cut} token{'s' * (whole != 1)} in {seconds:.1f} s.{note}"
+
+
+def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | None) -> Recording:
+    """Return the recording of a model on tokens (1, t) with their words, and show a bar while it runs."""
+    recorder = record(foreign.model, keep=keep)
+    with torch.inference_mode(), recorder as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
+        foreign.run(ids)
+    recording.model, recording.tokens = foreign.name, words
+    return recording
 
 
 def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:

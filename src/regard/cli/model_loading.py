@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -146,24 +146,41 @@ def load_transformers_model(name: str, kind: str) -> TransformersModel:
         raise DataError(f"{name} is neither a folder nor a name on the hub, like gpt2 or owner/model.")
     elif not path.exists():
         where["local_files_only"] = is_only_in_cache(name)
+    with convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+        model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
+        model.eval()
+    refuse_missing_weights(
+        name, [key for key in found["missing_keys"] if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf"]
+    )
+    if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+@contextlib.contextmanager
+def convert_loading_errors(name: str, parts: str) -> Iterator[None]:
+    """Silence transformers while the context is active, and raise its errors as ConfigError or DataError.
+
+    parts is what a folder with a model has, for the sentence.
+    """
     try:
         with silence_transformers():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-            model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
-            model.eval()
+            yield
     except ImportError as error:
         raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
     except Exception as error:  # transformers may raise anything for a damaged file
         raise DataError(
-            f"{name} could not be loaded: {format_first_line(error)} A model is a folder with config.json, weights and "
-            "a tokenizer, a .gguf file, or a name on the hub, downloaded before if there is no network."
+            f"{name} could not be loaded: {format_first_line(error)} A model is a folder with {parts} or a name on the hub, "
+            "downloaded before if there is no network."
         ) from None
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf")
-    if missing:
-        raise DataError(f"{name} has no {missing[0]}, which transformers would draw at random; {len(missing)} are missing.")
-    if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
-        model = model.get_encoder()
-    return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+def refuse_missing_weights(name: str, missing: Iterable[str]) -> None:
+    """Raise DataError if weights of a model are missing, which transformers would draw at random."""
+    keys = sorted(missing)
+    if keys:
+        raise DataError(f"{name} has no {keys[0]}, which transformers would draw at random; {len(keys)} are missing.")
 
 
 def is_only_in_cache(name: str) -> bool:
