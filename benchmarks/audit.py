@@ -1,8 +1,14 @@
-"""What an audit costs: four policies at once on all rows of 16 heads, against the overview of the same heads."""
+"""What an audit costs: four policies at once on all rows of 16 heads, against the overview of the same heads.
 
+Where kvpress is installed, which needs a transformers below 5.3, its ObservedAttention is timed from complete matrices.
+"""
+
+import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes, seconds
-from regard.policies import H2O, TOVA, AttentionInputs, Oracle, Policy, SnapKV, StreamingLLM
+from regard.policies import H2O, TOVA, AttentionInputs, ObservedAttention, Oracle, Policy, SnapKV, StreamingLLM
 from regard.policy_audit.measure import RowMeasures, measure_layer
 
 HEADS, KEY_HEADS, WIDTH = 16, 4, 64
@@ -22,13 +28,26 @@ POLICIES = {
     "TOVA": TOVA(256),
 }
 TITLE = f"auditing four policies of 256 keys at once, {HEADS} heads of width {WIDTH}, float32, half of the text as the prompt"
-COLUMNS = ["T", "heads", "overview s", "audit s", "ratio to overview", "choose s", "measure s", "dense s", "MiB of the audit"]
+COLUMNS = [
+    "T",
+    "heads",
+    "overview s",
+    "audit s",
+    "ratio to overview",
+    "choose s",
+    "measure s",
+    "dense s",
+    "ObservedAttention s",
+    "kvpress's s",
+    "MiB of the audit",
+    "exponents of time and memory",
+]
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Seconds of an audit, of its two halves and of the overview, and its peak above q, k and v in a fresh process."""
     check()
-    table, policies = Table(TITLE, COLUMNS), list(POLICIES.values())
+    table, policies, above = Table(TITLE, COLUMNS), list(POLICIES.values()), None
     for t, heads in (*((t, HEADS) for t in LENGTHS), (LONG, 1)):
         inputs = make_inputs(t, heads)
         seconds(partial(audit, make_inputs(512, heads), policies))  # what is compiled, is compiled
@@ -37,8 +56,36 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         choose = take_median(lambda inputs=inputs: [one.choose_keys(inputs) for one in policies], rounds)
         both = take_median(lambda inputs=inputs: audit(inputs, policies), rounds)
         dense = take_median(lambda inputs=inputs: measure_densely(inputs, policies), 1) if t <= DENSE else None
-        table.add(t, heads, overview, both, both / overview, choose, both - choose, dense, measure_memory(t, heads))
+        text = replace(inputs, prompt=t)
+        observed = take_median(partial(ObservedAttention(0.1).score_keys, text), rounds)
+        press = take_median(partial(score_by_kvpress, text), 1) if t == DENSE and has_kvpress() else None
+        memory = measure_memory(t, heads)
+        exponents = describe_exponents(above, (t, both, memory)) if above and heads == HEADS else None
+        above = t, both, memory
+        times = overview, both, both / overview, choose, both - choose, dense, observed, press
+        table.add(t, heads, *times, memory, exponents)
     return table
+
+
+def describe_exponents(above: tuple[int, float, float | None], here: tuple[int, float, float | None]) -> str | None:
+    """The exponents of seconds and MiB in T, from the row above to this one."""
+    (t, *before), (length, *now) = above, here
+    pairs = [(x, y) for x, y in zip(before, now, strict=True) if x is not None and y is not None]
+    return ", ".join(f"{math.log(y / x) / math.log(length / t):.2f}" for x, y in pairs)
+
+
+def has_kvpress() -> bool:
+    """Whether kvpress can be imported."""
+    return importlib.util.find_spec("kvpress") is not None
+
+
+def score_by_kvpress(inputs: AttentionInputs) -> Tensor:
+    """The scores of kvpress's ObservedAttention for a text that is all prompt, from the complete matrices that it reads."""
+    import kvpress
+
+    k, t = inputs.k.repeat_interleave(inputs.heads_per_key, 1), inputs.tokens
+    scores = (inputs.q @ k.mT * WIDTH**-0.5).masked_fill_(~inputs.mask.table(t, t), -math.inf)
+    return kvpress.ObservedAttentionPress(0.9).score(None, None, inputs.k, inputs.v, scores.softmax(-1), {})
 
 
 def take_median(run: Callable[[], object], rounds: int) -> float:
@@ -56,7 +103,8 @@ def make_inputs(t: int, heads: int = HEADS, seed: int = 0) -> AttentionInputs:
 
 def audit(inputs: AttentionInputs, policies: Sequence[Policy]) -> RowMeasures:
     """Choose the keys of each policy and measure all rows."""
-    return measure_layer(inputs, policies)
+    found, _ = measure_layer(inputs, policies)
+    return found
 
 
 def measure_densely(inputs: AttentionInputs, policies: Sequence[Policy]) -> Tensor:
@@ -79,7 +127,10 @@ def check() -> None:
     found = audit(inputs, policies)
     difference = (found.recall[:, 0] - measure_densely(inputs, policies)).abs().max()
     assert difference < 1e-5, f"recall is off by {difference:.1e}"
-    t = torch.arange(inputs.tokens)
+    text, t = replace(inputs, prompt=inputs.tokens), torch.arange(inputs.tokens)
+    if has_kvpress():
+        difference = (ObservedAttention(0.1).score_keys(text) - score_by_kvpress(text)).abs().max()
+        assert difference < 1e-5, f"ObservedAttention is off kvpress's by {difference:.1e}"
     for n, policy in enumerate(policies):
         weights = inputs.build_map().dense() * policy.choose_keys(inputs).block(t, t)
         v = inputs.v.repeat_interleave(inputs.heads_per_key, 1)

@@ -19,7 +19,9 @@ from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
 from observe.family import Family
 from observe.recurrent_models import RECURRENT, RecurrentFamily, draw_tokens
-from observe.written_out import HAND, UNCOMPARED, compare_with_attentions
+from observe.shared_rows import SHARED, compare_with_outputs
+from observe.written_out import HAND, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.written_out_media import KERNELS
 from regard.observe import record
 
 TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"
@@ -40,6 +42,12 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         table.add(family.name, family.model, "", "", "", NOTES[family.name], "")
     for family in HAND:
         measure_handwritten(table, family)
+    for family in KERNELS:
+        maps, difference = compare_with_own_weights(family, "none")
+        table.add(family.name, family.model, "a kernel of torch", "none", maps, difference, "the formula of each kernel call")
+    for one in SHARED:
+        maps, difference = compare_with_outputs(one)
+        table.add(one.family.name, one.family.model, "one row of weights", "none", maps, difference, "its own output")
     for recurrent in RECURRENT:
         add_recurrent(table, recurrent)
     return table
@@ -68,16 +76,18 @@ def measured(table: Table, family: Family) -> None:
 
 
 def measure_handwritten(table: Table, family: Family) -> None:
-    """A row of a family whose attention is written out by hand, against the attentions that it hands out."""
+    """Add a family whose attention is written by hand, against the attentions that it returns, or its own softmaxes."""
     model = family.build()
     _, recording = recorded(model, family.feed(model), recorded=True)
-    if recording.missed or family.name in UNCOMPARED:
+    if recording.missed or family.name in UNSOFTENED:
         said = f"missed: {recording.missed[0].reason}" if recording.missed else UNCOMPARED[family.name]
         table.add(family.name, family.model, "by hand", "", len(recording.calls), said, "")
         return
-    found = [compare_with_attentions(family, side) for side in family.sides]
+    own = family.name in UNCOMPARED
+    found = [(compare_with_own_weights if own else compare_with_attentions)(family, side) for side in family.sides]
     maps, difference = sum(n for n, _ in found), max(one for _, one in found)
-    table.add(family.name, family.model, "by hand", ", ".join(family.sides), maps, difference, "written out by hand")
+    beside = f"its own softmax: {UNCOMPARED[family.name]}" if own else "written out by hand"
+    table.add(family.name, family.model, "by hand", ", ".join(family.sides), maps, difference, beside)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
-"""Generating with GPT-2's smallest shape, random weights: beside Hugging Face's generate and CTranslate2, on the same weights.
+"""Generating with GPT-2's smallest shape, random weights: beside Hugging Face's generate and other engines, same weights.
 
 Equal are the tokens of all that compute in float32; of those that round, the largest difference of the logits from
-float32's is told, as a share of the logits' deviation. CTranslate2 only where it is installed, which is said.
+float32's is told, as a share of the logits' deviation.
 """
 
-import importlib.util
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
+from benchmarks.engines import Contender, list_engines
 from benchmarks.tables import Table
 from benchmarks.timing import timed
 from regard.generate import quantise
+from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
 from regard.text.byte_pair import GPT2_FOLDER
 
@@ -27,16 +24,6 @@ TITLE = "Generating with GPT-2's shape (124M): tokens a second, greedy"
 COLUMNS = ["batch", "prompt", "new", "by", "weights", "seconds", "tokens a second", "logits off float32's by"]
 CASES = ((1, 16, 128), (1, 1000, 1), (16, 16, 64))  # batch, prompt, new tokens
 VOCABULARY = 50257
-
-
-@dataclass(frozen=True, eq=False)
-class Contender:
-    """Who computes, in what; a function (prompts, count) to tokens (b, count), and one from prompts to logits (b, t, n)."""
-
-    by: str
-    weights: str
-    tokens: Callable[[Tensor, int], Tensor]
-    logits: Callable[[Tensor], Tensor]
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
@@ -51,14 +38,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         assert all(error < 1e-3 for one, error in zip(found, errors, strict=True) if one in exact), errors
         for b, t, new in CASES:
             given = prompts(b, t)
-            same = {one.by: one.tokens(given, new) for one in exact}
+            able = [one for one in found if b <= one.most_rows]
+            same = {one.by: one.tokens(given, new) for one in exact if one in able}
             first = next(iter(same.values()))
             assert all(torch.equal(first, other) for other in same.values()), f"not the same tokens: {list(same)}"
-            ways = {str(place): partial(answered, one, given, new) for place, one in enumerate(found)}
+            ways = {str(place): partial(answered, one, given, new) for place, one in enumerate(able)}
             medians = timed(ways, 0.0).medians
-            for place, one in enumerate(found):
+            for place, one in enumerate(able):
                 seconds = medians[str(place)] / 1e3
-                table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, errors[place])
+                table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, errors[found.index(one)])
     return table
 
 
@@ -80,24 +68,8 @@ def contenders(folder: Path) -> list[Contender]:
     words.save_pretrained(folder / "model")
     half = GPT2LMHeadModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
     ours = GPT2.load(folder / "model")
-    found = [hugging_face(theirs, "float32"), hugging_face(half, "bfloat16"), *list_ctranslate2(folder, words)]
-    return [*found, regard(ours, "float32"), regard(quantise(ours, "int8"), "int8")]
-
-
-def list_ctranslate2(folder: Path, words: GPT2TokenizerFast) -> list[Contender]:
-    """The contenders of CTranslate2, of the model in a folder; none where it is not installed, which is printed."""
-    if importlib.util.find_spec("ctranslate2") is None:
-        print("CTranslate2 is left out: it is not installed (pip install ctranslate2).")
-        return []
-    import ctranslate2
-    from ctranslate2.converters import TransformersConverter
-
-    found = []
-    for kind in ("float32", "int8"):
-        converted = TransformersConverter(str(folder / "model")).convert(str(folder / kind), quantization=kind)
-        generator = ctranslate2.Generator(converted, device="cpu", intra_threads=torch.get_num_threads(), compute_type=kind)
-        found.append(translate(generator, words, kind))
-    return found
+    found = [hugging_face(theirs, "float32"), hugging_face(half, "bfloat16"), *list_engines(folder, theirs, words)]
+    return [*found, regard(ours, "float32"), *(regard(quantise(ours, to), to) for to in WEIGHTS)]
 
 
 def hugging_face(model: GPT2LMHeadModel, weights: str) -> Contender:
@@ -106,25 +78,6 @@ def hugging_face(model: GPT2LMHeadModel, weights: str) -> Contender:
         return model.generate(given, attention_mask=torch.ones_like(given), **settings)[:, given.shape[1] :]
 
     return Contender("Hugging Face", weights, tokens, lambda given: model(given).logits.float())
-
-
-def translate(generator: Any, words: GPT2TokenizerFast, weights: str) -> Contender:
-    def named(given: Tensor) -> list[list[str]]:
-        return [words.convert_ids_to_tokens(row) for row in given.tolist()]
-
-    def tokens(given: Tensor, new: int) -> Tensor:
-        settings = {
-            "max_length": new,
-            "min_length": new,
-            "sampling_topk": 1,
-            "include_prompt_in_result": False,
-            "end_token": [],
-        }
-        return torch.tensor([one.sequences_ids[0] for one in generator.generate_batch(named(given), **settings)])
-
-    return Contender(
-        "CTranslate2", weights, tokens, lambda given: torch.from_numpy(np.array(generator.forward_batch(named(given))))
-    )
 
 
 def regard(model: GPT2, weights: str) -> Contender:

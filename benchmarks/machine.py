@@ -22,7 +22,8 @@ def describe() -> str:
 def name_processor() -> str:
     """The heading of a section: the processor, its model, the widest instruction sets that kernels may use, and the threads."""
     found = processor.read_features()
-    sets = [title for name, title in VECTORS.items() if name in found][:1] + ["bfloat16"] * ("avx512bf16" in found)
+    sets = [title for name, title in VECTORS.items() if name in found][:1]
+    sets += ["bfloat16"] * ("avx512bf16" in found) + ["AMX"] * kernel_choice.has_tiles()
     fields = [f"{field.removeprefix('cpu ')} {processor.read_cpuinfo(field)}" for field in ("cpu family", "model\t")]
     model = [" ".join(field.split()) for field in fields if field.split()[-1:] and field.split()[-1].isdigit()]
     return f"{processor.read_processor_name()} ({', '.join([*model, *sets, f'{torch.get_num_threads()} threads'])})"

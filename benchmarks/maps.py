@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes, seconds, timed
 from regard import AttentionMap, Causal
-from regard.map import numba_passes
+from regard.map import compiled_passes
 
 WIDTH, HEADS, LENGTHS, LONG = 64, 12, (512, 1024, 2048, 4096, 8192), 131_072
 TITLE = "overview of one causal head of width 64, float32"
@@ -65,7 +65,7 @@ def seen(q: Tensor, k: Tensor) -> Tensor:
 
 def seen_plainly(q: Tensor, k: Tensor) -> Tensor:
     """The same without the compiled pass."""
-    with mock.patch.object(numba_passes, "can_run_compiled", return_value=False):
+    with mock.patch.object(compiled_passes, "can_run_compiled", return_value=False):
         return seen(q, k)
 
 

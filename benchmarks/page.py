@@ -1,4 +1,7 @@
-"""How fast the page is in a real browser: a sentence typed, a head of 100,000 tokens panned, zoomed and pointed at."""
+"""How fast the page is in a real browser: a sentence typed, a head of 100,000 tokens panned, zoomed and pointed at.
+
+`python -m benchmarks page`; the last row takes ten minutes, or REGARD_PAGE_MINUTES. Needs Chromium and the extras view and dev.
+"""
 
 import contextlib
 import json
@@ -71,7 +74,9 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 
     table = Table(TITLE, COLUMNS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
+        )
         with served("short") as (address, _):
             typed(table, browser, address)
         with served("long") as (address, process):

@@ -15,20 +15,22 @@ from benchmarks.tables import Table
 from benchmarks.timing import timed
 from regard.matmul import QuantizedLinear, linear
 from regard.matmul.float32_linear import launch_product, load_compiled_products
+from regard.matmul.quantized_linear import WEIGHTS
 
 ROWS, WIDTH, MATRICES = 3072, 768, 32
 COUNTS = (1, 2, 4, 8, 16, 64, 1000)
 TITLE = "x Wᵀ + b, W 3072 x 768 in float32, microseconds"
-COLUMNS = ["vectors", "F.linear", "regard", "compiled", "oneDNN", "oneDNN, packed", "regard, int8", "regard reads GB/s"]
+FLOATS = ["F.linear", "regard", "compiled", "oneDNN", "oneDNN, packed"]
+COLUMNS = ["vectors", *FLOATS, *(f"regard, {to}" for to in WEIGHTS), "regard reads GB/s"]
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
-    """A row for each number of vectors; the first five are equal, int8 is what it is."""
+    """A row for each number of vectors; the first five are equal, those in fewer bits are what they are."""
     table = Table(TITLE, COLUMNS)
     torch.manual_seed(0)
     weights, bias = [torch.randn(ROWS, WIDTH) for _ in range(MATRICES)], torch.randn(ROWS)
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
-    small = [QuantizedLinear.from_weight(weight, bias) for weight in weights]
+    small = {to: [QuantizedLinear.from_weight(weight, bias, to) for weight in weights] for to in WEIGHTS}
     with torch.inference_mode():
         for count in COUNTS:
             x = torch.randn(count, WIDTH)
@@ -36,15 +38,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 "F.linear": in_turn(weights, partial(apart, F.linear, x, bias)),
                 "regard": in_turn(weights, partial(apart, linear, x, bias)),
                 "oneDNN": in_turn(weights, partial(by_onednn, x, bias)),
-                "packed": in_turn(packed, partial(by_onednn, x, bias)),
+                "oneDNN, packed": in_turn(packed, partial(by_onednn, x, bias)),
             }
             if load_compiled_products() is not None and count <= 16:
                 ways["compiled"] = in_turn(weights, partial(by_numba, x, bias))
-            found = timed(ways, 1e-3, beside={"int8": in_turn(small, lambda one, x=x: one(x))})
+            beside = {f"regard, {to}": in_turn(matrices, lambda one, x=x: one(x)) for to, matrices in small.items()}
+            found = timed(ways, 1e-3, beside=beside)
             micros = {name: 1e3 * milliseconds for name, milliseconds in found.medians.items()}
             speed = 4 * ROWS * WIDTH / micros["regard"] / 1e3
-            names = ("F.linear", "regard", "compiled", "oneDNN", "packed", "int8")
-            table.add(count, *(micros.get(name) for name in names), speed)
+            table.add(count, *(micros.get(name) for name in COLUMNS[1:-1]), speed)
     return table
 
 
@@ -64,5 +66,5 @@ def by_onednn(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
 
 def by_numba(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     output = torch.empty(len(x), ROWS)
-    launch_product("FLOATS", weight, None, x, bias, output)
+    launch_product([weight, None, bias, None], x, output)
     return output

@@ -1,11 +1,13 @@
-"""The tables of docs/examine.md: `python -m docs.examined`. Every layer of tests/examination is examined, and public ones.
+"""The tables of docs/examine.md, of layers of tests/examination and of public ones: `python -m docs.examined [NAME ...]`.
 
+The names are those of the tables: wrong, right, public; all of them without one.
 Where one of the public ones is not installed their table stays as it is; public.py says how they are installed.
 """
 
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from docs import public
-from examination import right, right_plain, wrong
+from examination import right, right_plain, right_variants, wrong
 from regard.atomic_write import write_atomically
+from regard.errors import ConfigError
 from regard.examination import Report, examine
 
 PAGE = Path(__file__).parent / "examine.md"
@@ -32,6 +35,9 @@ WRONG = {
     "Kernels": wrong.KERNELS,
     "Positions": wrong.POSITIONS,
     "Beside rotary positions, biases, convolutions and routing": wrong.CALLS,
+    "Sources, caches, and what follows the softmax": wrong.SOURCES,
+    "Norms, differential and latent attention, softcaps and sinks": wrong.DESIGNS,
+    "Longer inputs, values and outputs": wrong.LENGTHS,
 }
 RIGHT = {
     "regard's own": right.own,
@@ -40,18 +46,25 @@ RIGHT = {
     "as people write them": right.of_hand,
     "half and double precision": right.of_dtypes,
     "designs that look wrong": right.of_designs,
+    "variants, each in a way of its own": right.of_variants,
     "kernels, block by block": right.of_kernels,
     "compiled": right.compiled,
     "Hugging Face, small and random": right.of_families,
 }
 
 
-def main() -> None:
-    """Examines everything, and writes what is between the marks of the page."""
+def main(names: list[str]) -> None:
+    """Examines the layers of these tables, and writes what is between the marks of the page."""
+    if unknown := sorted(set(names) - PARTS.keys()):
+        raise SystemExit(f"expected names among {', '.join(PARTS)}; got {', '.join(unknown)}")
     missing = dict.fromkeys(one.package for one in public.PUBLIC if one.version is None)
-    if missing:
+    if missing and "public" in (names or PARTS):
         print(f"The table of public layers stays as it is: not installed are {', '.join(missing)}.", flush=True)
-    written = {name: "\n".join(part()) for name, part in PARTS.items() if not (missing and part is public_ones)}
+
+    def wanted(name: str) -> bool:
+        return name in (names or PARTS) and not (missing and name == "public")
+
+    written = {name: "\n".join(part()) for name, part in PARTS.items() if wanted(name)}
     page = PAGE.read_text(encoding="utf-8")
     for name, text in written.items():
         before, begin, rest = page.partition(BEGIN.format(name))
@@ -91,14 +104,27 @@ def right_ones() -> Iterator[str]:
 
 
 def public_ones() -> Iterator[str]:
-    """A row for each finding of a public layer, or one that nothing was found."""
-    yield from head("package", "layer, and what examine is told", "found", "evidence, or what cannot be told")
+    """How many public layers there are and what was found, and a row for each finding, or one that nothing was found."""
+    rows: list[str] = []
+    verdicts: Counter[str] = Counter()
     for one in public.PUBLIC:
-        report = one.report()
-        told = [(finding.kind, brief(finding.evidence)) for finding in report.findings] or [("nothing", heard(report))]
-        for kind, evidence in told:
-            yield line(f"{one.package} {one.version}", one.says, kind, evidence)
+        try:
+            report = one.report()
+        except ConfigError as error:
+            verdicts["ConfigError"] += 1
+            told = [("ConfigError", brief(str(error)))]
+        else:
+            verdict = "nothing found" if report else "with a finding" if report.findings else "inconclusive"
+            verdicts[verdict] += 1
+            clean = "nothing" if report else "nothing; inconclusive"
+            told = [(finding.kind, brief(finding.evidence)) for finding in report.findings] or [(clean, heard(report))]
+        rows += [line(f"{one.package} {one.version}", one.says, *each) for each in told]
         print(one.package, one.says, told[0][0], flush=True)
+    packages = len({one.package for one in public.PUBLIC})
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
+    yield from (f"{len(public.PUBLIC)} layers and models of {packages} packages: {counts}.", "")
+    yield from head("package", "layer, and what examine is told", "found", "evidence, or what cannot be told")
+    yield from rows
 
 
 def heard(report: Report) -> str:
@@ -109,7 +135,7 @@ def heard(report: Report) -> str:
 
 def described(one: right.Right) -> str:
     """A right layer's name; of one that is written in the collection also what it is."""
-    if not isinstance(one.make, type) or one.make.__module__ != right_plain.__name__:
+    if not isinstance(one.make, type) or one.make.__module__ not in (right_plain.__name__, right_variants.__name__):
         return one.name
     told = inspect.getdoc(one.make).rstrip(".")
     return f"`{one.name}` ({told[0].lower()}{told[1:]})"
@@ -139,4 +165,4 @@ def line(*cells: object) -> str:
 PARTS = {"wrong": wrong_ones, "right": right_ones, "public": public_ones}
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from regard.atomic_write import write_atomically
@@ -78,7 +79,7 @@ def list_sizes_of_translators() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Write the file."""
-    with write_atomically(derived.FILE) as (beside,):
+    with write_atomically(Path(derived.FILE)) as (beside,):
         beside.write_text(json.dumps(derive(), indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
 """Attention layers of other projects, as pip installs them: how each is made, and what examine is told of it.
 
-All but torch-multi-head-attention come with `pip install ".[bench]"`; that one asks for torchvision, which it does not import:
-`pip install --no-deps torch-multi-head-attention`.
+The first three come with `pip install ".[bench]"`. torch-multi-head-attention asks for torchvision, which it does not import:
+`pip install --no-deps torch-multi-head-attention`. The others: `pip install` with the names of this table. Some want versions
+that exclude each other: `pip install --no-deps`, and what they import.
 """
 
 import contextlib
@@ -100,6 +101,438 @@ CROSSED, LOCAL, EFFICIENT, PLAIN = (
 )
 FOUR = "`LocalAttention(window_size=4, exact_windowsize=True)` without rotary positions"
 DROPPED = {"memory_efficient": True, "dropout": 0.3}
+
+
+def made(place: str, name: str, *sizes: Any, **settings: Any) -> Callable[[], nn.Module]:
+    """Returns how a class of a module is made."""
+    return lambda: getattr(import_module(place), name)(*sizes, **settings)
+
+
+def litgpt(name: str) -> nn.Module:
+    """litgpt's model of a family, small."""
+    small = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_query_groups": 2, "head_size": 8, "intermediate_size": 40}
+    config = import_module("litgpt").Config.from_name(name, padded_vocab_size=101, **small)
+    found: nn.Module = import_module("litgpt").GPT(config)
+    return found
+
+
+ALL: dict[str, Any] = {"expects": Everything()}
+PICTURE, GRID = {**ALL, "sample": drawn(2, 3, 32, 32)}, {**ALL, "sample": drawn(2, 16, WIDTH)}
+CONTEXT = {**ALL, "sample": {"x": drawn(2, 6, WIDTH), "context": drawn(2, 7, 30)}}
+STATES = {**ALL, "sample": {"hidden_states": drawn(2, 6, WIDTH), "encoder_hidden_states": drawn(2, 7, 30)}}
+HEADED = {"heads": HEADS, "dim_head": 6}
+VIT, TIMM, DIFFUSERS, PERCEIVER = "vit-pytorch", "timm", "diffusers", "perceiver-pytorch"
+EVERY = "`expects=Everything()`"
+MORE = [
+    Public(VIT, f"`vit.Attention`, {EVERY}", made("vit_pytorch.vit", "Attention", WIDTH, **HEADED), ALL),
+    Public(VIT, f"`deepvit.Attention`, {EVERY}", made("vit_pytorch.deepvit", "Attention", WIDTH, **HEADED), ALL),
+    Public(VIT, f"`cait.Attention`, {EVERY}", made("vit_pytorch.cait", "Attention", WIDTH, **HEADED), ALL),
+    Public(
+        VIT, f"`vit_for_small_dataset.LSA`, {EVERY}", made("vit_pytorch.vit_for_small_dataset", "LSA", WIDTH, **HEADED), ALL
+    ),
+    Public(VIT, f"`na_vit.Attention`, {EVERY}", made("vit_pytorch.na_vit", "Attention", WIDTH, **HEADED), ALL),
+    Public(
+        PERCEIVER,
+        f"`Attention`, {EVERY}, with a context",
+        made("perceiver_pytorch.perceiver_pytorch", "Attention", WIDTH, 30, **HEADED),
+        CONTEXT,
+    ),
+    Public(TIMM, f"`AttentionRope`, {EVERY}", made("timm.layers", "AttentionRope", WIDTH, num_heads=HEADS), ALL),
+    Public(TIMM, f"`DiffAttention`, {EVERY}", made("timm.layers", "DiffAttention", WIDTH, num_heads=HEADS), ALL),
+    Public(
+        TIMM,
+        f"`swin_transformer.WindowAttention`, {EVERY}",
+        made("timm.models.swin_transformer", "WindowAttention", WIDTH, num_heads=HEADS, window_size=(4, 4)),
+        GRID,
+    ),
+    Public(
+        TIMM,
+        f"`swin_transformer_v2.WindowAttention`, {EVERY}",
+        made("timm.models.swin_transformer_v2", "WindowAttention", WIDTH, num_heads=HEADS, window_size=(4, 4)),
+        GRID,
+    ),
+    Public(
+        TIMM,
+        f"`levit.Attention`, {EVERY}",
+        made("timm.models.levit", "Attention", WIDTH, 6, num_heads=HEADS, resolution=(4, 4)),
+        GRID,
+    ),
+    Public(
+        TIMM,
+        f"`vit_tiny_patch16_224` of two layers, pixels, {EVERY}",
+        made("timm", "create_model", "vit_tiny_patch16_224", img_size=32, num_classes=3, depth=2),
+        PICTURE,
+    ),
+    Public(
+        DIFFUSERS,
+        f"`Attention`, {EVERY}",
+        made("diffusers.models.attention_processor", "Attention", WIDTH, **HEADED),
+        ALL,
+    ),
+    Public(
+        DIFFUSERS,
+        f"`BasicTransformerBlock`, {EVERY}, with encoder states",
+        made("diffusers.models.attention", "BasicTransformerBlock", WIDTH, HEADS, 6, cross_attention_dim=30),
+        STATES,
+    ),
+    Public("litgpt", "`GPT` of Qwen3, two layers", partial(litgpt, "Qwen3-0.6B")),
+    Public("litgpt", "`GPT` of Gemma 2, two layers", partial(litgpt, "Gemma-2-2b")),
+    Public(
+        "open-clip-torch",
+        f"`ResidualAttentionBlock`, {EVERY}",
+        made("open_clip.transformer", "ResidualAttentionBlock", WIDTH, HEADS),
+        ALL,
+    ),
+    Public("open-clip-torch", f"`Attention`, {EVERY}", made("open_clip.transformer", "Attention", WIDTH, num_heads=HEADS), ALL),
+    Public(
+        "segment-anything",
+        f"`transformer.Attention`, {EVERY}",
+        made("segment_anything.modeling.transformer", "Attention", WIDTH, HEADS),
+        ALL,
+    ),
+    Public("axial-attention", f"`SelfAttention`, {EVERY}", made("axial_attention", "SelfAttention", WIDTH, HEADS), ALL),
+    Public(
+        "linformer",
+        f"`LinformerSelfAttention`, {EVERY}",
+        made("linformer", "LinformerSelfAttention", WIDTH, seq_len=6, heads=HEADS, k=5),
+        {**ALL, "sample": drawn(2, 6, WIDTH)},
+    ),
+    Public("conformer", f"`Attention`, {EVERY}", made("conformer.conformer", "Attention", WIDTH, **HEADED), ALL),
+]
+
+SIZES = ("dim", "heads", "dim_head", "num_heads")  # settings that the table does not show
+
+
+def layer(package: str, place: str, name: str, *sizes: Any, told: dict[str, Any], **settings: Any) -> Public:
+    """A class of a module, made with settings, and what examine is told; the words are made of them."""
+    shown = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key not in SIZES)
+    words = [f"`{name}({shown})`" if shown else f"`{name}`"]
+    words += [f"`expects={told['expects']}`"] if "expects" in told else []
+    named = told.get("sample")
+    words += [f"with {' and '.join(named)}"] if isinstance(named, dict) else []
+    return Public(package, ", ".join(words), made(place, name, *sizes, **settings), told)
+
+
+def bert() -> nn.Module:
+    """pytorch-pretrained-bert's attention, small; its mask hides nothing."""
+    modeling = import_module("pytorch_pretrained_bert.modeling")
+    config = modeling.BertConfig(100, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=40)
+    found: nn.Module = modeling.BertSelfAttention(config)
+    return found
+
+
+def family(model: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """Returns how a family of transformers is made, small."""
+
+    def make() -> nn.Module:
+        transformers = import_module("transformers")
+        found: nn.Module = getattr(transformers, model)(getattr(transformers, config)(vocab_size=101, **sizes))
+        return found
+
+    return make
+
+
+class TokensFirst(nn.Module):
+    """A layer of x (t, b, c), handed x (b, t, c)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x.transpose(0, 1))
+        first: Tensor = y if isinstance(y, Tensor) else y[0]
+        return first.transpose(0, 1)
+
+
+def esm() -> nn.Module:
+    """fair-esm's block with rotary positions."""
+    return TokensFirst(made("esm.modules", "TransformerLayer", WIDTH, 40, HEADS, use_rotary_embeddings=True)())
+
+
+def clip() -> nn.Module:
+    """clip-anytorch's block."""
+    return TokensFirst(made("clip.model", "ResidualAttentionBlock", WIDTH, HEADS)())
+
+
+TALL = {**ALL, "sample": drawn(2, WIDTH, 4, 4)}  # (b, c, h, w)
+LONG, EIGHT = drawn(2, 16, WIDTH), drawn(2, 8, WIDTH)
+BOTH = {**ALL, "sample": {"x": drawn(2, 6, WIDTH), "context": drawn(2, 7, WIDTH)}}
+NONE: dict[str, Any] = {}
+FURTHER = [
+    layer("performer-pytorch", "performer_pytorch", "SelfAttention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "reformer-pytorch",
+        "reformer_pytorch.reformer_pytorch",
+        "LSHSelfAttention",
+        WIDTH,
+        heads=HEADS,
+        bucket_size=4,
+        causal=True,
+        told={"sample": LONG},
+    ),
+    layer(
+        "sinkhorn-transformer",
+        "sinkhorn_transformer.sinkhorn_transformer",
+        "SinkhornSelfAttention",
+        WIDTH,
+        4,
+        16,
+        heads=HEADS,
+        causal=True,
+        told={"sample": LONG},
+    ),
+    layer(
+        "linear-attention-transformer",
+        "linear_attention_transformer.linear_attention_transformer",
+        "SelfAttention",
+        WIDTH,
+        HEADS,
+        dim_head=6,
+        told=ALL,
+    ),
+    layer(
+        "linear-attention-transformer",
+        "linear_attention_transformer.linear_attention_transformer",
+        "SelfAttention",
+        WIDTH,
+        HEADS,
+        dim_head=6,
+        causal=True,
+        told=NONE,
+    ),
+    layer(
+        "native-sparse-attention-pytorch",
+        "native_sparse_attention_pytorch.transformer",
+        "Attention",
+        WIDTH,
+        **HEADED,
+        told=NONE,
+    ),
+    layer(
+        "native-sparse-attention-pytorch",
+        "native_sparse_attention_pytorch.transformer",
+        "Attention",
+        WIDTH,
+        **HEADED,
+        kv_heads=2,
+        told=NONE,
+    ),
+    layer("colt5-attention", "colt5_attention.transformer_block", "SelfAttention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "agent-attention-pytorch",
+        "agent_attention_pytorch.agent_attention_pytorch",
+        "AgentSelfAttention",
+        WIDTH,
+        **HEADED,
+        num_agent_tokens=5,
+        told=ALL,
+    ),
+    layer(
+        "block-recurrent-transformer-pytorch",
+        "block_recurrent_transformer_pytorch.block_recurrent_transformer_pytorch",
+        "Attend",
+        causal=True,
+        told=NONE,
+    ),
+    layer(
+        "recurrent-memory-transformer-pytorch",
+        "recurrent_memory_transformer_pytorch.recurrent_memory_transformer",
+        "Attention",
+        dim=WIDTH,
+        **HEADED,
+        causal=True,
+        told=NONE,
+    ),
+    layer(
+        "mega-pytorch",
+        "mega_pytorch.mega_pytorch",
+        "SingleHeadedAttention",
+        dim=WIDTH,
+        dim_qk=6,
+        dim_value=WIDTH,
+        causal=True,
+        told=NONE,
+    ),
+    layer(
+        "taylor-series-linear-attention",
+        "taylor_series_linear_attention.attention",
+        "TaylorSeriesLinearAttn",
+        WIDTH,
+        **HEADED,
+        told=ALL,
+    ),
+    layer("nystrom-attention", "nystrom_attention", "NystromAttention", WIDTH, **HEADED, num_landmarks=3, told=ALL),
+    layer(
+        "h-transformer-1d",
+        "h_transformer_1d.h_transformer_1d",
+        "CausalHAttention1D",
+        WIDTH,
+        **HEADED,
+        max_seq_len=16,
+        block_size=2,
+        told={"sample": LONG},
+    ),
+    layer("coca-pytorch", "coca_pytorch.coca_pytorch", "CrossAttention", WIDTH, **HEADED, context_dim=30, told=CONTEXT),
+    layer(
+        "flamingo-pytorch",
+        "flamingo_pytorch.flamingo_pytorch",
+        "PerceiverAttention",
+        dim=WIDTH,
+        **HEADED,
+        told={**ALL, "sample": {"x": drawn(2, 1, 6, WIDTH), "latents": drawn(2, 1, 5, WIDTH)}},
+    ),
+    layer("itransformer", "iTransformer.iTransformer", "Attention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "infini-transformer-pytorch",
+        "infini_transformer_pytorch.infini_transformer",
+        "CausalAttention",
+        WIDTH,
+        **HEADED,
+        told=NONE,
+    ),
+    layer("stam-pytorch", "stam_pytorch.stam", "Attention", WIDTH, **HEADED, told=ALL),
+    layer("make-a-video-pytorch", "make_a_video_pytorch.make_a_video", "Attention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "bidirectional-cross-attention",
+        "bidirectional_cross_attention",
+        "BidirectionalCrossAttention",
+        dim=WIDTH,
+        **HEADED,
+        context_dim=30,
+        told=CONTEXT,
+    ),
+    layer("isab-pytorch", "isab_pytorch.isab_pytorch", "Attention", WIDTH, **HEADED, told=BOTH),
+    layer("slot-attention", "slot_attention.slot_attention", "SlotAttention", 3, WIDTH, told=ALL),
+    layer("transformer-in-transformer", "transformer_in_transformer.tnt", "Attention", dim=WIDTH, **HEADED, told=ALL),
+    layer("halonet-pytorch", "halonet_pytorch", "HaloAttention", dim=WIDTH, **HEADED, block_size=2, halo_size=1, told=TALL),
+    layer(
+        "bottleneck-transformer-pytorch",
+        "bottleneck_transformer_pytorch.bottleneck_transformer_pytorch",
+        "Attention",
+        dim=WIDTH,
+        **HEADED,
+        fmap_size=(4, 4),
+        told=TALL,
+    ),
+    layer(
+        "tranception-pytorch",
+        "tranception_pytorch.tranception_pytorch",
+        "Attention",
+        dim=WIDTH,
+        **HEADED,
+        causal=True,
+        told=NONE,
+    ),
+    layer("pause-transformer", "pause_transformer.pause_transformer", "CausalAttention", WIDTH, **HEADED, told=NONE),
+    layer("bert-pytorch", "bert_pytorch.model.attention.multi_head", "MultiHeadedAttention", HEADS, WIDTH, told=ALL),
+    layer(
+        "swin-transformer-pytorch",
+        "swin_transformer_pytorch.swin_transformer",
+        "WindowAttention",
+        WIDTH,
+        HEADS,
+        6,
+        False,
+        4,
+        True,
+        told={**ALL, "sample": drawn(2, 8, 8, WIDTH)},
+    ),
+    layer("openai-whisper", "whisper.model", "MultiHeadAttention", WIDTH, HEADS, told=ALL),
+    layer("openai-whisper", "whisper.model", "ResidualAttentionBlock", WIDTH, HEADS, told=ALL),
+    layer(
+        "rtdl-revisiting-models",
+        "rtdl_revisiting_models",
+        "MultiheadAttention",
+        d_embedding=WIDTH,
+        n_heads=HEADS,
+        dropout=0.1,
+        told=ALL,
+    ),
+    layer("grouped-query-attention-pytorch", "grouped_query_attention_pytorch.attention", "MultiheadGQA", 64, 4, 2, told=ALL),
+    layer(
+        "enformer-pytorch",
+        "enformer_pytorch.modeling_enformer",
+        "Attention",
+        WIDTH,
+        num_rel_pos_features=12,
+        heads=HEADS,
+        dim_key=6,
+        dim_value=6,
+        told=ALL,
+    ),
+    layer("tab-transformer-pytorch", "tab_transformer_pytorch.tab_transformer_pytorch", "Attention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "simple-hierarchical-transformer",
+        "simple_hierarchical_transformer.simple_hierarchical_transformer",
+        "Attention",
+        WIDTH,
+        **HEADED,
+        told=NONE,
+    ),
+    layer("muse-maskgit-pytorch", "muse_maskgit_pytorch.muse_maskgit_pytorch", "Attention", WIDTH, **HEADED, told=ALL),
+    layer("x-clip", "x_clip.x_clip", "Attention", WIDTH, **HEADED, causal=True, told=NONE),
+    layer(
+        "denoising-diffusion-pytorch",
+        "denoising_diffusion_pytorch.denoising_diffusion_pytorch",
+        "Attention",
+        WIDTH,
+        **HEADED,
+        told=TALL,
+    ),
+    layer("video-diffusion-pytorch", "video_diffusion_pytorch.video_diffusion_pytorch", "Attention", WIDTH, **HEADED, told=ALL),
+    layer("parti-pytorch", "parti_pytorch.parti_pytorch", "Attention", WIDTH, **HEADED, causal=True, told=NONE),
+    layer("hiera-transformer", "hiera.hiera", "MaskUnitAttention", WIDTH, WIDTH, HEADS, told=ALL),
+    layer("self-attention-cv", "self_attention_cv", "MultiHeadSelfAttention", WIDTH, HEADS, told=ALL),
+    layer("transfusion-pytorch", "transfusion_pytorch.transfusion", "Attention", WIDTH, **HEADED, told=ALL),
+    layer(
+        "memory-transformer-xl",
+        "memory_transformer_xl.memory_transformer_xl",
+        "SelfAttention",
+        WIDTH,
+        16,
+        0,
+        0,
+        heads=HEADS,
+        told=NONE,
+    ),
+    Public(
+        "pytorch-pretrained-bert",
+        f"`BertSelfAttention`, {EVERY}, with a mask of zeros",
+        bert,
+        {**ALL, "sample": {"hidden_states": drawn(2, 6, WIDTH), "attention_mask": torch.zeros(2, 1, 1, 6)}},
+    ),
+    Public(
+        "transformers",
+        "`LlamaForCausalLM`, two layers",
+        family(
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=40,
+        ),
+    ),
+    layer("torch", "torch.nn", "MultiheadAttention", WIDTH, HEADS, batch_first=True, told=ALL),
+    layer("torch", "torch.nn", "TransformerEncoderLayer", WIDTH, HEADS, batch_first=True, told=ALL),
+    layer(
+        "fast-transformer-pytorch",
+        "fast_transformer_pytorch.fast_transformer_pytorch",
+        "FastAttention",
+        WIDTH,
+        **HEADED,
+        max_seq_len=8,
+        told={**ALL, "sample": {"x": EIGHT, "mask": torch.ones(2, 8, dtype=torch.bool)}},
+    ),
+    layer("palm-rlhf-pytorch", "palm_rlhf_pytorch.palm", "ParallelTransformerBlock", WIDTH, **HEADED, told=NONE),
+    layer("yet-another-retnet", "yet_another_retnet.retention", "MultiScaleRetention", 32, HEADS, told=NONE),
+    Public("fair-esm", f"`TransformerLayer(use_rotary_embeddings=True)`, tokens first, {EVERY}", esm, ALL),
+    Public("clip-anytorch", f"`ResidualAttentionBlock`, tokens first, {EVERY}", clip, ALL),
+]
+
+
 PUBLIC = [
     Public(CROSSED, "`Attention(causal=True)`", crossed),
     Public(CROSSED, "`Attention(causal=True, flash=True, dropout=0.3)`", partial(crossed, flash=True, dropout=0.3)),
@@ -117,4 +550,6 @@ PUBLIC = [
         partial(Masked, padded=True),
         {"expects": Padding(LENGTHS), "sample": drawn(2, 6, WIDTH)},
     ),
+    *MORE,
+    *FURTHER,
 ]

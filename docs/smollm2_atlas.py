@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from regard.head_atlas.atlas import Atlas, read_atlas
 from regard.head_atlas.documents import Documents
-from regard.head_atlas.merged import Atlas, read_atlas
 from regard.head_atlas.plan import get_shard_path
 from regard.observe.head_kinds import RULES, UNCLEAR, Head, Heads, describe_interval
 

@@ -1,15 +1,20 @@
-"""python -m docs.smollm2_audit: what policies drop from SmolLM2-135M-Instruct, into docs/audit.md.
+"""python -m docs.smollm2_audit: what policies drop from SmolLM2-135M-Instruct, and what that does to it, into docs/audit.md.
 
-With --run, the model also runs with some of them, and the page has what that does to its predictions.
+It works in steps (a layer, a run of the model with a policy at a budget, needles with it), whose results it keeps in
+build/smollm2-audit: started again, it goes on where it stopped. `--seconds N` stops it after the step in which N seconds are
+over; the page is written when all steps are done. `--tokens N` is the length of the text, half of which is the prompt;
+`--audit-only` leaves out the runs of the model.
 Needs --model smollm2 (see docs/heads.md) and Tiny Shakespeare, which lies beside the repository where its tests find it.
 """
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from docs.smollm2 import TEXT
@@ -18,6 +23,7 @@ from torch import Tensor
 import regard
 from benchmarks import machine
 from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, TextModel, load_model
+from regard.observe import Recording
 from regard.policies import (
     H2O,
     TOVA,
@@ -30,18 +36,22 @@ from regard.policies import (
     SnapKV,
     StreamingLLM,
 )
-from regard.policy_audit import Downstream, Summary, find_needles, make_needle_tasks, measure_downstream
+from regard.policy_audit import AuditCertificate, Downstream, NeedleTask, Summary, find_needles, make_needle_tasks
+from regard.policy_audit.certificate import join_certificates
+from regard.policy_audit.downstream import CompleteRun
+from regard.policy_audit.needle_tasks import KINDS
+from regard.policy_audit.summary import summarize_part
 from regard.show.audit_figure import draw_recall_curves
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "docs" / "audit.md", ROOT / "docs" / "pictures" / "audit-recall.svg"
+FOLDER = ROOT / "build" / "smollm2-audit"
 BEGIN, END = "<!-- measured: written by python -m docs.smollm2_audit -->", "<!-- end of what it writes -->"
-TOKENS, PROMPT = 1024, 512
-BUDGETS, RUN = (0.05, 0.1, 0.2, 0.5), (0.1, 0.5)  # that are audited, and with which the model runs as well
-MEAN_KEYS = (PROMPT + TOKENS + 1) / 2  # that a query after the prompt sees
+TOKENS, LAYERS = 8192, 30
+BUDGETS = (0.05, 0.1, 0.2, 0.5)
 ROTARY_BASE = 100_000.0  # of SmolLM2
-WINDOW, PAGE_KEYS = 16, 8  # of SnapKV and of Quest: 5 % of the prompt are 25 keys
-NEEDLE_TOKENS, NEEDLES = 512, 3
+WINDOW, PAGE_KEYS = 16, 8  # of SnapKV and of Quest: 5 % of 512 tokens are 25 keys
+NEEDLE_TOKENS, NEEDLES = 2048, 4  # of a task, and tasks of each kind
 POLICIES: dict[str, Callable[[float], Policy]] = {
     "Oracle": lambda budget: Oracle(budget),
     "Quest": lambda budget: Quest(budget, PAGE_KEYS),
@@ -53,61 +63,154 @@ POLICIES: dict[str, Callable[[float], Policy]] = {
     "Knorm": lambda budget: Knorm(budget),
     "StreamingLLM": lambda budget: StreamingLLM(budget=budget),
 }
+PLACES = [(name, budget) for name in POLICIES for budget in BUDGETS]
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a policy keeps at a budget, and what the model does with it."""
+    """What a policy keeps at a budget, and what the model does with it; needles are those found of each kind."""
 
     name: str
     budget: float
     kept: Summary
     after: Downstream | None = None
-    needles: int = 0
+    needles: tuple[int, ...] = ()
+
+
+class Steps:
+    """Results of steps by name, kept in a folder."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.seconds, self.start = folder, seconds, time.perf_counter()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return the result of a step, computed unless it is kept. Ends the program when the time is over."""
+        file = self.folder / f"{name}.pt"
+        if not file.exists():
+            spent = time.perf_counter() - self.start
+            if spent > self.seconds:
+                raise SystemExit(f"stopped before {name}, after {spent:,.0f} s; the same command goes on from there.")
+            unfinished = file.with_suffix(".unfinished")
+            torch.save(compute(), unfinished)
+            unfinished.replace(file)
+            print(f"{name}: {time.perf_counter() - self.start - spent:,.1f} s", flush=True)
+        return torch.load(file, weights_only=True)
+
+
+@dataclass
+class Subject:
+    """The model, its text, and what is measured of them, each when it is first needed."""
+
+    tokens: int
+
+    @property
+    def prompt(self) -> int:
+        """The tokens that are read at once."""
+        return self.tokens // 2
+
+    @cached_property
+    def model(self) -> TextModel:
+        """The model."""
+        return load_model(SMOLLM2, CAUSAL_LM)
+
+    @cached_property
+    def text(self) -> str:
+        """The text."""
+        return TEXT.read_text(encoding="utf-8")
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """The first tokens of the text, (1, t)."""
+        return torch.tensor([self.model.encode(self.text)[: self.tokens]])
+
+    @cached_property
+    def recording(self) -> Recording:
+        """The attention of all layers."""
+        with torch.inference_mode(), regard.record(self.model.model, keep="values") as recording:
+            self.model.model(self.ids)
+        return recording
+
+    @cached_property
+    def tasks(self) -> list[NeedleTask]:
+        """The needle tasks of all kinds."""
+        return make_needle_tasks(self.model, self.text, length=min(NEEDLE_TOKENS, self.tokens), count=NEEDLES)
+
+    def audit_layer(self, layer: int) -> dict[str, Any]:
+        """Return what each policy keeps in the rows after the prompt of a layer, (policy, b, h, q), and the certificate."""
+        policies = [POLICIES[name](budget) for name, budget in PLACES]
+        found = regard.audit(self.recording, policies, prompt=self.prompt, layers=[layer])
+        rows = slice(self.prompt, None)
+        names = ("recall", "kl", "output_error", "kept")
+        measures = {name: getattr(found, name)[:, 0, ..., rows].clone() for name in names}
+        return measures | {"certificate": found.certificate.to_dict()}
+
+    @cached_property
+    def complete(self) -> CompleteRun:
+        """The model without a policy, which all runs with one are compared with."""
+        return CompleteRun.compute(self.model.model, self.ids, self.prompt)
+
+    def run_model(self, policy: Policy) -> dict[str, Any]:
+        """Return what a policy does to the model's predictions."""
+        return self.complete.compare(policy).to_dict()
+
+    def find_needles(self, policy: Policy | None, answered: list[bool]) -> list[bool]:
+        """Return whether the answer to each task is right; tasks that the complete model does not answer are left out."""
+        tasks = [task for task, is_answered in zip(self.tasks, answered, strict=True) if is_answered]
+        found = iter(find_needles(self.model.model, tasks, policy) if tasks else [])
+        return [is_answered and next(found) for is_answered in answered]
 
 
 def main() -> None:
-    """Measure and write the page's section and its figure."""
-    start = time.perf_counter()
-    foreign = load_model(SMOLLM2, CAUSAL_LM)
-    text = TEXT.read_text(encoding="utf-8")
-    ids = torch.tensor([foreign.encode(text)[:TOKENS]])
-    places = [(name, budget) for name in POLICIES for budget in BUDGETS]
-    summaries = measure_kept(foreign, ids, [POLICIES[name](budget) for name, budget in places])
-    print(f"audited after {time.perf_counter() - start:.0f} s", flush=True)
-    running = [place for place in places if place[1] in RUN] if "--run" in sys.argv else []
-    policies = [POLICIES[name](budget) for name, budget in running]
-    predicted = measure_downstream(foreign.model, ids, policies, prompt=PROMPT) if running else []
-    print(f"run with each policy after {time.perf_counter() - start:.0f} s", flush=True)
-    needles, complete = count_needles(foreign, text, policies) if running else ([], 0)
-    effects = {place: (after, found) for place, after, found in zip(running, predicted, needles, strict=True)}
-    lines = [Line(*place, kept, *effects.get(place, ())) for place, kept in zip(places, summaries, strict=True)]
+    """Measure what is missing, and write the page's section and its figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--audit-only", action="store_true")
+    options = parser.parse_args()
+    steps, subject = Steps(FOLDER / str(options.tokens), options.seconds), Subject(options.tokens)
+    layers = [steps.run(f"layer-{layer}", partial(subject.audit_layer, layer)) for layer in range(LAYERS)]
+    summaries = [summarize_policy(n, layers) for n in range(len(PLACES))]
+    lines, complete = [Line(*place, kept) for place, kept in zip(PLACES, summaries, strict=True)], ()
+    if not options.audit_only:
+        runs = [
+            steps.run(f"run-{name}-{budget}", partial(subject.run_model, POLICIES[name](budget))) for name, budget in PLACES
+        ]
+        whole = steps.run("needles", lambda: subject.find_needles(None, [True] * len(subject.tasks)))
+        found = [
+            steps.run(f"needles-{name}-{budget}", partial(subject.find_needles, POLICIES[name](budget), whole))
+            for name, budget in PLACES
+        ]
+        complete = count_by_kind(whole)
+        lines = [
+            Line(*place, kept, Downstream(**run), count_by_kind(one))
+            for place, kept, run, one in zip(PLACES, summaries, runs, found, strict=True)
+        ]
+    mean_keys = (subject.prompt + options.tokens + 1) / 2  # that a query after the prompt sees
     draw_recall_curves(
-        {name: [(line.kept.keys / MEAN_KEYS, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
+        {name: [(line.kept.keys / mean_keys, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
     ).savefig(FIGURE)
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{describe(lines, complete)}\n\n{END}{after}", encoding="utf-8")
+    certificate = join_certificates([AuditCertificate(**layer["certificate"]) for layer in layers])
+    section = describe(lines, complete, certificate, options.tokens, mean_keys)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}", encoding="utf-8")
 
 
-def measure_kept(foreign: TextModel, ids: Tensor, policies: list[Policy]) -> list[Summary]:
-    """Return the summary of each policy after the prompt."""
-    with torch.inference_mode(), regard.record(foreign.model, keep="values") as recording:
-        foreign.model(ids)
-    return regard.audit(recording, policies, prompt=PROMPT).summarize()
+def summarize_policy(policy: int, layers: list[dict[str, Any]]) -> Summary:
+    """Return the summary of a policy over all layers, by its number."""
+    names = ("recall", "kl", "output_error", "kept")
+    name, budget = PLACES[policy]
+    measures = (torch.stack([layer[measure][policy] for layer in layers]) for measure in names)
+    return summarize_part(POLICIES[name](budget).label, "generated", *measures)
 
 
-def count_needles(foreign: TextModel, text: str, policies: list[Policy]) -> tuple[list[int], int]:
-    """Return how many single needles are found with each policy, of those that the model finds, and their number."""
-    tasks = make_needle_tasks(foreign, text, length=NEEDLE_TOKENS, kinds=["single"], count=NEEDLES)
-    whole = find_needles(foreign.model, tasks, None)
-    answered = [task for task, found in zip(tasks, whole, strict=True) if found]
-    if not answered:
-        return [0] * len(policies), 0
-    return [sum(find_needles(foreign.model, answered, policy)) for policy in policies], len(answered)
+def count_by_kind(found: list[bool]) -> tuple[int, ...]:
+    """Count the tasks of each kind that are answered."""
+    return tuple(sum(found[n * NEEDLES : (n + 1) * NEEDLES]) for n in range(len(KINDS)))
 
 
-def describe_line(line: Line, complete: int, columns: int) -> str:
+def describe_line(line: Line, complete: tuple[int, ...], columns: int) -> str:
     """Write a line of the table; the last columns are empty where the model did not run."""
     kept, after = line.kept, line.after
     cells = [
@@ -117,7 +220,8 @@ def describe_line(line: Line, complete: int, columns: int) -> str:
         *(f"{x:.3f}" for x in (kept.recall, kept.low, kept.kl, kept.error)),
     ]
     if after is not None:
-        cells += [f"{after.change:+.3f}", f"{after.kl:.3f}", f"{after.agreement:.0%}", f"{line.needles} of {complete}"]
+        cells += [f"{after.change:+.3f}", f"{after.kl:.3f}", f"{after.agreement:.0%}", f"{after.residual[-1]:.3f}"]
+        cells += [f"{n} of {most}" for n, most in zip(line.needles, complete, strict=True) if most]
     return f"| {' | '.join([*cells, *[''] * (columns - len(cells))])} |"
 
 
@@ -127,26 +231,47 @@ def rank(numbers: list[float]) -> list[float]:
     return [float(order.index(n)) for n in range(len(numbers))]
 
 
-def describe(lines: list[Line], complete: int) -> str:
+def describe(lines: list[Line], complete: tuple[int, ...], certificate: AuditCertificate, tokens: int, mean_keys: float) -> str:
     """Write the section."""
     measured = [line for line in lines if line.after is not None]
     names = ["policy", "budget", "keys", "recall", "5 %", "KL", "error"]
-    names += ["loss", "KL of next token", "same", "needles"] if measured else []
+    if measured:
+        names += [
+            "loss",
+            "KL of next token",
+            "same",
+            "stream",
+            *(kind for kind, most in zip(KINDS, complete, strict=True) if most),
+        ]
+    command = f"python -m docs.smollm2_audit --tokens {tokens}{'' if measured else ' --audit-only'}"
     return "\n".join(
         [
-            f"SmolLM2-135M-Instruct (Q4_1, 30 layers of 9 heads) on the first {TOKENS:,} tokens of Tiny Shakespeare, of which "
-            f"{PROMPT:,} are",
-            f"the prompt: the {TOKENS - PROMPT:,} queries after it, of all heads, which see {MEAN_KEYS:,.0f} keys on average. "
-            f"Measured on {machine.describe()}.",
+            f"SmolLM2-135M-Instruct (Q4_1, 30 layers of 9 heads) on the first {tokens:,} tokens of Tiny Shakespeare, of which "
+            f"{tokens // 2:,} are",
+            f"the prompt: the {tokens - tokens // 2:,} queries after it, of all heads, which see {mean_keys:,.0f} keys on",
+            f"average. Written by `{command}`. Measured on {machine.describe()}.",
             "",
             f"| {' | '.join(names)} |",
             "|" + " --- |" * len(names),
             *(describe_line(line, complete, len(names)) for line in lines),
             "",
+            f"{certificate.sentence[0].upper()}{certificate.sentence[1:]}",
+            "",
+            *(describe_needles(complete) if measured else []),
             *(describe_correlations(measured) if measured else []),
             "![Recall against the keys that are used, a curve for each policy](pictures/audit-recall.svg)",
         ]
     )
+
+
+def describe_needles(complete: tuple[int, ...]) -> list[str]:
+    """Write what the tasks are, and how many of each kind the complete model answers."""
+    counts = ", ".join(f"{most} of {kind}" for kind, most in zip(KINDS, complete, strict=True))
+    return [
+        f"Of {NEEDLES} tasks of each kind, of {NEEDLE_TOKENS:,} tokens, the complete model answers {counts}; the columns have",
+        "how many of these are answered with a policy.",
+        "",
+    ]
 
 
 def describe_correlations(measured: list[Line]) -> list[str]:

@@ -32,8 +32,20 @@ NUMERICAL = (  # each file in one process, so that two do not compile the same k
     "tests/train/test_loss.py",
     "tests/train/test_optimizer.py",
 )
-BFLOAT16 = ("tests/mechanism", "tests/compiled", "tests/matmul", "tests/train/test_fused_ops.py")  # with other code without it
-THREADS = ("tests/mechanism", "tests/compiled", "tests/map/test_numba_passes.py", "tests/map/test_attribution_passes.py")
+KERNELS = (
+    "tests/mechanism/test_cpu.py",
+    "tests/mechanism/test_fused.py",
+    "tests/mechanism/test_not_finite.py",
+    "tests/compiled",
+)
+BFLOAT16 = (*KERNELS, "tests/matmul", "tests/train/test_fused_ops.py")  # with other code without it
+THREADS = (
+    *KERNELS,
+    "tests/matmul/test_numba_quantized.py",
+    "tests/mechanism/test_additive.py",
+    "tests/map/test_compiled_passes.py",
+    "tests/map/test_attribution_passes.py",
+)
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 

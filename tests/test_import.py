@@ -76,3 +76,30 @@ print([name for name in heavy if name in sys.modules])
 @pytest.mark.slow
 def test_generating_waits_for_nothing_that_only_looking_needs():
     assert fresh(GENERATE).splitlines()[-1] == "[]"
+
+
+HELP = """
+import contextlib, io, sys
+before = set(sys.modules)
+from regard.__main__ import main
+sys.argv = ["regard", *{arguments!r}]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+print(*(name for name in sys.modules if name not in before))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["look", "--help"], ["walk", "--help"], ["examine", "--help"]]
+)
+def test_help_imports_the_flags_and_little_of_the_standard_library(arguments):
+    found = set(fresh(HELP.format(arguments=arguments)).split())
+    packages = {name.split(".")[0] for name in found}
+    assert packages <= {"regard", *sys.stdlib_module_names}  # neither torch nor rich, which take seconds and tenths of one
+    assert not packages & {"logging", "subprocess", "tempfile", "urllib", "asyncio", "dataclasses", "inspect"}
+    assert {name for name in found if name.startswith("regard.cli.")} <= {
+        name for name in found if name.startswith("regard.cli.arguments")
+    }
+    if arguments[0] in ("look", "walk"):
+        others = {"regard.cli.arguments.examine", "regard.cli.arguments.train", "regard.cli.arguments.atlas"}
+        assert not found & others

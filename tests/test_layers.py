@@ -45,7 +45,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "tiktoken": {"text"},
     "tokenizers": {"text"},
     "sacrebleu": {"evaluate.translation_scores"},
-    "torch.distributed": {"train.distributed", "train.checkpoints"},
+    "torch.distributed": {"train.distributed", "train.checkpoints", "observe.tensor_parallel"},
     "transformers": {"cli.model_loading", "cli.image_model"},  # elsewhere it is used only where the program has imported it
     "rich": {"show", "cli"},
     "numba": {
@@ -54,10 +54,14 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "mechanism.compiled",
         "models.numba_gpt2",
         "policies.numba_eviction",
+        "policies.numba_largest_keys",
+        "policy_audit.numba_chosen_keys",
+        "policy_audit.numba_kept_rows",
         "matmul.numba_matmul",
+        "matmul.numba_quantized",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled"},
+    "llvmlite": {"compiled", "matmul.numba_quantized"},
 }
 
 

@@ -56,7 +56,9 @@ def main() -> None:
     save(draw_layer_profiles(recording, title=f"{MODEL}, every head"), "by-layer.svg")
     save(draw_rollout(recording), "rollout.svg")
     terminal(list(recording_views.render_head(recording, (LAYER, HEAD), SCREEN)), "terminal-head.svg")
-    terminal(list(recording_views.render_row(recording, (LAYER, HEAD), "cabinet", SCREEN, whole=False)), "terminal-query.svg")
+    terminal(
+        list(recording_views.render_row(recording, (LAYER, HEAD), "cabinet", SCREEN, show_all=False)), "terminal-query.svg"
+    )
 
 
 def draw_contributions() -> figure.Picture:

@@ -1,7 +1,6 @@
 """regard: see attention, every step of it, at any length, at the speed of the fused kernels."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from regard.errors import (
     ConfigError,
@@ -15,8 +14,11 @@ from regard.errors import (
 )
 from regard.html_repr import HtmlRepr
 
+TYPE_CHECKING = False  # as in typing, whose import takes as long as Python's own start
 if TYPE_CHECKING:
-    from regard.examination import Finding, Report, examine
+    from typing import Any
+
+    from regard.examination import Finding, Report, examine, examine_kernel
     from regard.generate import quantise
     from regard.head_atlas.build_atlas import atlas
     from regard.layers import (
@@ -29,16 +31,20 @@ if TYPE_CHECKING:
         StackedHeads,
     )
     from regard.map import AttentionMap
+    from regard.map.paged import load_paged_maps
     from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
     from regard.observe.deserialize import load
+    from regard.observe.diffusion import word_heat_map
     from regard.observe.head_kinds import heads
+    from regard.observe.interception.observer_op import register_attention
     from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
     from regard.observe.places import AudioFrames, PatchGrid
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.observe.tensor_parallel import gather_heads
     from regard.observe.token_times import token_times
     from regard.policy_audit.audit import audit
     from regard.probe.circuits import find_circuits
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
     from regard.show.page.single_file import page
 
 LAZY_NAMES = {  # the module of each name, imported when the name is first used: torch alone takes a second
-    "regard.examination": ("Finding", "Report", "examine"),
+    "regard.examination": ("Finding", "Report", "examine", "examine_kernel"),
     "regard.generate": ("quantise",),
     "regard.head_atlas.build_atlas": ("atlas",),
     "regard.layers": (
@@ -65,6 +71,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
         "StackedHeads",
     ),
     "regard.map": ("AttentionMap",),
+    "regard.map.paged": ("load_paged_maps",),
     "regard.mechanism": (
         "Causal",
         "Documents",
@@ -80,12 +87,15 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.compare": ("compare",),
     "regard.observe.deserialize": ("load",),
+    "regard.observe.diffusion": ("word_heat_map",),
     "regard.observe.head_kinds": ("heads",),
     "regard.observe.intervene": ("CutEdges", "KnockOut", "Patch", "Temperature", "intervene"),
+    "regard.observe.interception.observer_op": ("register_attention",),
     "regard.observe.places": ("AudioFrames", "PatchGrid"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.observe.tensor_parallel": ("gather_heads",),
     "regard.observe.token_times": ("token_times",),
     "regard.policy_audit.audit": ("audit",),
     "regard.probe.circuits": ("find_circuits",),
@@ -149,24 +159,29 @@ __all__ = [
     "contributions",
     "effects",
     "examine",
+    "examine_kernel",
     "figure",
     "find_circuits",
+    "gather_heads",
     "heads",
     "intervene",
     "legrad",
     "load",
+    "load_paged_maps",
     "page",
     "path_effects",
     "probe_heads",
     "quantise",
     "record",
+    "register_attention",
     "rollout",
     "serve",
     "token_times",
+    "word_heat_map",
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name from its module when it is first used."""
     for room, names in LAZY_NAMES.items():
         if name in names:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -31,6 +30,8 @@ def main() -> int:
     try:
         return command(importing=exit_on_interrupt())
     except Exception:  # a bug in regard
+        import traceback
+
         with suppress(OSError):
             sys.stderr.write(escape_controls(traceback.format_exc(), LINES))
         return 1

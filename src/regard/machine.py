@@ -25,6 +25,7 @@ REPORTED_FEATURES = (
     "avx512bw",
     "avx512vnni",
     "avx512bf16",
+    "amx-bf16",
     "amx_int8",
     "neon",
     "sve",

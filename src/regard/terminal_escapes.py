@@ -3,7 +3,10 @@
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, TextIO
+
+TYPE_CHECKING = False  # as in typing, whose import takes as long as Python's own start
+if TYPE_CHECKING:
+    from typing import Any, TextIO
 
 # controls, ends of lines and paragraphs, directions, surrogates
 CONTROL_CHARACTERS = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
@@ -34,7 +37,7 @@ class EscapingStream:
     Raises ReaderGoneError if its reader is gone. `unescaped` is the wrapped stream, for code that writes colors itself.
     """
 
-    def __init__(self, stream: TextIO, keep: str = LINES) -> None:
+    def __init__(self, stream: "TextIO", keep: str = LINES) -> None:
         self.unescaped, self.keep = stream, keep
 
     def write(self, text: str) -> int:
@@ -54,5 +57,5 @@ class EscapingStream:
         except BrokenPipeError:
             raise ReaderGoneError from None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         return getattr(self.unescaped, name)

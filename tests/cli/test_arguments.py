@@ -35,6 +35,13 @@ def test_the_help_of_a_command_is_printed_without_pytorch(command):
     assert printed.startswith(f"usage: regard {command}")
 
 
+@pytest.mark.parametrize("arguments", [[], ["--list"], ["--example", "dog"]], ids=str)
+def test_the_lectures_examples_are_shown_without_pytorch(arguments):
+    code, printed, imported = run("walk", *arguments)
+    assert (code, imported & (HEAVY - {"rich"})) == (0, set())
+    assert printed.count("\n") > 10
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

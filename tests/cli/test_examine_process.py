@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cli.layers_to_examine import write_layers
-from regard.cli.examine import add_arguments
+from regard.cli.arguments.examine import add_arguments
 from regard.cli.examine_process import open_ignoring_broken_pipe, write_result
 
 

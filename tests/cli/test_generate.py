@@ -128,7 +128,9 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
     words = model.text.pieces(prompt + new)
     flags = ["--temperature", "0", "--tokens", "3", "--look"]
     code, out, _ = said(capsys, "the cat sat on the mat", "--model", folder, *flags)
-    first, *lines = out.splitlines()
+    story = model.text.bytes(new).decode(errors="replace") + "\n\n"  # the prose comes first
+    assert out.startswith(story)
+    first, *lines = out.removeprefix(story).splitlines()
     assert code == 0
     assert first == "looked at: the mean weight over 4 heads of layer 3"
     for n, line in enumerate(lines[1::2]):

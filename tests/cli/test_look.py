@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import shutil
@@ -38,6 +39,37 @@ def look(capsys, *arguments):
     code = main(["look", *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+@pytest.mark.slow
+def test_the_table_is_csv_with_the_numbers_of_the_json(capsys, folder):
+    rows = json.loads(look(capsys, TEXT, "--model", folder, "--json")[1])
+    code, out, err = look(capsys, TEXT, "--model", folder, "--csv")
+    lines = list(csv.DictReader(out.splitlines()))
+    assert (code, err, len(lines)) == (0, "", len(rows))
+    for line, row in zip(lines, rows, strict=True):
+        assert {name: line[name] for name in ("layer", "head", "kind", "sentence")} == {
+            name: str(row[name]) for name in ("layer", "head", "kind", "sentence")
+        }
+        for name, score in row["scores"].items():
+            for part, value in score.items():
+                column = name if part == "mean" else f"{name} {part}"
+                assert line[column] == ("" if value is None else str(value))
+    assert "leave out --head" in look(capsys, TEXT, "--model", folder, "--csv", "--head", "0.1")[2]
+
+
+@pytest.mark.parametrize("command", ["look", "generate", "serve"])
+def test_a_device_that_is_not_there_is_said_in_one_line(capsys, command):
+    text = [] if command == "serve" else ["CAB"]
+    assert main([command, *text, "--model", "sorter", "--device", "nowhere"]) == 2
+    err = capsys.readouterr().err
+    assert f"regard {command}: --device nowhere cannot be used" in err
+    assert "The devices here: cpu" in err
+
+
+def test_a_device_that_is_there_changes_nothing(capsys):
+    shown = [look(capsys, "CABBAC", "--model", "sorter", *device)[1] for device in ([], ["--device", "cpu"])]
+    assert re.sub(r"in \d+\.\d s", "", shown[0]) == re.sub(r"in \d+\.\d s", "", shown[1])
 
 
 @pytest.mark.slow

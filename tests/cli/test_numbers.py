@@ -30,7 +30,7 @@ REFUSED = [
     (WALK, "heads", ["0", *WHOLE]),
     (WALK, "seed", WHOLE),
     (WALK, "rows", ["0", WHOLE[0], WHOLE[1], WHOLE[3]]),
-    *((WALK, name, ["0", *WHOLE]) for name in ("query", "from")),
+    *((WALK, name, WHOLE) for name in ("query", "from")),
     (["serve"], "port", WHOLE),
     (LOOK, "tokens", ["0", WHOLE[0], WHOLE[1], WHOLE[3]]),
     (LOOK, "head", WHOLE),

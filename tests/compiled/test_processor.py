@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, sum_bound
 from regard.compiled import kernel_choice, processor
-from regard.compiled.processor import AVX2, AVX512, PROCESSORS, narrow_features
+from regard.compiled.processor import AMX, AVX2, AVX512, PROCESSORS, narrow_features
 from regard.matmul import linear
 
 HOST = AVX512 | {"avx512vnni", "avx512bf16"}
+TILES = AMX - HOST
 SETS = st.frozensets(st.sampled_from(sorted(HOST)))
 
 
@@ -38,12 +39,14 @@ def test_a_name_stands_for_its_instruction_sets_and_a_list_for_its_own():
     assert narrow_features(HOST, "haswell", "+avx512f,-fma") == (AVX2 | {"avx512f"}) - {"fma"}
     assert narrow_features(HOST, "x86-64", "") == {"sse", "sse2"}
     assert narrow_features(HOST, None, None) == HOST
+    assert narrow_features(AMX, "graniterapids", "") == narrow_features(AMX, None, None) == AMX
+    assert narrow_features(AMX, "znver4", None) == HOST
 
 
 def test_the_host_has_the_instruction_sets_that_llvm_finds_on_it():
     binding = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: pip install 'regard[fast]'")
     found = {name for name, there in binding.get_host_cpu_features().items() if there}
-    assert processor.read_host_features() & HOST == found & HOST
+    assert processor.read_host_features() & (HOST | TILES) == found & (HOST | TILES)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

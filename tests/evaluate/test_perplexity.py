@@ -12,10 +12,13 @@ from evaluate.small import gpt2, theirs, written_out
 from regard import ConfigError, DataError, ShapeError
 from regard.evaluate import perplexity
 from regard.evaluate.logits import losses
-from regard.text import Letters
+from regard.evaluate.perplexity import count_words_and_bytes
+from regard.text import BytePair, Letters
 from regard.text.corpus import prepare
 
 N, C = 19, 31
+WORDS = BytePair.train(["the cat sat on the mat"] * 5, 270)
+TEXTS = st.text(st.sampled_from("ab é\n\u2003🦊<|endoftext|>")).filter(str.strip)
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +151,19 @@ def test_what_cannot_be_scored_is_refused(model, asked, error, says):
     subject, tokens = asked.pop("model", model), asked.pop("tokens", text(50))
     with pytest.raises(error, match=says):
         perplexity(subject, tokens, **asked)
+
+
+@settings(max_examples=40)
+@given(st.lists(TEXTS, min_size=1), st.integers(1, 9))
+def test_words_and_bytes_of_a_corpus_are_those_of_its_documents(tmp_path_factory, texts, block):
+    made = prepare(texts, WORDS, tmp_path_factory.mktemp("made") / "corpus")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(count_words_and_bytes.__globals__, "DECODE_BLOCK", block)
+        words, size = count_words_and_bytes(made)
+    assert words == sum(len(text.split()) for text in texts)
+    assert size == sum(len(text.encode()) for text in texts)
+
+
+def test_letters_have_no_end_and_their_documents_run_together(tmp_path):
+    made = prepare(["ab c", "d e"], Letters("abcde "), tmp_path / "corpus")
+    assert count_words_and_bytes(made) == (3, 7)

@@ -15,6 +15,7 @@ from examination import right_plain as plain
 from examination.right_designs import DESIGNS
 from examination.right_families import FAMILIES
 from examination.right_kernels import KERNELS
+from examination.right_variants import VARIANTS
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, layers
 
 C, H, T = 24, 4, 6
@@ -164,6 +165,12 @@ def of_designs() -> Iterator[Right]:
         yield Right(name, make, told)
 
 
+def of_variants() -> Iterator[Right]:
+    """Layers as people write them, each in a way of its own."""
+    for make, told in VARIANTS:
+        yield Right(make.__name__, make, told)
+
+
 def of_kernels() -> Iterator[Right]:
     """Kernels that go block by block."""
     for name, make in KERNELS:
@@ -178,6 +185,6 @@ def of_families() -> Iterator[Right]:
 
 RIGHT = [
     one
-    for some in (own, of_lectures, of_torch, of_hand, of_designs, of_kernels, of_dtypes, compiled, of_families)
+    for some in (own, of_lectures, of_torch, of_hand, of_designs, of_variants, of_kernels, of_dtypes, compiled, of_families)
     for one in some()
 ]

@@ -1,11 +1,14 @@
 """Inputs that a subject takes are found, and are the same every time."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import lectures_classes
+import regard
 from examination.given import D_IN, Layer, case_of, hiding, later
 from regard import (
     BareSelfAttention,
@@ -183,3 +186,15 @@ def test_a_function_that_runs_and_gives_no_context_is_not_called_with_fewer_axes
 def test_a_function_of_fewer_axes_is_called_with_them():
     assert case_of(lambda q, k, v: torch.bmm(causal(q, k, v), torch.eye(8).expand(len(q), 8, 8))).subject.rank == 3
     assert case_of(lambda q, k, v: torch.mm(causal(q, k, v), torch.eye(8, dtype=q.dtype))).subject.rank == 2
+
+
+def test_keys_without_an_axis_of_heads_are_taken():
+    def attend(q, k, v, hide=True):
+        scores = torch.einsum("bhid,bjd->bhij", q, k) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(later(*scores.shape[-2:]), -torch.inf) if hide else scores
+        return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v)
+
+    assert [x.shape for x in case_of(attend).make_usual_inputs()] == [(2, 3, 6, 8), (2, 1, 6, 8), (2, 1, 6, 8)]
+    assert regard.examine(attend)
+    assert regard.examine(attend, sample=(torch.randn(2, 3, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8)))
+    assert regard.examine(functools.partial(attend, hide=False)).findings[0].kind == "future leak"

@@ -81,6 +81,105 @@ class InPlace(Projected):
         return super().forward(x)
 
 
+class Wiped(Cached):
+    """A cache with a method whose name says nothing, and that needs the number of sequences."""
+
+    begin = Projected.begin
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def fresh(self, sequences):
+        assert sequences > 0
+        self.held = []
+
+
+class Argument(Wiped):
+    """The same with an argument in place of the method."""
+
+    fresh = None
+
+    def forward(self, x, first=False):
+        if first:
+            self.held = []
+        return super().forward(x)
+
+
+class Switch(Wiped):
+    """The same with an attribute that turns the cache off."""
+
+    fresh = None
+
+    def __init__(self):
+        super().__init__()
+        self.streams = True
+
+    def attend(self, q, k, v):
+        if not self.streams:
+            self.held = []
+        return super().attend(q, k, v)
+
+
+class NothingEmpties(Wiped):
+    """Names of a cache that is emptied, and nothing that empties it."""
+
+    fresh = None
+
+    def reset_parameters(self):
+        for one in self.parameters():
+            nn.init.normal_(one)
+
+    def clear_cache(self):
+        return len(self.held)
+
+    def forward(self, x, start_pos=0, use_cache=True):
+        return super().forward(x)
+
+
+class Held:
+    """Keys and values in an object that is no module."""
+
+    def __init__(self):
+        self.pairs = []
+
+
+class Emptied(Held):
+    def drop(self):
+        self.pairs = []
+
+
+class Stored(Projected):
+    """A cache in such an object."""
+
+    make = Emptied
+
+    def __init__(self):
+        super().__init__()
+        self.store = self.make()
+
+    def attend(self, q, k, v):
+        self.store.pairs.append((k, v))
+        return super().attend(q, *(torch.cat(parts, 1) for parts in zip(*self.store.pairs, strict=True)))
+
+
+class StoredForever(Stored):
+    """The object has no method that empties it."""
+
+    make = Held
+
+
+class KeysOfTheFirstSequence(Projected):
+    """Keys and values of the first call for each later sequence of the same shape: equal inputs do not show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = {}
+
+    def attend(self, q, k, v):
+        return super().attend(q, *self.first.setdefault(k.shape, (k, v)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Cached, Written])
 def test_a_cache_is_distinguished_from_other_state_and_left_as_it_was(make):
@@ -115,3 +214,45 @@ def test_what_writes_to_its_input_is_a_finding_and_all_else_is_examined_with_wha
 def test_dropout_is_not_taken_for_state():
     report = regard.examine(Layer(lambda scores: F.dropout(hiding(later)(scores))))
     assert report.findings[0].kind == "dropout in evaluation"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "way"), [(Wiped, "fresh(2)"), (Argument, "first=True"), (Switch, "streams = False"), (Stored, "drop()")]
+)
+def test_a_cache_is_right_if_something_empties_it_whatever_its_name(make, way):
+    torch.manual_seed(0)
+    report = regard.examine(make())
+    assert report, str(report)
+    assert [
+        one.sensitivity.endswith(f"it is emptied by {way}") for one in report.checked if one.what.endswith("is a cache")
+    ] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [NothingEmpties, StoredForever])
+def test_a_cache_that_nothing_empties_is_named_whatever_its_names_promise(make):
+    torch.manual_seed(0)
+    (finding,) = regard.examine(make()).findings
+    assert finding.kind == "wrong cache"
+    assert "no method or argument empties the cache" in finding.evidence
+
+
+@pytest.mark.slow
+def test_state_that_equal_inputs_hide_is_named():
+    torch.manual_seed(0)
+    layer = KeysOfTheFirstSequence()
+    (finding,) = regard.examine(layer).findings
+    assert finding.kind == "wrong cache"
+    assert "(first)" in finding.evidence
+    assert not layer.first
+
+
+@pytest.mark.slow
+def test_ways_of_emptying_a_cache_are_tried_on_copies():
+    torch.manual_seed(0)
+    layer = NothingEmpties()
+    before = {name: one.clone() for name, one in layer.state_dict().items()}
+    regard.examine(layer)
+    assert all(torch.equal(one, before[name]) for name, one in layer.state_dict().items())
+    assert not layer.held

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from examination import wrong_calls as calls
+from examination import wrong_designs as designs
 from examination import wrong_heads as heads
 from examination import wrong_kernels as kernels
+from examination import wrong_lengths as lengths
 from examination import wrong_masks as masks
 from examination import wrong_positions as positions
 from examination import wrong_softmax as softmax
+from examination import wrong_sources as sources
 from examination import wrong_training as training
 from regard import Causal, Documents, Everything, Given, Padding, Window
 from regard.mechanism import Mask
@@ -26,7 +29,7 @@ class Wrong:
     kinds: tuple[str, ...]
     mistake: str
     expects: Mask = Causal()  # noqa: RUF009
-    sample: tuple[int, ...] | None = None
+    sample: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     offset: int = 0
 
     @property
@@ -42,7 +45,9 @@ class Wrong:
         """What examine is told."""
         drawn = torch.Generator().manual_seed(11)
         sample: Tensor | tuple[Tensor, ...] | None = None
-        if self.sample is not None:
+        if self.sample is not None and isinstance(self.sample[0], tuple):
+            sample = tuple(torch.randn(one, generator=drawn) for one in self.sample)
+        elif self.sample is not None:
             sample = torch.randn(self.sample, generator=drawn)
         elif self.offset:
             sample = tuple(torch.randn(2, 3, t, 8, generator=drawn) for t in (6 - self.offset, 6, 6))
@@ -182,4 +187,86 @@ CALLS = [
     Wrong(calls.ShiftedAround, ("future leak",), "a roll that brings the last token to the front"),
     Wrong(calls.HiddenByZeros, ("future leak",), "no mask, behind a projection of zeros"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS]
+TWO = {"expects": Everything(), "sample": ((2, 6, 24), (2, 7, 24))}
+EQUAL = {"expects": Everything(), "sample": ((2, 6, 24), (2, 6, 24))}
+SOURCES = [
+    Wrong(sources.CrossOfItself, ("wrong roles",), "cross attention whose keys and values come from its own sequence", **TWO),
+    Wrong(sources.CrossKeysOfItself, ("wrong roles",), "keys of its own sequence, values of the other", **EQUAL),
+    Wrong(sources.CrossValuesOfItself, ("wrong roles",), "values of its own sequence, keys of the other", **EQUAL),
+    Wrong(sources.CrossTurned, ("wrong roles",), "queries of the other sequence, keys and values of its own", **EQUAL),
+    Wrong(
+        sources.CrossIgnored,
+        ("wrong roles",),
+        "a decoder block that never reads its memory",
+        Causal(),
+        ((2, 6, 24), (2, 7, 24)),
+    ),
+    Wrong(sources.KeyOfQuery, ("wrong roles",), "forward(query, key, value) with keys of the query", Everything()),
+    Wrong(sources.ValueOfQuery, ("wrong roles",), "forward(query, key, value) with values of the query", Everything()),
+    Wrong(
+        sources.KeyAndValueExchanged, ("wrong roles",), "forward(query, key, value) with key and value exchanged", Everything()
+    ),
+    Wrong(sources.CacheKept, ("wrong cache",), "a cache that no call empties"),
+    Wrong(sources.KeysOfTheFirstSequence, ("wrong cache",), "keys and values of the first sequence for all later ones"),
+    Wrong(sources.LastKeysKept, ("wrong cache",), "the last keys of the call before"),
+    Wrong(sources.BiasAfterSoftmax, ("not normalised",), "a bias by distance added to the weights"),
+    Wrong(
+        sources.LearnedBiasAfterSoftmax, ("not normalised",), "a table of relative positions added to the weights", Everything()
+    ),
+    Wrong(
+        sources.MaskAfterSoftmaxBesideRotary,
+        ("not normalised", "future leak"),
+        "the mask after the softmax, beside rotary positions",
+    ),
+    Wrong(sources.OverQueriesBesideRotary, ("wrong axis",), "softmax over the queries, beside rotary positions", Everything()),
+    Wrong(sources.OverHeadsBesideRotary, ("wrong axis",), "softmax over the heads, beside rotary positions", Everything()),
+    Wrong(sources.SoftmaxTwiceBesideRotary, ("not normalised",), "softmax twice, beside rotary positions"),
+    Wrong(sources.ScaledAfterSoftmaxBesideRotary, ("wrong scale",), "the weights divided by √d, beside rotary positions"),
+    Wrong(sources.PaddingZeroedAfterSoftmax, ("not normalised", "padding leak"), "padding hidden after the softmax", **PADDED),
+    Wrong(sources.FilledUpToBlocks, ("not normalised",), "keys of zeros that fill up a block, in a layer", Everything()),
+    Wrong(sources.PaddedQueriesRotatedLate, ("wrong positions",), "positions of keys that count from the end", Everything()),
+]
+DESIGNS = [
+    Wrong(designs.NormedAcrossHeads, ("wrong axis",), "queries and keys normalized over the heads"),
+    Wrong(designs.NormedOverAllHeads, ("wrong axis",), "a norm of one head's width over all heads"),
+    Wrong(designs.NormsOfTwoKinds, ("wrong axis",), "queries normalized over each head, keys over all"),
+    Wrong(designs.NormedAcrossTokens, ("future leak",), "queries and keys normalized over the tokens"),
+    Wrong(designs.DifferentialPlus, ("not normalised",), "differential attention that adds"),
+    Wrong(designs.DifferentialPlusOfKernels, ("not normalised",), "the same with two calls of a kernel"),
+    Wrong(designs.SoftcapOfRawScores, ("wrong softcap",), "the softcap before the scale"),
+    Wrong(designs.SoftcapForgotten, ("wrong softcap",), "a softcap that is stated and not applied"),
+    Wrong(designs.SoftcapOfAnotherNumber, ("wrong softcap",), "another softcap than the one stated"),
+    Wrong(designs.SinksTurned, ("wrong sinks",), "sinks whose sign is turned"),
+    Wrong(
+        designs.SinksAsKeys,
+        ("wrong sinks", "future leak", "wrong mask", "not normalised"),
+        "the sink first, and the last key left out",
+    ),
+    Wrong(designs.LatentHeadsMixed, ("mixed heads",), "absorbed products of latent attention with heads mixed"),
+    Wrong(designs.LatentKeysAndValuesExchanged, ("wrong roles",), "the values' part absorbed in queries of latent attention"),
+    Wrong(designs.LatentValuesOfTheNextHead, ("mixed heads",), "absorbed values of another head"),
+    Wrong(designs.LatentValuesTransposed, ("wrong roles",), "absorbed values transposed"),
+    Wrong(designs.LatentValuesMixed, ("mixed heads",), "absorbed values with heads mixed"),
+    Wrong(designs.LatentHeadsReversed, ("mixed heads",), "contexts of latent attention joined in the reverse order"),
+    Wrong(designs.LatentHeadsViewed, ("mixed heads",), "contexts of latent attention joined by a view"),
+    Wrong(designs.LatentFoldedInColumns, ("mixed heads",), "values folded into the output's weights, with heads mixed"),
+    Wrong(designs.LatentFoldedByOtherHeads, ("mixed heads",), "values folded into the output's weights of another head"),
+    Wrong(designs.LatentFoldedIntoKeys, ("wrong roles",), "the keys' part folded into the output's weights"),
+    Wrong(designs.LatentScaledByWidth, ("wrong scale",), "the scale of the latent's width"),
+    Wrong(designs.LatentScaledWithoutRope, ("wrong scale",), "the scale of the columns without positions"),
+]
+LENGTHS = [
+    Wrong(lengths.ScaledByTokens, ("wrong scale",), "the scale of the number of tokens"),
+    Wrong(lengths.PositionsInBfloat16, ("wrong positions",), "positions in bfloat16, which repeat beyond 256"),
+    Wrong(lengths.PositionsRestart, ("wrong positions",), "positions that start again after four tokens"),
+    Wrong(lengths.PositionsSaturate, ("wrong positions",), "a table of 32 positions, the last of which is repeated"),
+    Wrong(lengths.ChunksApart, ("wrong mask",), "queries that see no earlier chunk of 32 tokens"),
+    Wrong(lengths.ValuesTiled, ("mixed heads",), "grouped values in another order than grouped keys"),
+    Wrong(lengths.ValuesRotated, ("wrong positions",), "values that are rotated too"),
+    Wrong(lengths.ValuesOfTheNextHead, ("mixed heads",), "values of another head"),
+    Wrong(lengths.LastHeadTwice, ("mixed heads",), "the context of one head twice"),
+    Wrong(lengths.WeightsOfTheFirstHead, ("mixed heads",), "the weights of one head for all"),
+    Wrong(lengths.HalfOfTheHeadsRotated, ("wrong positions",), "rotary positions for two heads of queries, and all of keys"),
+    Wrong(lengths.ContextViewed, ("mixed heads",), "heads joined by a view beside rotary positions"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS, *CALLS, *SOURCES, *DESIGNS, *LENGTHS]

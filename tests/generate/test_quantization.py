@@ -7,10 +7,11 @@ import torch
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, restore, rounding_bound, rows, taken, tokens_are_decided
+from generate.small import gpt2, hugging_face, restore, rounding_bound, rows, taken, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
 from regard.matmul import QuantizedLinear
+from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
 
 MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
@@ -18,15 +19,28 @@ SMALL = quantise(MODEL)
 
 
 @torch.no_grad()
-def test_it_computes_what_the_model_of_its_numbers_computes():
+@pytest.mark.parametrize(("to", "off"), [("bfloat16", 0.03), ("float16", 0.004), ("int8", 0.1), ("int4", 2)])
+def test_it_computes_what_the_model_of_its_numbers_computes(to, off):
+    tokens, small = torch.tensor(rows(17, 17, vocabulary=101)), quantise(MODEL, to)
+    assert_within(small(tokens), restore(small)(tokens), rounding_bound(small, lambda one: one(tokens)))
+    assert 0 < (small(tokens) - MODEL(tokens)).abs().max() < off * MODEL(tokens).std()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("to", ["bfloat16", "float16"])
+def test_halves_are_nearer_than_transformers_in_the_same_dtype(to):
+    """It rounds each vector too; here their numbers stay float32."""
     tokens = torch.tensor(rows(17, 17, vocabulary=101))
-    assert_within(SMALL(tokens), restore(SMALL)(tokens), rounding_bound(SMALL, lambda one: one(tokens)))
-    assert 0 < (SMALL(tokens) - MODEL(tokens)).abs().max() < 0.1 * MODEL(tokens).std()
+    exact = restore(MODEL)(tokens)
+    theirs = hugging_face(MODEL).to(WEIGHTS[to])(tokens).logits.double()
+    assert (quantise(MODEL, to)(tokens) - exact).abs().max() < (theirs - exact).abs().max()
 
 
 @pytest.mark.slow
-def test_it_generates_with_a_cache_in_batches_and_by_beams():
-    exact = restore(SMALL)
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_it_generates_with_a_cache_in_batches_and_by_beams(to):
+    small = quantise(MODEL, to)
+    exact = restore(small)
     for settings in ({"temperature": 0}, {"seed": 3}, {"beams": 3}):
         for prompts in (rows(5, vocabulary=101), rows(3, 9, 4, vocabulary=101)):
             asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
@@ -34,13 +48,14 @@ def test_it_generates_with_a_cache_in_batches_and_by_beams():
             def tokens(model, prompts=prompts, asked=asked):
                 return taken(model.generate(prompts, 8, **asked))
 
-            assert tokens_are_decided(SMALL, tokens)
-            assert torch.equal(tokens(SMALL), tokens(exact))
+            assert tokens_are_decided(small, tokens)
+            assert torch.equal(tokens(small), tokens(exact))
 
 
-def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is():
+@pytest.mark.parametrize(("to", "share"), [("bfloat16", 0.52), ("float16", 0.52), ("int8", 0.3), ("int4", 0.18)])
+def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is(to, share):
     before = {name: x.clone() for name, x in MODEL.state_dict().items()}
-    small = quantise(MODEL.train())
+    small = quantise(MODEL.train(), to)
     assert not small.training
     assert MODEL.training
     MODEL.eval()
@@ -49,7 +64,7 @@ def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is():
     assert small.head is small.tokens.matrix
     held = {x.data_ptr(): x.nbytes for x in (*small.parameters(), *small.buffers())}
     own = {x.data_ptr(): x.nbytes for x in MODEL.parameters()}
-    assert sum(size for place, size in held.items() if place not in own) < 0.3 * sum(own.values())
+    assert sum(size for place, size in held.items() if place not in own) < share * sum(own.values())
 
 
 def test_it_is_recorded_and_changed_like_the_model():
@@ -73,7 +88,11 @@ def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"), [(lambda: quantise(MODEL, "int3"), "'int8'; got 'int3'"), (lambda: quantise(SMALL), "quantized already")]
+    ("ask", "says"),
+    [
+        (lambda: quantise(MODEL, "int3"), "'int8', 'int4'; got 'int3'"),
+        (lambda: quantise(SMALL), "quantized already"),
+    ],
 )
 def test_what_cannot_be_rounded_is_said(ask, says):
     with pytest.raises(ConfigError, match=says):
@@ -88,7 +107,7 @@ from regard.models import GPT2, GPT2Config
 torch.manual_seed(0)
 sizes = GPT2Config.small()
 model = GPT2(sizes).eval()
-model = quantise(model) if sys.argv[1] == "int8" else model
+model = model if sys.argv[1] == "float32" else quantise(model, sys.argv[1])
 weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}.values())
 cache = 2 * 4 * sizes.layers * sizes.width * 48
 run = lambda length: list(model.generate(list(range(length)), 32, temperature=0))
@@ -99,7 +118,7 @@ print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("weights", ["float32", *WEIGHTS])
 def test_generating_takes_the_memory_of_the_weights_and_the_cache(weights):
     command = [sys.executable, "-c", PEAK, weights]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])

@@ -12,8 +12,8 @@ import torch
 import regard
 from head_atlas.small import SETTINGS, make_model, make_texts, read_results
 from regard.errors import ConfigError, DataError
+from regard.head_atlas.atlas import read_atlas
 from regard.head_atlas.build_atlas import merge_atlas
-from regard.head_atlas.merged import read_atlas
 from regard.head_atlas.plan import get_shard_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")

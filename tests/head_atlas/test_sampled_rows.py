@@ -1,6 +1,7 @@
 """The scores of sampled queries are those that the detectors compute from whole maps."""
 
 import itertools
+from dataclasses import fields
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard import AttentionMap, Causal, Everything, Window
-from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, score_rows, select_queries
+from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, RowScores, score_rows, select_queries
 from regard.observe import detectors
 from regard.observe.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
@@ -37,6 +38,21 @@ def test_each_score_is_that_of_the_detector(seed, t, mask, data):
         assert torch.equal(found.counted[n], every.among[0][:, queries]), name
         off = (found.values[n] - every.values[0][:, queries]).where(found.counted[n], 0)
         assert off.abs().max() < EQUAL * t, name
+
+
+@given(st.integers(2, 30), st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(MASKS), st.booleans()), max_size=6))
+def test_layers_that_share_what_a_mask_shows_have_the_scores_that_each_has_alone(t, layers):
+    shared: list = []
+    ids = torch.randint(0, 6, (t,))
+    queries = torch.arange(0, t, 2)
+    for seed, mask, is_biased in layers:
+        q, k = torch.randn(2, 1, 3, t, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        bias = torch.zeros(t, t).masked_fill(torch.rand(t, t) < 0.3, -torch.inf) if is_biased else None  # hides keys as well
+        m = AttentionMap(q, k, mask=mask, bias=bias)
+        found, alone = score_rows(m, ids, queries, ids == 3, (), shared), score_rows(m, ids, queries, ids == 3)
+        for field in fields(RowScores):
+            assert torch.equal(getattr(found, field.name).nan_to_num(2), getattr(alone, field.name).nan_to_num(2)), field.name
+    assert len(shared) == len({mask for _, mask, is_biased in layers if not is_biased})
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30), st.sampled_from(MASKS))

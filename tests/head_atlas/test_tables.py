@@ -9,7 +9,7 @@ import torch
 
 import regard
 from head_atlas.small import SETTINGS, make_model, make_texts
-from regard.head_atlas.merged import read_atlas
+from regard.head_atlas.atlas import read_atlas
 from regard.head_atlas.sampled_rows import SCORES
 from regard.head_atlas.statistics import EXAMPLES
 

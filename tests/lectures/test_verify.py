@@ -147,7 +147,7 @@ def test_a_softmax_over_the_wrong_axis_is_found(monkeypatch):
 
 
 def test_a_fused_kernel_that_is_off_is_found(monkeypatch):
-    monkeypatch.setattr("regard.layers.single_head.attention", lambda q, k, v, **options: v)
+    monkeypatch.setattr("regard.layers.simple.attention", lambda q, k, v, **options: v)
     found = set(by_verdict(verify(), Verdict.DIFFERS))
     assert {"simple-all", "trainable-linear", "multi-head-stacked"} <= found
 

@@ -11,7 +11,7 @@ from bounds import assert_within
 from example_count import limit_examples
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
-from regard.map import Pyramid, additive, numba_passes, plane
+from regard.map import Pyramid, additive, compiled_passes, plane
 from regard.mechanism.additive import attend_additive
 from regard.mechanism.heads import share
 from regard.mechanism.request import make_request
@@ -228,7 +228,7 @@ def test_it_keeps_its_weight_and_says_that_it_is_additive():
     found = AttentionMap(q, k, Causal(), weight=weight)
     assert found.nbytes == q.nbytes + k.nbytes + weight.nbytes
     assert "additive" in repr(found)
-    assert not numba_passes.can_run_compiled(plane.Plane(found._request, 0, 0))
+    assert not compiled_passes.can_run_compiled(plane.Plane(found._request, 0, 0))
     learnt = torch.nn.Parameter(weight)
     assert not AttentionMap(q, k, weight=learnt).dense().requires_grad
 

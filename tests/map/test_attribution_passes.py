@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bounds import assert_within, gamma, sum_bound
 from map.map_bounds import map_bounds
-from map.test_numba_passes import OPTIONS, RULES
+from map.test_compiled_passes import OPTIONS, RULES
 from regard import AttentionMap, Causal, Window
-from regard.map import attribution_passes, numba_passes
+from regard.map import attribution_passes, compiled_passes
 from regard.map.attribution_map import FACTORS, AttributionMap
 from regard.map.pooling import SignedPicture, bin_edges
 from strategies import requests
@@ -80,7 +80,7 @@ def assert_statistics_within(found, exact: AttributionMap, expected, places: tup
 def compare_passes(single: AttributionMap, exact: AttributionMap, threads: int, rows: Tensor, columns: Tensor) -> None:
     """Assert that the compiled pass in float32 finds in each head what the plain one finds in float64."""
     for one, other in zip(single.iterate_planes(), exact.iterate_planes(), strict=True):
-        found = numba_passes.gather_entries(one[2], threads, one[3], rows, columns)
+        found = compiled_passes.gather_entries(one[2], threads, one[3], rows, columns)
         expected = attribution_passes.gather_entries(other[2], other[3], rows, columns)
         assert_statistics_within(found, exact, expected, one[:2])
 
@@ -131,8 +131,8 @@ def test_a_tile_of_some_rows_and_keys_is_the_plain_ones(factor, rows, columns):
 
 def test_an_overview_and_a_picture_take_the_compiled_pass_where_they_can(monkeypatch):
     taken = []
-    gather = numba_passes.gather_entries
-    monkeypatch.setattr(numba_passes, "gather_entries", lambda *args: taken.append(args) or gather(*args))
+    gather = compiled_passes.gather_entries
+    monkeypatch.setattr(compiled_passes, "gather_entries", lambda *args: taken.append(args) or gather(*args))
     q, k, v, g = torch.randn(4, 1, 1, 64, 8)
     found, double = make_maps(q, k, g, v, Causal(), "weights", {})
     found.overview()
@@ -153,7 +153,7 @@ def test_a_nan_anywhere_goes_the_plain_way_and_comes_out(where, factor):
     ((_, _, plane, products),) = found.iterate_planes()
     bins = bin_edges(0, 50, 5), bin_edges(0, 50, 5)
     expected = attribution_passes.gather_entries(plane, products, *bins)
-    quick = numba_passes.gather_entries(plane, 1, products, *bins)
+    quick = compiled_passes.gather_entries(plane, 1, products, *bins)
     hidden = factor == "one" and where in ("q", "k")  # the weights have no part in the products
     assert (quick is None) == (not hidden)
     assert expected.row_sums.isnan().any() == (not hidden)

@@ -76,6 +76,23 @@ def test_every_answer_is_that_of_the_matrices_one_by_one(seed, mask, settings):
         assert torch.allclose(found, theirs[name], rtol=0, atol=1e-12), name
 
 
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(sorted(MASKS)),
+    st.sets(st.sampled_from(["softcap", "bias", "sinks", "offset"])) | st.just({"bias of keys", "offsets"}),
+    st.lists(st.integers(0, Q - 1), min_size=1, max_size=Q // 2),
+)
+def test_the_same_rows_of_several_heads_are_those_of_whole_matrices(seed, mask, settings, queries):
+    parts = build(seed, mask, settings)
+    dense = AttentionMap(**parts).dense()
+    for index in ((4, slice(None), queries), (slice(3, 9), [1, 5], 2), (slice(None), slice(None), slice(1, 4), slice(2, 9, 3))):
+        m = AttentionMap(**parts)
+        with mock.patch.object(small_maps, "compute_selected_rows", side_effect=small_maps.compute_selected_rows) as batch:
+            found = m[index]
+        assert batch.call_count == 1
+        assert torch.allclose(found, dense[index], rtol=0, atol=1e-12)
+
+
 def test_float32_is_within_its_error_of_the_formula():
     parts = build(5, "causal", {"bias"}, torch.float32)
     exact = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in parts.items()}

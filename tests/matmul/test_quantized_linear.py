@@ -1,4 +1,4 @@
-"""A matrix in bytes: how far each number is off, and that both routes compute with the same numbers."""
+"""A matrix in fewer bits: how far each number is off, and that all routes compute with the same numbers."""
 
 import pytest
 import torch
@@ -6,12 +6,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, gamma, sum_bound
-from regard.compiled.threads import MOST_UNQUANTIZED
+from bounds import assert_within, gamma, sum_bound, unit_roundoff
+from regard.errors import ConfigError
 from regard.matmul import QuantizedLinear
 from regard.matmul.float32_linear import LEAST, load_compiled_products
-from regard.matmul.quantized_linear import LARGEST, ROWS
+from regard.matmul.quantized_linear import LARGEST, MOST, ROWS, WEIGHTS
 from skips import NEEDS_LOOPS
+
+INTEGERS = ("int8", "int4")
 
 
 def numbers(*shape, seed=0):
@@ -19,31 +21,32 @@ def numbers(*shape, seed=0):
 
 
 def restored(matrix):
-    """W in float64: each whole number times the scale of its row."""
-    return matrix.values.double() * matrix.scales.double().unsqueeze(-1)
+    """W in float64."""
+    return matrix.dequantize_rows(slice(None), torch.float64)
 
 
 def exact(matrix, x):
     return F.linear(x.double(), restored(matrix), None if matrix.bias is None else matrix.bias.double())
 
 
-def rounding(matrix, x, whole=False):
-    """How far float32 may be off: n products, their scale and the bias.
-
-    Whole numbers are summed exactly: five roundings make them, three turn a sum and two scales into a number, one adds a rest.
-    """
+def rounding(matrix, x):
+    """How far float32 may be off: n products, a scale of each number, and the bias."""
     size = F.linear(x.double().abs(), restored(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
-    return sum_bound(torch.float32, (9 if whole else x.shape[-1] + 1) + (matrix.bias is not None)) * size
+    return sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) * size
 
 
-def by_shorts(matrix, x):
-    """Whether a product is one of whole numbers."""
-    return load_compiled_products() is not None and len(x) > MOST_UNQUANTIZED and matrix.values.numel() >= LEAST
+def by_integers(matrix, x):
+    """Whether a product is one of integers."""
+    is_integer = not matrix.values.is_floating_point()
+    return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns >= LEAST
 
 
 def off(matrix, x):
     """How far it may be from that of the numbers: each of a vector by half a step, all of them in the same direction."""
-    return x.double().abs().amax(-1, keepdim=True) / matrix.most / 2 * restored(matrix).abs().sum(-1)
+    if not by_integers(matrix, x):
+        return 0
+    most = LARGEST if matrix.most is None else matrix.most
+    return x.double().abs().amax(-1, keepdim=True) / most / 2 * restored(matrix).abs().sum(-1)
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.floats(-6, 6), st.integers(0, 99))
@@ -60,27 +63,58 @@ def test_no_number_is_off_by_more_than_half_a_step(rows, n, size, seed):
     assert torch.equal(matrix.scales, weight.abs().amax(-1) / 127)
 
 
+@given(st.sampled_from(["bfloat16", "float16"]), st.integers(1, 50), st.integers(1, 50), st.floats(-2, 2), st.integers(0, 99))
+def test_halves_are_the_nearest(to, rows, n, size, seed):
+    weight = numbers(rows, n, seed=seed) * 10**size
+    matrix = QuantizedLinear.from_weight(weight, to=to)
+    allowed = unit_roundoff(WEIGHTS[to]) * weight.double().abs() + 2.0**-25  # float16 has no smaller steps than 2^-24
+    assert_within(matrix.dequantize_rows(torch.arange(rows)), weight, allowed)
+
+
+@given(st.integers(1, 30), st.integers(1, 200), st.floats(-6, 6), st.integers(0, 99))
+def test_numbers_of_4_bits_are_the_nearest_of_their_group(rows, n, size, seed):
+    weight = numbers(rows, n, seed=seed) * 10**size
+    weight[0] = 0
+    matrix = QuantizedLinear.from_weight(weight, to="int4")
+    found = matrix.dequantize_rows(torch.arange(rows))
+    assert found.shape == weight.shape
+    for group in range(0, n, 32):
+        part, mine = weight[:, group : group + 32].double(), found[:, group : group + 32].double()
+        top = part.abs().amax(-1, keepdim=True)
+        step = top / 8 * (1 + 2.0**-8)  # the scale is a bfloat16
+        # half a step; a whole one of a number as large as the largest, of the other sign: there is a -8, but no 8
+        assert_within(mine, part, torch.where(part.abs() > 7.4 * step, 1.1, 0.501) * step)
+    assert not found[0].any()
+
+
+@pytest.mark.parametrize("to", WEIGHTS)
 @pytest.mark.parametrize("rows", [7, ROWS + 13])
-@pytest.mark.parametrize("count", [1, MOST_UNQUANTIZED, MOST_UNQUANTIZED + 1, 9])
+@pytest.mark.parametrize("count", [1, 2, MOST, MOST + 1])
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_product_is_that_of_the_restored_matrix(rows, count, biased):
+def test_the_product_is_that_of_the_restored_matrix(to, rows, count, biased):
     bias = numbers(rows) if biased else None
-    matrix, x = QuantizedLinear.from_weight(numbers(rows, 131), bias), numbers(count, 1, 131, seed=3)
-    whole = by_shorts(matrix, x)
-    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x, whole) + (off(matrix, x) if whole else 0))
+    matrix, x = QuantizedLinear.from_weight(numbers(rows, 131), bias, to), numbers(count, 1, 131, seed=3)
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + off(matrix, x))
     assert_within(matrix(x.double()), exact(matrix, x), 1e-10)
     assert matrix(x.bfloat16()).dtype == torch.bfloat16
 
 
 @NEEDS_LOOPS
-@given(st.integers(1, 40), st.integers(1, 400), st.booleans(), st.floats(-3, 3), st.integers(0, 99))
-def test_many_vectors_are_as_near_as_their_whole_numbers(count, n, biased, size, seed):
+@given(
+    st.sampled_from(list(WEIGHTS)), st.integers(1, 40), st.integers(1, 400), st.booleans(), st.floats(-3, 3), st.integers(0, 99)
+)
+def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, size, seed):
     rows = max(-(-LEAST // n), 200)
-    matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None)
+    matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None, to)
     x = numbers(count, n, seed=seed + 1)
-    assert by_shorts(matrix, x) == (count > MOST_UNQUANTIZED)
-    allowed = rounding(matrix, x, whole=count > MOST_UNQUANTIZED) + (off(matrix, x) if count > MOST_UNQUANTIZED else 0)
-    assert_within(matrix(x), exact(matrix, x), allowed)
+    assert by_integers(matrix, x) == (to in INTEGERS)
+    assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST)
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + off(matrix, x))
+
+
+def test_what_is_too_large_for_float16_is_said():
+    with pytest.raises(ConfigError, match=r"1e\+05 is too large for float16\. Use bfloat16"):
+        QuantizedLinear.from_weight(torch.full((2, 3), 1e5), to="float16")
 
 
 def test_no_sum_of_whole_numbers_can_overflow():
@@ -91,12 +125,13 @@ def test_no_sum_of_whole_numbers_can_overflow():
 
 
 @NEEDS_LOOPS
-def test_nan_and_infinities_spoil_their_vector_alone():
-    matrix, x = QuantizedLinear.from_weight(numbers(521, 127)), numbers(5, 127)
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_nan_and_infinities_spoil_their_vector_alone(to):
+    matrix, x = QuantizedLinear.from_weight(numbers(521, 127), to=to), numbers(5, 127)
     right = matrix(x)
     x[1, 5], x[3, 7] = torch.nan, torch.inf
     found = matrix(x)
-    assert found[[1, 3]].isnan().all()
+    assert not found[[1, 3]].isfinite().any()
     assert torch.equal(found[[0, 2, 4]], right[[0, 2, 4]])
 
 
@@ -111,14 +146,24 @@ def test_what_it_is_given_is_not_written_to():
     assert matrix.bias.abs().min() > 0
 
 
-def test_it_is_saved_and_moved_with_its_model():
-    matrix = QuantizedLinear.from_weight(numbers(5, 3), numbers(5))
-    other = QuantizedLinear.from_weight(numbers(5, 3, seed=1), numbers(5, seed=2))
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_it_is_saved_and_moved_with_its_model(to):
+    matrix = QuantizedLinear.from_weight(numbers(5, 3), numbers(5), to)
+    other = QuantizedLinear.from_weight(numbers(5, 3, seed=1), numbers(5, seed=2), to)
     other.load_state_dict(matrix.state_dict())
     assert torch.equal(other(numbers(2, 3)), matrix(numbers(2, 3)))
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_scales_in_half_precision_are_read_as_they_are(count):
-    matrix, x = QuantizedLinear.from_weight(numbers(521, 127), numbers(521)).bfloat16(), numbers(count, 127)
-    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x))
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_matrix_that_was_cast_is_read_as_it_is(count, to, dtype):
+    matrix, x = QuantizedLinear.from_weight(numbers(521, 127), numbers(521), to).to(dtype), numbers(count, 127)
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + off(matrix, x))
+
+
+def test_a_weight_that_lies_across_in_memory_is_read_in_order():
+    weight = numbers(127, 521).T
+    for to in WEIGHTS:
+        found, x = QuantizedLinear.from_weight(weight, to=to), numbers(1, 127)
+        assert torch.equal(found(x), QuantizedLinear.from_weight(weight.contiguous(), to=to)(x))

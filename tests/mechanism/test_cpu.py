@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from example_count import limit_examples
-from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
+from regard import Causal, Documents, Everything, Padding, Prefix, Window, attend, attention
 from regard.compiled import kernel_choice, processor
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
@@ -154,6 +154,7 @@ def test_the_number_of_threads_changes_no_bit():
 def loops(monkeypatch):
     """The loops are taken where they are worth it, with registers of four numbers as well: they are right there too."""
     monkeypatch.setattr(kernel_choice, "is_attention_compiled", lambda: True)
+    monkeypatch.setattr(kernel_choice, "is_torch_attention_faster", lambda *_: False)
 
 
 def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monkeypatch):
@@ -162,6 +163,26 @@ def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monk
     for instructions, kernel in ((frozenset({"sse2"}), "sdpa causal"), (processor.AVX2, "compiled")):
         monkeypatch.setattr(processor, "read_features", lambda instructions=instructions: instructions)
         assert choose(q, k, v, Causal()).kernel == kernel
+
+
+def test_attention_is_torchs_where_its_products_use_tiles_and_were_measured_to_be_faster(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(processor, "read_features", lambda: processor.AMX)
+    leaves = tensors(q=300, k=300, groups=H)
+    plain = tuple(x.detach() for x in leaves)
+    for masks, dtype, learns, is_compiled in (
+        ([Everything()], torch.float32, False, False),
+        ([Causal(), Causal() & Window(9)], torch.float32, True, True),
+        ([Everything(), Causal(), Causal() & Window(9)], torch.bfloat16, False, False),
+        ([Everything(), Causal()], torch.bfloat16, True, False),
+        ([Causal() & Window(9)], torch.bfloat16, True, True),
+    ):
+        for mask in masks:
+            kernel = choose(*(x.to(dtype) for x in (leaves if learns else plain)), mask).kernel
+            assert (kernel == "compiled") == is_compiled, (mask, dtype, learns)
+    few = (x[:, :, :100].bfloat16() for x in leaves)  # of so few weights the gradient is faster by the loops
+    assert choose(*few, Causal()).kernel == "compiled"
+    assert_within(attention(*plain, Everything()), attend(*plain, Everything()).context, allowed_of(*plain, Everything())[0])
 
 
 def test_attention_takes_the_loops_where_they_are_worth_it_and_only_for_what_they_know():

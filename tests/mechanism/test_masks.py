@@ -157,6 +157,35 @@ def test_the_stretches_of_a_rule_are_its_table(rule, offset):
     assert torch.equal((lows <= j) & (j < highs), table[(None,) * (4 - table.dim())].expand(len(lows), 1, Q, K))
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Everything(),
+        Causal(),
+        Window(2, 1),
+        Window(None, 2),
+        Prefix(3),
+        Causal() & Window(2),
+        Window(1) | Prefix(1),
+        Causal() & (Window(1) | Prefix(2)),
+        Given(torch.tensor([True, False, True, True, False, True, False])),
+        Given(torch.rand(2, 3, 1, K, generator=torch.Generator().manual_seed(0)) > 0.5) | Window(2),
+        Padding([3]),
+        ~Causal(),
+        Documents([0, 0, 1, 1, 1, 2, 0]),
+        Given(torch.ones(K, K).tril() > 0),
+    ],
+)
+def test_the_ends_of_the_keys_of_a_rule_are_its_causal_table(rule):
+    ends = rule.find_key_ends(K)
+    if ends is None:
+        assert isinstance(rule, Padding | Documents | Given) or rule == ~Causal()
+        return
+    p, j = torch.arange(K).unsqueeze(-1), torch.arange(K)
+    expected = rule.block(torch.arange(K), torch.arange(K)) & (j <= p)
+    assert torch.equal(*torch.broadcast_tensors((p < ends.unsqueeze(2)) & (j <= p), expected))
+
+
 def test_documents_that_follow_each_other_are_stretches_and_those_that_come_back_are_not():
     assert Documents([4, 4, 4, 2, 2, 9, 9]).find_key_ranges(K, K, 0) is not None
     assert Documents([4, 4, 2, 2, 4, 9, 9]).find_key_ranges(K, K, 0) is None

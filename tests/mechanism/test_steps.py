@@ -153,6 +153,18 @@ def test_nan_goes_out_in_the_rows_that_see_it_and_in_no_other(where, hit):
     assert steps.context.isnan().any(-1).all(0).all(0).nonzero().flatten().tolist() == hit
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [1, 3, 33, 34, 68, 129, 300])
+def test_a_query_that_is_no_number_leaves_the_other_rows_finite(keys, dtype):
+    """Red where torch multiplies bfloat16 by AMX and attend leaves it the product of what is no number."""
+    q, k, v = torch.randn(1, 2, 65, 8).to(dtype), torch.randn(1, 2, keys, 8).to(dtype), torch.randn(1, 2, keys, 8).to(dtype)
+    q[:, :, ::3] = torch.nan
+    context = attend(q, k, v).context
+    assert context[:, :, ::3].isnan().all()
+    assert context[:, :, 1::3].isfinite().all()
+    assert context[:, :, 2::3].isfinite().all()
+
+
 def test_a_blind_query_stays_zero_whatever_the_values_hold():
     q, k, v = tensors()
     v[:] = math.nan

@@ -20,6 +20,7 @@ from generate.small import gpt2, rounding_bound, rows, taken, tokens_are_decided
 from regard.compiled import threads
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
+from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
 from regard.models.compiled_gpt2 import MOST, CompiledGPT2
 from regard.models.gpt2 import Block
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.skipif(
 )
 SIZES = {"layers": 2, "heads": 3, "width": 258, "inner": 515, "context": 40, "vocabulary": 307}
 MODEL = gpt2(dtype=torch.float32, loud=4.0, **SIZES)
-SMALL = quantise(MODEL)
+MODELS = {"float32": MODEL, **{to: quantise(MODEL, to) for to in WEIGHTS}}
+INTEGERS = (MODELS["int8"], MODELS["int4"])  # whose vectors are rounded to 16 bits
 NEW = torch.tensor([[5]])
 
 
@@ -65,14 +67,14 @@ def cache_bound(model, shorts=False) -> float:
 
 @pytest.mark.slow
 @given(
-    st.sampled_from([MODEL, SMALL]),
+    st.sampled_from(list(MODELS.values())),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.integers(1, 8),
     st.sampled_from([None, 1, "each"]),
     st.sampled_from([1, 2, 3]),
 )
 def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wanted, turns):
-    whole = model is SMALL and len(lengths) * new > 1
+    whole = model in INTEGERS
     new = min(new, MOST[torch.float32 if model is MODEL else torch.int8] // len(lengths))
     ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), CompiledGPT2(model)
     for turn in range(turns):
@@ -92,14 +94,14 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
 @pytest.mark.slow
 @pytest.mark.emulated
 @pytest.mark.parametrize("sizes", [{"tied": False}, {"inner": 0, "epsilon": 1e-3}, {"layers": 1, "heads": 1}, {"heads": 129}])
-@pytest.mark.parametrize("small", [False, True])
-def test_it_is_the_model_of_any_sizes(sizes, small):
+@pytest.mark.parametrize("to", MODELS)
+def test_it_is_the_model_of_any_sizes(sizes, to):
     model = gpt2(dtype=torch.float32, loud=4.0, **{**SIZES, **sizes})
-    model = quantise(model) if small else model
+    model = model if to == "float32" else quantise(model, to)
     cache, same = begun(model, 6), begun(model, 6)
     with torch.no_grad():
         assert CompiledGPT2(model).can_run(NEW, cache)
-        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model))
+        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model, to in ("int8", "int4")))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -141,7 +143,7 @@ PROMPTS = {"one": rows(5, vocabulary=307), "ragged": rows(3, 9, vocabulary=307)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [MODEL, SMALL], ids=["float32", "int8"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize(
     "asked",
@@ -151,14 +153,14 @@ PROMPTS = {"one": rows(5, vocabulary=307), "ragged": rows(3, 9, vocabulary=307)}
 def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeypatch):
     if "draft" in asked and len(prompts) > 1:
         prompts = prompts[:1]
-    asked = {**asked, "seed": list(range(len(prompts)))} if "seed" in asked else asked
+    asked = {**asked, "seed": list(range(1, 1 + len(prompts)))} if "seed" in asked else asked
     count = 60 if "past" in asked else 12
     ran = []
     run = CompiledGPT2.run
     monkeypatch.setattr(CompiledGPT2, "run", lambda *given: ran.append(1) or run(*given))
     found = taken(model.generate(prompts, count, **asked))
     assert ran
-    assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model is SMALL)
+    assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
     monkeypatch.setattr(GPT2, "reading", lambda self: self)
     assert torch.equal(found, taken(model.generate(prompts, count, **asked)))
 
@@ -209,7 +211,10 @@ CHANGES = {
     "dropout somewhere": lambda model: model.blocks[0].dropout.train(),
     "float64": lambda model: model.double(),
     "one matrix in bfloat16": lambda model: model.blocks[0].up.bfloat16(),
-    "one matrix in bytes": lambda model: setattr(model.blocks[0], "up", SMALL.blocks[0].up),
+    "one matrix in float64": lambda model: setattr(model.blocks[0], "up", deepcopy(MODELS["bfloat16"].blocks[0].up).double()),
+    "scales in float64": lambda model: setattr(model.blocks[0], "up", deepcopy(MODELS["int8"].blocks[0].up).double()),
+    "scales in float32": lambda model: setattr(model.blocks[0], "up", deepcopy(MODELS["int4"].blocks[0].up).float()),
+    "a matrix of other sizes": lambda model: setattr(model.blocks[0], "up", MODELS["int4"].blocks[0].down),
     "a table of bounded size": lambda model: setattr(model.positions, "max_norm", 1.0),
     "a weight that is not contiguous": lambda model: setattr(
         model.blocks[0].up, "weight", nn.Parameter(torch.randn(258, 515).T, requires_grad=False)
@@ -224,6 +229,16 @@ def test_a_model_with_a_part_of_its_own_computes_by_itself(change):
     with torch.no_grad():
         assert CompiledGPT2(deepcopy(MODEL)).can_run(NEW, cache)
         assert not CompiledGPT2(changed(change)).can_run(NEW, cache)
+
+
+def test_a_matrix_of_each_kind_may_stand_in_one_model():
+    model = deepcopy(MODEL)
+    for part, to in zip(("W_query", "W_key", "W_value", "out_proj"), WEIGHTS, strict=True):
+        setattr(model.blocks[1].attention, part, getattr(MODELS[to].blocks[1].attention, part))
+    cache, same = begun(model, 6), begun(model, 6)
+    with torch.no_grad():
+        assert CompiledGPT2(model).can_run(NEW, cache)
+        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model, shorts=True))
 
 
 def test_models_and_blocks_of_another_class_compute_by_themselves():

@@ -2,19 +2,24 @@
 
 from typing import Any
 
+import torch
+
 from observe.family import (
     ANY,
     RIGHT,
     WORDS,
+    B,
     Family,
     T,
     among,
     captioned,
     clip,
     film,
+    masked,
     packed,
     pairs,
     pixels,
+    prefixed,
     spectrum,
     spoken,
     tokens,
@@ -297,6 +302,26 @@ SENSES = [
     Family("dinov3", "DINOv3ViTModel", IMAGE, pixels),
     Family("ijepa", "IJepaModel", IMAGE, pixels),
     Family("vit_msn", "ViTMSNModel", IMAGE, pixels),
+    Family("vit_mae", "ViTMAEModel", IMAGE, masked),
+    Family(
+        "segformer",
+        "SegformerModel",
+        {"depths": [1] * 4, "sr_ratios": [4, 2, 1, 1], "hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 2, 2, 4]},
+        lambda config, side="none": {"pixel_values": torch.randn(B, 3, 32, 32)},
+    ),
+    Family(
+        "blip_2",
+        "Blip2ForConditionalGeneration",
+        {
+            "vision_config": IMAGE,
+            "qformer_config": {**TEXT, "encoder_hidden_size": WIDTH},
+            "text_config": {**TEXT, "model_type": "opt", "ffn_dim": 37, "word_embed_proj_dim": WIDTH},
+            "num_query_tokens": 5,
+            "image_token_index": 100,
+        },
+        prefixed,
+        beside=8,  # those of its picture and of its queries
+    ),
     Family("yolos", "YolosModel", {**IMAGE, "image_size": [12, 12], "num_detection_tokens": 3}, pixels),
     Family("siglip vision", "SiglipVisionModel", IMAGE, pixels, beside=1),
     Family("beit", "BeitModel", {**IMAGE, "use_relative_position_bias": True}, pixels),

@@ -41,7 +41,21 @@ def pixels(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures."""
     config = getattr(config, "vision_config", config)
     size = config.image_size
-    return {"pixel_values": torch.randn(B, config.num_channels, *([size, size] if isinstance(size, int) else size))}
+    return {
+        "pixel_values": torch.randn(B, getattr(config, "num_channels", 3), *([size, size] if isinstance(size, int) else size))
+    }
+
+
+def masked(config: Any, side: str = "none") -> dict[str, Tensor]:
+    """Pictures, and numbers whose order says which patches are left out."""
+    return {**pixels(config), "noise": torch.rand(B, SPOTS)}
+
+
+def prefixed(config: Any, side: str = "none") -> dict[str, Tensor]:
+    """Pictures, and words after the tokens that stand for what queries found in a picture."""
+    ids = tokens(config)["input_ids"]
+    ids[:, : config.num_query_tokens] = config.image_token_index
+    return {**pixels(config), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def captioned(config: Any, side: str = "none") -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from bounds import attention_bounds, entropy_bound
 from dense import both, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
 from regard.map import plane, small_maps
-from regard.observe import detectors
+from regard.observe import detectors, map_view
 from regard.observe.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
 from strategies import requests
@@ -112,6 +112,30 @@ def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
 
 
 @settings(max_examples=60)
+@given(ASKED)
+def test_the_weight_on_stripes_is_that_on_the_most_received_keys_but_the_first(asked):
+    m, dense = both(asked)
+    b, h, q, k = dense.shape
+    marked = detectors.mark_stripes(MapView(m), 0.3)
+    expected = torch.full((b, h), math.nan, dtype=torch.float64)
+    for n in range(b):
+        for one in range(h):
+            queries = dense.queries(n, one)
+            keys = marked[n, one].nonzero().flatten().tolist()
+            received = dense.weights[n, one, queries].sum(0)
+            padding = {dense.positions[n][i] for i in range(q) if i not in queries}
+            real = [j for j in range(k) if j not in padding]
+            first = MapView(m).first_token_indices[n]
+            assert first not in keys
+            assert len(keys) <= max(1, math.ceil(0.3 * len(real)))
+            others = [j for j in real if j not in keys and j != first]
+            assert not others or not keys or max(received[others]) <= min(received[keys]) + 1e-9
+            if queries:
+                expected[n, one] = dense.weights[n, one][queries][:, keys].sum(-1).mean()
+    close(detectors.stripe_weight(m, 0.3), expected)
+
+
+@settings(max_examples=60)
 @given(ASKED, st.data())
 def test_the_needle_weight_is_the_weight_of_questions_on_the_needle(asked, data):
     m, dense = both(asked)
@@ -180,8 +204,8 @@ def test_a_map_of_half_precision_is_looked_at_in_float32():
 
 def test_breadth_is_taken_of_some_queries_where_they_are_many(monkeypatch):
     m = maps(Causal())
-    monkeypatch.setattr(detectors, "SAMPLE", 4)
-    monkeypatch.setattr(detectors, "BLOCK_NUMBERS", 2 * T)
+    monkeypatch.setattr(map_view, "SAMPLE", 4)
+    monkeypatch.setattr(map_view, "BLOCK_NUMBERS", 2 * T)
     chosen = torch.tensor([0, 5, 11, 17])  # of 23, evenly spaced
     close(detectors.breadth(m), (m.entropy()[..., chosen].exp() / (chosen + 1)).mean(-1))
 

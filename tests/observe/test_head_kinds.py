@@ -44,11 +44,12 @@ def planted(t, width=16):
     for x in before:
         x[0] = 0
     resting = torch.zeros(t, width)
-    names = ["previous token", "itself", "duplicate", "induction", "broad", "first token"]
-    anchor = torch.zeros(t, width)
+    names = ["previous token", "itself", "duplicate", "induction", "broad", "first token", "stripe"]
+    anchor, lines = torch.zeros(2, t, width)
     anchor[0, 0] = 1
-    q = torch.stack([before[0], place, token, token, resting, torch.eye(width)[0].expand(t, -1)])
-    k = torch.stack([place, place, token, before[1], resting, anchor])
+    lines[3::40, 0] = 1
+    q = torch.stack([before[0], place, token, token, resting, *torch.eye(width)[:1].expand(2, t, -1)])
+    k = torch.stack([place, place, token, before[1], resting, anchor, lines])
     return names, AttentionMap(q.unsqueeze(0), k.unsqueeze(0), Causal(), scale=300.0), tokens
 
 
@@ -70,6 +71,7 @@ def test_a_table_has_a_row_for_each_head_with_the_mean_of_each_detector():
             "distance": detectors.distance(look),
             "keys": detectors.effective_keys(look),
             "heavy": detectors.heavy_hitter_share(look),
+            "stripe": detectors.stripe_weight(look),
             "punctuation": detectors.weight_on_classes(
                 look, torch.tensor([word == "," for word in WORDS]).expand(B, 1, T)
             ).squeeze(-1),
@@ -162,6 +164,28 @@ def test_planted_heads_are_named_for_what_they_do():
             assert row.scores[name] > (0.6 if name == "duplicate" else 0.9)  # a token is like itself, too
 
 
+def test_a_stripe_is_named_with_its_words():
+    names, m, _ = planted(256)
+    words = [f" w{n}" for n in range(256)]
+    row = heads(Recorded([m]), tokens=words)[names.index("stripe")]
+    assert row.kind == "stripe"
+    assert row.sentence.startswith("attends to the same few tokens from everywhere: 0.9")
+    assert row.sentence.endswith(": ‘w3’, ‘w43’, ‘w83’")
+
+
+def test_chance_is_the_score_of_a_head_that_attends_equally_to_what_it_sees():
+    names, m, tokens = planted(64)
+    found = heads(Recorded([m]), tokens=tokens)
+    equal = found[names.index("broad")].scores
+    for name in ("previous token", "itself", "duplicate", "induction", "first token", "stripe"):
+        assert equal[name].chance == pytest.approx(float(equal[name]), rel=1e-5), name
+        assert equal[name].to_dict()["chance"] == equal[name].chance
+    for name in ("previous token", "itself", "duplicate", "induction", "first token"):
+        assert {row.scores[name].chance for row in found} == {equal[name].chance}  # the same rows see the same keys
+    assert math.isnan(equal["entropy"].chance)
+    assert "chance" not in equal["entropy"].to_dict()
+
+
 @pytest.mark.slow
 def test_planted_heads_are_found_in_a_text_of_16384_tokens():
     t = 16_384
@@ -211,6 +235,11 @@ def near(mean: float, half: float = 0.01) -> Score:
         ({"local": near(0.605)}, 0.6, "unclear"),
         ({"local": near(1.0)}, 1.0, "unclear"),
         ({"first token": Score(math.nan), "breadth": Score(math.nan)}, math.nan, "unclear"),
+        ({"previous token": Score(0.5, 0.49, 0.51, 100, 0.3)}, 1.0, "previous token"),  # (0.49 - 0.3) / 0.7 is above 0.2
+        ({"previous token": Score(0.5, 0.49, 0.51, 100, 0.4)}, 1.0, "unclear"),  # (0.49 - 0.4) / 0.6 is not
+        ({"itself": Score(1.0, 1.0, 1.0, 100, 1.0)}, 1.0, "unclear"),  # queries that see one key
+        ({"stripe": Score(0.5, 0.49, 0.51, 100, 0.05)}, 0.6, "stripe"),
+        ({"stripe": Score(0.5, 0.49, 0.51, 100, 0.4), "local": near(0.62)}, 0.6, "local"),
     ],
 )
 def test_the_kind_follows_its_rule(scores, halfway, kind):
@@ -220,7 +249,7 @@ def test_the_kind_follows_its_rule(scores, halfway, kind):
         assert row.sentence.startswith("no clear kind: ")
     else:
         assert row.sentence.startswith("attends to ")
-        assert row.sentence.endswith(" on 100 queries")
+        assert " on 100 queries" in row.sentence
 
 
 def test_the_sentence_of_an_unclear_head_lists_its_scores_largest_first():

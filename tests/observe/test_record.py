@@ -14,7 +14,7 @@ from observe.beheld import EQUAL
 from observe.eager_weights import run, same
 from observe.families import FAMILIES
 from observe.family import T
-from observe.models import CACHE
+from observe.models import CACHE, gpt2
 from regard import ConfigError, compare, load
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
@@ -27,6 +27,36 @@ def made(name, side="none", dtype=torch.float32, **settings):
 
 
 # what is kept
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "vit", "t5"])
+@pytest.mark.parametrize("keep", [None, ("values", "residual")])
+def test_a_recording_is_freed_with_its_last_name(name, keep):
+    model, given = made(name)
+    gc.collect()
+    gc.disable()
+    try:
+        with record(model, keep=keep) as recording:
+            model(**given)
+        freed = weakref.ref(recording)
+        del recording
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_recording_of_a_generation_is_freed_with_its_last_name():
+    model = gpt2()
+    gc.collect()
+    gc.disable()
+    try:
+        with record(model) as recording:
+            model.generate(torch.randint(3, 50, (2, 4)), max_new_tokens=3, num_beams=2, do_sample=False)
+        freed = weakref.ref(recording)
+        del recording
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_layers_are_chosen_by_number_and_by_path():

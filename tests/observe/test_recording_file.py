@@ -21,7 +21,7 @@ from regard.observe.checksums import compute_header_checksum
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.mask_serialization import MaskReader, serialize_mask
 from regard.observe.serialize import NamedTensors
-from regard.observe.store import Store
+from regard.observe.tensor_store import Store
 
 
 def recorded() -> Recording:
@@ -241,9 +241,9 @@ def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_
     path = tmp_path / "new.reg"
     recorded().save(path)
     header, rest = header_of(path)
-    header["__metadata__"]["version"] = "5"
+    header["__metadata__"]["version"] = "6"
     rewrite(path, header, rest)
-    with pytest.raises(DataError, match="recording of version 5, and this regard reads up to 4"):
+    with pytest.raises(DataError, match="recording of version 6, and this regard reads up to 5"):
         load(path)
     header["__metadata__"]["format"] = "pt"
     rewrite(path, header, rest)
@@ -268,8 +268,8 @@ def test_an_altered_number_is_refused_and_read_as_it_is_where_that_is_requested(
     ):
         load(path)
     assert load(path, verify=False).names == recording.names
-    rewrite_header(path, "version", "5")
-    with pytest.raises(DataError, match="recording of version 5"):
+    rewrite_header(path, "version", "6")
+    with pytest.raises(DataError, match="recording of version 6"):
         load(path, verify=False)
     rewrite_header(path, "version", "3")
     rewrite_header(path, "recording", json.dumps({**json.loads(read_metadata(path)["recording"]), "model": "another"}))

@@ -1,11 +1,13 @@
-"""Oracle, Quest and BlockSparse choose, for each query or block, what their formulas, written out, choose."""
+"""Oracle, Quest, BlockSparse and VerticalSlash choose what their formulas, written out, choose."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from policies.plain import B, D, G, P, R, T, best, dense_weights, make_inputs, table
-from regard import ConfigError
-from regard.policies import BlockSparse, Knorm, Oracle, Quest
+from regard import Causal, ConfigError, Window
+from regard.policies import BlockSparse, Knorm, Oracle, Quest, VerticalSlash
 
 
 def test_the_oracle_keeps_the_largest_weights_of_each_query():
@@ -15,6 +17,25 @@ def test_the_oracle_keeps_the_largest_weights_of_each_query():
         for h in range(G * R):
             for i in range(P, T):
                 assert set(found[b, h, i].nonzero().flatten().tolist()) == best(weights[b, h, i].tolist(), n)
+
+
+@pytest.mark.parametrize("count", [1, 5, 30, 44, T])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mask": Causal() & Window(left=19)}, {"scale": -0.5}, {"softcap": 50.0}],
+    ids=["plain", "window", "scale", "softcap"],
+)
+def test_the_oracle_in_float32_keeps_scores_that_none_of_the_others_exceeds(settings, count):
+    """Scores of whole numbers are exact, and many are equal: which of these are kept is open."""
+    made = make_inputs(dtype=torch.float32)
+    inputs = replace(made, q=(made.q * 2).round(), k=(made.k * 2).round(), **settings)
+    inputs.q[0, 0] = 0  # all scores are equal
+    scores = inputs.q @ inputs.k.repeat_interleave(R, 1).mT * settings.get("scale", 1)
+    found = table(Oracle(count), inputs)[:, :, P:]
+    seen = inputs.mask.table(T, T)[P:]
+    assert torch.equal(found.sum(-1), seen.sum(-1).clamp(max=count).expand(B, G * R, T - P))
+    least = scores[:, :, P:].masked_fill(~found, torch.inf).amin(-1)
+    assert (scores[:, :, P:].masked_fill(found | ~seen, -torch.inf).amax(-1) <= least).all()
 
 
 def test_no_policy_keeps_more_with_as_many_keys_as_the_oracle():
@@ -79,3 +100,30 @@ def test_a_text_without_later_queries_is_complete(policy):
 def test_bad_settings_are_refused_in_a_sentence(make, says):
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_a_query_of_the_prompt_reads_the_columns_and_the_diagonals():
+    inputs, vertical, slash, last = make_inputs(), 4, 3, 5
+    weights, found = dense_weights(inputs), table(VerticalSlash(vertical, slash, last), inputs)
+    for b in range(B):
+        for h in range(G * R):
+            rows = range(P - last, P)
+            columns = best([sum(float(weights[b, h, i, j]) for i in rows) for j in range(P)], vertical)
+            sums = [sum(float(weights[b, h, i, i - d]) for i in rows if i >= d) for d in range(1, P)]
+            distances = {0} | {d + 1 for d in best(sums, slash - 1)}
+            for i in range(P):
+                expected = {j for j in range(i + 1) if j in columns or i - j in distances}
+                assert set(found[b, h, i].nonzero().flatten().tolist()) == expected
+            for i in range(P, T):
+                assert found[b, h, i].sum() == i + 1
+
+
+@pytest.mark.parametrize("settings", [{"vertical": 0}, {"slash": 0}, {"last": 0}])
+def test_counts_are_at_least_one(settings):
+    with pytest.raises(ConfigError, match="VerticalSlash"):
+        VerticalSlash(**settings)
+
+
+def test_the_prompt_has_the_queries_that_are_summed():
+    with pytest.raises(ConfigError, match="at least 64"):
+        VerticalSlash().choose_keys(make_inputs())

@@ -12,7 +12,23 @@ import regard
 from bounds import gamma, unit_roundoff
 from policy_audit.small_models import HEADS, LAYERS, PROMPT, TOKENS, draw_tokens, make_model, record, record_layer
 from regard import Causal, ConfigError, Given, OutOfRangeError, Window
-from regard.policies import H2O, TOVA, Knorm, ObservedAttention, Oracle, Policy, Quantised, Quest, SnapKV, StreamingLLM
+from regard.policies import (
+    H2O,
+    TOVA,
+    BlockSparse,
+    DuoAttention,
+    ExpectedAttention,
+    Knorm,
+    Lifetime,
+    ObservedAttention,
+    Oracle,
+    Policy,
+    Quantised,
+    Quest,
+    SnapKV,
+    StreamingLLM,
+    VerticalSlash,
+)
 
 B, G, R, D, E = 1, 2, 3, 7, 5
 
@@ -49,7 +65,7 @@ def draw_layer(tokens, seed, dtype=torch.float64):
 
 
 def measure_densely(q, k, v, kept, scale=None, sinks=None, softcap=None, window=None):
-    """Recall, KL, output error and number of keys (h, q) from complete matrices in float64."""
+    """Recall, KL, output error, number of keys, variation, dropped distance and its condition (h, q), densely in float64."""
     q, k, v = q.double()[0], k.double()[0].repeat_interleave(R, 0), v.double()[0].repeat_interleave(R, 0)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
@@ -65,11 +81,24 @@ def measure_densely(q, k, v, kept, scale=None, sinks=None, softcap=None, window=
     kl = torch.where(partial > 0, partial * (partial / complete).log(), 0).sum(-1)
     variation = (partial - complete).abs().sum(-1) / 2
     o, o_kept = complete[..., :-1] @ v, partial[..., :-1] @ v
-    return recall, kl, (o_kept - o).norm(dim=-1) / o.norm(dim=-1), kept.sum(-1).expand(len(q), t), variation
+    back = torch.arange(t).unsqueeze(-1) - torch.arange(t)
+    dropped = complete[..., :-1] * ~kept
+    share, far, near = dropped.sum(-1), (complete[..., :-1] * back).sum(-1), (partial[..., :-1] * back).sum(-1)
+    distance = (dropped * back).sum(-1) / share.masked_fill(share <= 1e-4, torch.nan)
+    condition = (far + 2 * near + distance) / share  # of (far - (1 - share) near) / share, in errors of the weights
+    return (
+        recall,
+        kl,
+        (o_kept - o).norm(dim=-1) / o.norm(dim=-1),
+        kept.sum(-1).expand(len(q), t),
+        variation,
+        distance,
+        condition,
+    )
 
 
 def compare(found, expected, atol=1e-10):
-    recall, kl, error, kept, variation = expected
+    recall, kl, error, kept, variation, distance, _ = expected
     for ours, theirs in (
         (found.recall, recall),
         (found.kl, kl),
@@ -77,6 +106,7 @@ def compare(found, expected, atol=1e-10):
         (found.total_variation, variation),
     ):
         torch.testing.assert_close(ours[0, 0, 0], theirs, rtol=0, atol=atol)
+    torch.testing.assert_close(found.dropped_distance[0, 0, 0], distance, rtol=0, atol=1e-6, equal_nan=True)
     assert torch.equal(found.kept[0, 0, 0].long(), kept)
 
 
@@ -99,19 +129,83 @@ def test_every_row_of_a_random_policy_is_that_of_the_dense_computation(share, se
     compare(found, measure_densely(q, k, v, kept, window=100 if kind == "window" else None, **other))
 
 
-@pytest.mark.parametrize(
-    "policy", [StreamingLLM(4, 60), H2O(40), TOVA(40), SnapKV(80), Knorm(40), ObservedAttention(0.1), Oracle(30), Quest(64)]
+DRAWN_LAYERS = st.tuples(
+    st.one_of(
+        st.builds(StreamingLLM, st.integers(0, 5), st.integers(1, 90)),
+        st.builds(H2O, st.integers(2, 200)),
+        st.builds(TOVA, st.floats(0.01, 1)),
+        st.builds(SnapKV, st.integers(16, 200), st.just(16), st.sampled_from([1, 5])),
+        st.builds(Knorm, st.floats(0.01, 1)),
+        st.builds(ExpectedAttention, st.integers(1, 100)),
+        st.builds(Oracle, st.integers(1, 200)),
+        st.builds(Quest, st.integers(16, 200), st.sampled_from([1, 5, 16])),
+        st.builds(BlockSparse, st.integers(32, 200), st.sampled_from([7, 32])),
+        st.builds(VerticalSlash, st.integers(1, 60), st.integers(1, 60), st.just(9)),
+    ),
+    st.integers(40, 512),
+    st.integers(0, 2**20),
+    st.sampled_from(["plain", "capped", "sinks", "window"]),
 )
-def test_shipped_policies_in_float32_are_those_of_float64_within_the_bound(policy):
-    t, prompt = 512, 300
+
+
+@settings(max_examples=12, deadline=None)
+@given(DRAWN_LAYERS)
+def test_every_row_of_a_shipped_policy_at_random_is_that_of_the_dense_computation(drawn):
+    policy, prompt, seed, kind = drawn
+    q, k, v = draw_layer(512, seed)
+    model = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in MODELS[kind].items()}
+    found = regard.audit(record_layer(q, k, v, **model), policy, prompt=prompt)
+    kept = policy.choose_keys(found.read_inputs(0)).block(torch.arange(512), torch.arange(512))[0]
+    other = {name: value for name, value in model.items() if name != "mask"}
+    compare(found, measure_densely(q, k, v, kept, window=100 if kind == "window" else None, **other))
+
+
+MODELS = {
+    "plain": {},
+    "capped": {"softcap": 3.0, "scale": 0.7},
+    "sinks": {"sinks": torch.linspace(-2, 2, G * R)},
+    "window": {"mask": Causal() & Window(left=100)},
+}
+CACHES = [StreamingLLM(4, 60), H2O(40), TOVA(40), SnapKV(80), Knorm(40), DuoAttention(((0, 1),), 2, 30)]
+CHOSEN = [Oracle(30), Quest(64), BlockSparse(96, 16), VerticalSlash(20, 30, 16)]
+
+
+def refuse_plain_blocks(*arguments):
+    raise AssertionError("a shipped policy is measured by plain blocks, although numba is there.")
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "prompt"),
+    [
+        *((policy, "plain", 300) for policy in (*CACHES, ObservedAttention(0.1))),
+        *((policy, kind, prompt) for policy in CHOSEN for kind, prompt in (("plain", 300), ("sinks", 301), ("window", 400))),
+        (Quest(64, 8), "capped", 256),
+        *((policy, kind, prompt) for policy in CACHES for kind, prompt in (("capped", 256), ("sinks", 301), ("window", 511))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_numba", [True, False])
+def test_shipped_policies_in_float32_are_those_of_float64_within_the_bound(policy, kind, prompt, has_numba, monkeypatch):
+    t, model = 512, MODELS[kind]
     q, k, v = draw_layer(t, 3, torch.float32)
-    found = regard.audit(record_layer(q, k, v), policy, prompt=prompt)
+    if not has_numba:
+        monkeypatch.setattr("regard.compiled.processor.has_numba", lambda: False)
+    else:
+        monkeypatch.setattr("regard.policy_audit.measure.measure_block", refuse_plain_blocks)
+    found = regard.audit(record_layer(q, k, v, **model), policy, prompt=prompt)
     kept = policy.choose_keys(found.read_inputs(0)).table(t, t)
-    recall, kl, error, keys, _ = measure_densely(q, k, v, kept if kept.dim() < 4 else kept[0])
+    other = {name: value for name, value in model.items() if name != "mask"}
+    recall, kl, error, keys, _, distance, condition = measure_densely(
+        q, k, v, kept if kept.dim() < 4 else kept[0], window=100 if kind == "window" else None, **other
+    )
     assert torch.equal(found.kept[0, 0, 0].long(), keys)
-    scores = float((q.abs() @ k.abs().repeat_interleave(R, 1).mT).max()) * D**-0.5
+    scores = float((q.abs() @ k.abs().repeat_interleave(R, 1).mT).max()) * model.get("scale", D**-0.5)
     rounding = 4 * (gamma(torch.float32, D + 4) * scores + gamma(torch.float32, t) + 8 * unit_roundoff(torch.float32))
     torch.testing.assert_close(found.kl[0, 0, 0].double(), kl, rtol=rounding, atol=rounding)
+    ours = found.dropped_distance[0, 0, 0].double()
+    is_certain = (recall - (1 - 1e-4)).abs() > 1e-6  # on which side of the limit the share of the weight is
+    assert torch.equal(ours.isnan()[is_certain], distance.isnan()[is_certain])
+    assert ((ours - distance).abs() <= rounding * condition)[is_certain & ~distance.isnan()].all()
     torch.testing.assert_close(found.recall[0, 0, 0].double(), recall, rtol=rounding, atol=0)
     spread = v.norm(dim=-1).max() / (found.read_inputs(0).build_map() @ v).norm(dim=-1)[0]
     assert ((found.output_error[0, 0, 0].double() - error).abs() <= rounding * (1 + error) * spread * 2).all()
@@ -215,6 +309,20 @@ def test_the_worst_rows_have_the_key_that_was_dropped_and_the_words():
     )
 
 
+def test_means_by_position_are_those_of_runs_of_queries():
+    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), StreamingLLM(1, 2)], prompt=PROMPT)
+    edges, means = found.average_by_position(bins=4)
+    assert edges.tolist() == [0, 10, 20, 30, 41]
+    assert means.shape == (2, LAYERS, 4)
+    torch.testing.assert_close(means[1, 0, 3], found.recall[1, 0, ..., 30:].mean(), rtol=0, atol=1e-12)
+    _, distances = found.average_by_position("dropped_distance", 4)
+    part = found.dropped_distance[1, 1, ..., 20:30]
+    torch.testing.assert_close(distances[1, 1, 2], part[~part.isnan()].mean(), rtol=0, atol=1e-12)
+    assert (distances[1] >= 2).all()  # the first key and the last two stay
+    assert distances[0, :, :2].isnan().all()  # in the prompt nothing is dropped
+    assert all(len(line) <= width for width in (80, 40) for line in found.format_positions(width))
+
+
 def test_the_table_fits_and_the_plain_values_are_json():
     found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), SnapKV(0.5, window=2)], prompt=PROMPT)
     for width in (80, 40):
@@ -253,6 +361,15 @@ class KeepNothing(Policy):
 
 
 @dataclass(frozen=True)
+class KeepNothingLater(Policy):
+    """Keep the prompt for its own queries alone, and no key after it: a cache without slots."""
+
+    def choose_keys(self, inputs):
+        keys = torch.arange(inputs.tokens)
+        return Lifetime(torch.where(keys < inputs.prompt, inputs.prompt, 0).view(1, 1, -1))
+
+
+@dataclass(frozen=True)
 class LookAhead(Policy):
     """Keep the keys that the last queries attend to."""
 
@@ -269,6 +386,7 @@ class LookAhead(Policy):
         ({"policies": []}, ConfigError, "policies is empty"),
         ({"policies": [0.1]}, ConfigError, "a policy must be a Policy"),
         ({"policies": "h2o"}, ConfigError, "a list or a tuple"),
+        ({"policies": KeepNothingLater()}, ConfigError, "keeps no key for query 23 in head 0"),
         ({"prompt": 0}, ConfigError, "prompt"),
         ({"prompt": TOKENS + 1}, ConfigError, "prompt"),
         ({"layers": [LAYERS]}, OutOfRangeError, "layers has 0 to 1"),

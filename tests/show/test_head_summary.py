@@ -4,15 +4,21 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
+from rich.cells import cell_len
 
+import regard
 from observe.models import gpt2, words
 from regard import AttentionMap, ConfigError
+from regard.models import GPT2, GPT2Config
 from regard.observe import record
 from regard.observe.head_kinds import ACTIONS, THRESHOLDS, Head, Heads, heads
 from regard.show.head_figure import BINS, figure
 from regard.show.head_summary import (
     KIND_MEANINGS,
+    MAX_TOKENS,
     find_strongest_link,
+    render_grid,
+    render_grids,
     render_kinds,
     render_links,
     render_table,
@@ -64,14 +70,18 @@ def test_on_a_narrow_screen_the_sentences_take_more_lines(width):
 
 
 def test_every_pattern_that_names_a_head_has_its_sentence():
-    assert {*THRESHOLDS, "broad", "local"} == set(ACTIONS)
+    assert {*THRESHOLDS, "stripe", "broad", "local"} == set(ACTIONS)
     assert {*ACTIONS, "unclear"} == set(KIND_MEANINGS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_keep_to_the_screen(short, table, width):
-    lines = [*render_kinds(table, width), *render_table(table, width, whole=True), *render_table(table, width, whole=False)]
+    lines = [
+        *render_kinds(table, width),
+        *render_table(table, width, show_all=True),
+        *render_table(table, width, show_all=False),
+    ]
     lines += render_links(short, table, width)
     assert all(line.cell_len <= width for line in lines)
     assert len(lines) >= len(table) + 2
@@ -151,3 +161,53 @@ def test_in_cross_attention_the_first_word_is_as_good_as_any():
     m = AttentionMap(torch.tensor([[10.0, 0, 0], [0, 0, 2]])[None, None], torch.eye(3)[None, None], scale=1)
     assert find_strongest_link(m)[:2] == (1, 2)
     assert find_strongest_link(m, "cross")[:2] == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def few_words():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=32, vocabulary=7)).double()
+    with torch.no_grad(), regard.record(model) as few_words:
+        model(torch.tensor([[1, 2, 3, 1, 2]]))
+    few_words.tokens = ["a", "[b]", "漢字", "long word", "\x1b"]
+    return few_words
+
+
+def test_every_weight_of_every_head_is_its_tenths(few_words):
+    lines = [line.plain for line in render_grids(few_words, heads(few_words), 20, None)]
+    squares = [number for number, line in enumerate(lines) if line[:1] in ("0", "1") and line[1:2] == "."]
+    assert len(squares) == 6
+    for start, (layer, head) in zip(squares, [(layer, head) for layer in range(2) for head in range(3)], strict=True):
+        weights = few_words.map(layer, head).dense()[0, 0]
+        for query in range(5):
+            said = lines[start + 1 + query].replace("·", "0").split()[-query - 1 :]
+            assert [int(one) for one in said] == [min(int(10 * float(w)), 9) for w in weights[query, : query + 1]]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_squares_fit_on_the_screen(few_words, width):
+    for line in render_grids(few_words, heads(few_words), width, "truecolor"):
+        assert cell_len(line.plain) <= width
+        assert "\x1b" not in line.plain
+
+
+def test_a_long_text_has_none(few_words):
+    found = heads(few_words)
+    few_words.tokens, words = ["a"] * (MAX_TOKENS + 1), few_words.tokens
+    assert not list(render_grids(few_words, found, 80, None))
+    few_words.tokens = words
+
+
+def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_word_read():
+    lines = [line.plain for line in render_grids(cross(), heads(cross(), kind="cross"), 80, None, "cross")]
+    columns = " ".join(word.strip() for word in READ)
+    assert lines[0] == f"weights in tenths: rows are queries, columns are keys: {columns}"
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    for line, word, row in zip(lines[2:], WRITTEN, dense, strict=True):
+        assert line.split()[0] == word.strip()
+        assert [int(one) for one in line.replace("·", "0").split()[1:]] == [min(int(10 * float(w) + 1e-6), 9) for w in row]
+
+
+def test_keys_without_weight_are_hidden_ones_only_where_a_text_attends_to_itself():
+    assert [line.plain for line in render_grid("x", ["a", "b"], torch.eye(2), None)] == ["x", "a  9", "b  · 9"]
+    assert [line.plain for line in render_grid("x", ["a", "b"], torch.eye(2, 3), None)] == ["x", "a  9 · ·", "b  · 9 ·"]

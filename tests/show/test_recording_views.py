@@ -1,13 +1,17 @@
+import re
+
 import pytest
 import torch
 
 from regard import ConfigError
 from regard.show import recording_views
+from regard.show.recording_views import format_bar, render_bars
 from regard.show.terminal_colors import Window
-from show.recorded import READ, WRITTEN, cross, long, small
+from show.recorded import READ, WORDS, WRITTEN, cross, long, small
 
 SCREEN = Window(80, 24, None)
 BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two
+ROW = torch.tensor([0.5, 0.0, 0.3, 0.1, 0.06, 0.04] + [0.0] * 11)
 
 
 def test_a_head_is_named_by_its_layer_and_number():
@@ -34,7 +38,7 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
     recording = small()
     dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
     row = {(1, 2): dense[1, 2, 9], (1, None): dense[1, :, 9].mean(0), None: dense[:, :, 9].mean((0, 1))}[place]
-    lines = list(recording_views.render_row(recording, place, "saw", SCREEN, whole=True))
+    lines = list(recording_views.render_row(recording, place, "saw", SCREEN, show_all=True))
     found = rows(lines)
     assert len(found) >= 3
     for key, weight in found.items():
@@ -42,13 +46,13 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
 
 
 def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
-    said = [line.plain for line in recording_views.render_row(small(), (0, 0), "the", SCREEN, whole=False)]
+    said = [line.plain for line in recording_views.render_row(small(), (0, 0), "the", SCREEN, show_all=False)]
     assert said[0].startswith("what 'the', token 10, attended to: layer 0, head 0: ")
     assert said[1].startswith("It occurs 3 times, and this is the last")
 
 
 def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
-    said = [line.plain for line in recording_views.render_text(small(), SCREEN, whole=False)]
+    said = [line.plain for line in recording_views.render_text(small(), SCREEN, show_all=False)]
     assert said[1].startswith("The cat saw the dog, and")
     assert said[-1].startswith("· below ")
 
@@ -63,7 +67,7 @@ def test_a_head_that_was_not_recorded_is_refused():
     with pytest.raises(ConfigError, match="head must be one of the recorded heads, 0 to 2"):
         list(recording_views.render_head(small(), (0, 3), SCREEN))
     with pytest.raises(ConfigError, match="layer must be below 2"):
-        list(recording_views.render_row(small(), (2, None), "cat", SCREEN, whole=False))
+        list(recording_views.render_row(small(), (2, None), "cat", SCREEN, show_all=False))
 
 
 @pytest.mark.parametrize("place", [(1, 2), (1, None), None])
@@ -71,14 +75,14 @@ def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
     recording = cross("transformer")
     dense = torch.stack([recording.map(layer, kind="cross").dense()[0] for layer in range(2)])
     row = {(1, 2): dense[1, 2, 1], (1, None): dense[1, :, 1].mean(0), None: dense[:, :, 1].mean((0, 1))}[place]
-    said = [line.plain for line in recording_views.render_row(recording, place, "chat", SCREEN, whole=True, kind="cross")]
+    said = [line.plain for line in recording_views.render_row(recording, place, "chat", SCREEN, show_all=True, kind="cross")]
     assert said[0].startswith("what 'chat', token 1, attended to: ")
     assert not any("back" in line or "[" in line for line in said)  # no word of a source is the one that asks
     bars = [line.split() for line in said if line[:2] in ("0.", "1.") and "#" in line]
     found = {int(parts[-2]): float(parts[0]) for parts in bars}
     assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=BAR)
     with pytest.raises(ConfigError, match=r"'cat' is neither a word of the text .* words are 'un', 'chat', 'dort'"):
-        list(recording_views.render_row(recording, place, "cat", SCREEN, whole=True, kind="cross"))
+        list(recording_views.render_row(recording, place, "cat", SCREEN, show_all=True, kind="cross"))
 
 
 def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named_by_the_other():
@@ -92,5 +96,47 @@ def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named
 
 
 def test_what_the_words_of_a_source_receive_is_shaded_on_them():
-    said = [line.plain for line in recording_views.render_text(cross(), SCREEN, whole=False, kind="cross")]
+    said = [line.plain for line in recording_views.render_text(cross(), SCREEN, show_all=False, kind="cross")]
     assert said[1] == "".join(READ).strip()
+
+
+def test_the_largest_weights_come_first_each_with_its_word_its_place_and_how_far_back():
+    lines = [line.plain for line in render_bars(ROW, WORDS, 5, Window(80, 24, None))]
+    assert [float(line[:5]) for line in lines] == [0.5, 0.3, 0.1, 0.06, 0.04]
+    assert re.match(r"0\.500  The +0, 5 back +#+$", lines[0])
+    assert re.match(r"0\.300  saw +2, 3 back +#+$", lines[1])
+    assert "5, itself" in lines[-1]
+
+
+def test_with_colour_the_words_before_it_are_shown_too_and_only_the_word_is_bold():
+    line = list(render_bars(ROW, WORDS, 5, Window(80, 24, "256")))[1]
+    assert "  The cat saw  " in line.plain
+    assert [line.plain[span.start : span.end] for span in line.spans if span.style == "bold"] == ["saw"]
+
+
+def test_what_is_left_out_is_summed_so_that_the_whole_row_is_described():
+    *shown, rest = [line.plain for line in render_bars(ROW, WORDS, 5, Window(80, 24, None), most=2)]
+    assert rest == "0.200  on 3 others"
+    assert len(shown) == 2
+
+
+def test_of_a_row_beside_a_sink_only_what_was_given_is_described():
+    *_, rest = [line.plain for line in render_bars(ROW / 2, WORDS, 5, Window(80, 24, None), most=2)]
+    assert rest == "0.100  on 3 others"
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("colours", [None, "256"])
+def test_bars_are_as_long_as_their_weights_and_keep_to_the_screen(width, colours):
+    lines = list(render_bars(ROW, WORDS, 5, Window(width, 24, colours)))
+    assert all(line.cell_len <= width for line in lines)
+    longest = [line.plain.count("#" if colours is None else "█") for line in lines]
+    assert longest == sorted(longest, reverse=True)
+    if width >= 40:
+        assert longest[1] == pytest.approx(0.6 * longest[0], abs=1)
+
+
+def test_a_bar_is_exact_to_an_eighth_of_a_cell():
+    assert format_bar(0.5, 9, "256") == "████▌"
+    assert format_bar(1.0, 3, "256") == "███"
+    assert format_bar(0.0001, 3, "256") == "▏"

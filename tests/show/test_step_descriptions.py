@@ -71,7 +71,7 @@ def test_blind_even_and_broken_rows_are_described_as_what_they_are():
 def test_a_word_that_stands_twice_is_named_with_its_place():
     assert (
         write_sentences(steps_of(Causal()), ("a", "b", "a", "d"), 0)["weights"]
-        == "a (word 1) attends to a (word 1) alone (1.00)."
+        == "a (token 0) attends to a (token 0) alone (1.00)."
     )
 
 

@@ -1,4 +1,5 @@
 import io
+import math
 import re
 
 import pytest
@@ -99,12 +100,12 @@ def test_a_word_from_right_to_left_keeps_the_numbers_after_it_in_their_columns()
 
 
 def test_heat_goes_from_the_least_to_the_greatest_finite_number():
-    shares = compute_heat(torch.tensor([[0.0, 5.0], [10.0, -torch.inf]]))
-    assert shares[0].tolist() == [0, 0.5]
-    assert shares[1, 0] == 1
-    assert shares[1, 1].isnan()
-    assert compute_heat(torch.full((2, 2), torch.nan)).isnan().all()
-    assert compute_heat(torch.full((2, 2), 3.0)).tolist() == [[0, 0], [0, 0]]
+    shares = compute_heat([[0.0, 5.0], [10.0, -math.inf]])
+    assert shares[0] == [0, 0.5]
+    assert shares[1][0] == 1
+    assert math.isnan(shares[1][1])
+    assert all(map(math.isnan, compute_heat([[math.nan, math.nan]])[0]))
+    assert compute_heat([[3.0, 3.0]]) == [[0, 0]]
 
 
 @pytest.mark.parametrize(("colours", "code"), [("truecolor", "48;2;"), ("256", "48;5;")])
@@ -140,9 +141,9 @@ def test_the_ramp_is_even_and_of_one_hue_and_its_ink_can_be_read():
 def test_a_view_shows_its_part_and_counts_it():
     words = tuple(f"w{n}" for n in range(1, 201))
     shown = drawn(square(words), 80, TableView(119, 3, True))
-    assert "120 w120" in shown
+    assert "119 w120" in shown
     assert "w123" not in shown
-    assert shown.splitlines()[1].split() == ["120", "121", "122"]
+    assert shown.splitlines()[1].split() == ["119", "120", "121"]
     assert TableView(199, 12).get_range(200, True) == range(199, 200)
     assert TableView(119, 12).get_range(3, False) == range(3)
 

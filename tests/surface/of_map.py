@@ -9,7 +9,7 @@ from regard.map import Pyramid
 from surface import wrong
 from surface.call import Call, method
 from surface.of_mechanism import FLOATING, OPTIONS, SIZES, K, Q
-from surface.wrong import CHOICE, COUNT, HUGE, OBJECT, SCALARS, TENSOR, Wrong, constant, without
+from surface.wrong import CHOICE, COUNT, HUGE, MASK, OBJECT, SCALARS, TENSOR, Wrong, constant, without
 
 META: Wrong = {"on the meta device": lambda: torch.ones(Q, device="meta")}
 SLICE = (
@@ -102,6 +102,26 @@ CALLS = [
         limit_bytes=without(FLOATING, "a fraction", "infinity", "a fraction below 1") | constant(few=10),
     ),
     method("AttentionMap.certificate", a_map, dict, rows=SIZE),
+    Call(
+        "load_paged_maps",
+        regard.load_paged_maps,
+        lambda: {
+            "q": torch.ones(1, 2, 4),
+            "pages": torch.ones(3, 2, 1, 4),
+            "block_tables": torch.tensor([[2, 0]]),
+            "lengths": torch.tensor([3]),
+        },
+        {
+            "q": TENSOR,
+            "pages": TENSOR,
+            "block_tables": TENSOR | {"out of range": lambda: torch.tensor([[2, 7]]), "too few": lambda: torch.tensor([[2]])},
+            "lengths": TENSOR | {"negative": lambda: torch.tensor([-1]), "beyond the blocks": lambda: torch.tensor([9])},
+            "query_starts": without(TENSOR, "none") | {"backwards": lambda: torch.tensor([1, 0])},
+            "mask": MASK,
+            "layout": CHOICE,
+            "scores": {},  # those of AttentionMap
+        },
+    ),
     Call("map.Pyramid", Pyramid, lambda: {"m": a_map()}, {"m": OBJECT, "batch": FROM_THE_END, "head": FROM_THE_END}),
     *(
         method(

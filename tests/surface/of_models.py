@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import regard
@@ -167,6 +168,23 @@ CALLS = [
         regard.load,
         lambda: {"path": saved()},
         {"path": PATH | constant(nowhere="/no/such"), "verify": FLAG},
+    ),
+    Call(
+        "examine_kernel",
+        regard.examine_kernel,
+        lambda: {"kernel": F.scaled_dot_product_attention, "expects": regard.Everything()},
+        {
+            "kernel": OBJECT,
+            "reference": without(OBJECT, "none"),
+            "expects": MASK,
+            "scale": without(NUMBER, "none") | constant(zero=0),
+            "offset": without(COUNT, "none", "negative", "huge"),
+            "outputs": without(SCALARS, "an empty list"),
+            "backward": without(OBJECT, "none"),
+            "dropout": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3),
+            "dtype": SCALARS | constant(an_integer=torch.int64, a_class=int),
+            "device": without(SCALARS, "a string") | constant(no_device="nowhere"),
+        },
     ),
     Call(
         "examine",

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import transformers.masking_utils
+import transformers.modeling_utils  # noqa: F401
 
 import regard
 from head_atlas import small
@@ -16,7 +19,7 @@ from surface import wrong
 from surface.call import Call, method
 from surface.of_map import BAD_SLICES, INDEX, SIZE, SLICE, a_map
 from surface.of_mechanism import K, Q
-from surface.wrong import CHOICE, COUNT, NUMBER, OBJECT, PLACE, SCALARS, constant, without
+from surface.wrong import CHOICE, COUNT, HUGE, NUMBER, OBJECT, PLACE, SCALARS, constant, without
 
 
 @cache
@@ -80,6 +83,25 @@ def heard() -> Recording:
         layer(torch.randn(1, 3, 4), torch.randn(1, 5, 4))
     recording.places = {"cross": regard.AudioFrames(0.5)}
     return recording
+
+
+@cache
+def painted() -> Recording:
+    """Of an image of two by three patches that attends to four words."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    with regard.record(layer) as recording:
+        layer(torch.randn(1, 6, 4), torch.randn(1, 4, 4))
+    return recording
+
+
+@cache
+def one_process() -> dist.ProcessGroup:
+    """A process group of this process alone."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        atexit.register(dist.destroy_process_group)
+    return dist.new_group([0])
 
 
 def grid() -> regard.PatchGrid:
@@ -146,6 +168,7 @@ CALLS = [
         lambda: {"path": folder() / "saved.regard"},
         path=without(SCALARS, "a string", "bytes") | wrong.FRACTIONS,
     ),
+    method("Recording.page", recorded, lambda: {"height": 400}, height=wrong.COUNT),
     method(
         "Recording.attribute",
         graph,
@@ -374,7 +397,31 @@ CALLS = [
             "policies": SCALARS | constant(a_number=3, of_numbers=[0.1], of_names=["h2o"]),
             "prompt": without(COUNT, "none") | constant(zero=0, beyond=6),
             "layers": without(SCALARS, "none") | constant(a_number=3, beyond=[9], of_names=["a"]),
+            "certified_rows": SIZE,
             "watch": without(SCALARS, "an object") | constant(a_number=3),
+        },
+    ),
+    Call(
+        "gather_heads",
+        regard.gather_heads,
+        lambda: {"recording": recorded(), "group": one_process()},
+        {
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
+            "group": without(OBJECT, "none"),
+        },
+    ),
+    Call("register_attention", regard.register_attention, dict, {}),
+    Call(
+        "word_heat_map",
+        regard.word_heat_map,
+        lambda: {"recording": painted(), "word": 1, "size": (2, 3)},
+        {
+            "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
+            "word": PLACE | wrong.LISTS,
+            "size": without(SCALARS, "a list")
+            | wrong.FRACTIONS
+            | constant(a_number=3, three=(2, 3, 4), zero=(0, 3), huge=(HUGE, 3), tall=(60, 2)),
+            "row": PLACE | wrong.LISTS,
         },
     ),
     method("Heads.sort_by", table, lambda: {"by": "itself"}, by=CHOICE),

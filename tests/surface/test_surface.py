@@ -55,6 +55,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
             "find_certain_keys",
             "can_see",
             "find_key_ranges",
+            "find_key_ends",
             "from_arguments",
             "transform_parts",
             "truncate",
@@ -68,7 +69,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     *(
         f"{change}.{name}"
         for change in ("CutEdges", "KnockOut", "Patch", "Temperature")
-        for name in ("change_context", "change_call", "resolve_heads")
+        for name in ("change_context", "change_call", "compute_context", "resolve_heads")
     ),
     *(f"{change}.is_target" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
     "KnockOut.make_replacement",

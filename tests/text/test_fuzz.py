@@ -106,7 +106,7 @@ def test_an_index_that_was_made_up_is_refused_or_read_within_its_files(tmp_path)
         path.write_text(json.dumps(told))
         with pytest.MonkeyPatch.context() as patch:  # a checksum that is right, whatever is said
             patch.setattr(
-                "regard.text.corpus.index.CorpusIndex.checksum", property(lambda index, told=told: told.get("checksum"))
+                "regard.text.corpus.corpus.CorpusIndex.checksum", property(lambda index, told=told: told.get("checksum"))
             )
             try:
                 corpus = Corpus.load(tmp_path / "corpus")

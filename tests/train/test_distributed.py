@@ -18,9 +18,9 @@ from regard import ConfigError
 from regard.models import GPT2, GPT2Config, translator
 from regard.text.pairs import PairReader, Pairs
 from regard.train import begin, follow, run
-from regard.train.block_wrappers import select_by_grad_mode, wrap_blocks
 from regard.train.checkpoints import CheckpointManager
 from regard.train.distributed import read_ranks, start_engine
+from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
 from train import small

@@ -13,7 +13,7 @@ from regard.train.listeners.json_lines import read_rows
 from train import small
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
-RUNS = [("gpt2", 8), ("transformer", 4), ("additive", 4)]  # of the four moments of the server the same share
+RUNS = [("gpt2", 4), ("transformer", 4), ("additive", 4)]  # of the four moments of the server the same share
 STEPS = 13  # a kill, which the run must outlast
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
 from regard.text.corpus import Corpus, Reader
-from regard.train import begin, loop, optimizer, run, schedule
+from regard.train import begin, loop, optimizer, run
 from regard.train.loop import accumulate_gradients, compute_held_out_loss
 from regard.train.loss import compute_loss, count_targets
 from regard.train.seeds import seed_generators
@@ -62,14 +62,14 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         for group in adam.param_groups:
-            group["lr"] = schedule.rate(number, training.config)
+            group["lr"] = optimizer.compute_learning_rate(number, training.config)
         adam.step()
         adam.zero_grad()
         assert report.loss_nats == pytest.approx(float(loss.detach()), rel=scale)
         assert report.gradient_norm == pytest.approx(float(norm), rel=scale)
         assert report.gradient_norm > 0.05
         assert (report.step, report.batch, report.tokens) == (number, number - 1, 3 * 11)
-        assert report.rate == schedule.rate(number, training.config)
+        assert report.rate == optimizer.compute_learning_rate(number, training.config)
         for name, weight in model.state_dict().items():
             assert_within(training.model.state_dict()[name], weight, number * training.config.learning_rate * 2 * scale, name)
 

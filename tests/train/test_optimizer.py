@@ -1,10 +1,15 @@
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from bounds import assert_within, sum_bound
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig, optimizer
+from regard.train.optimizer import compute_learning_rate
 
 
 def test_matrices_decay_and_nothing_else():
@@ -28,13 +33,13 @@ def test_long_gradients_are_shortened_as_by_torch_and_short_ones_are_left(clip):
     torch.manual_seed(0)
     start = torch.arange(6.0, dtype=torch.float64).view(2, 3), torch.ones(4, dtype=torch.float64)
     ours, theirs = ([nn.Parameter(one.clone()) for one in start] for _ in range(2))
-    mine, adam = (torch.optim.AdamW(given, betas=(0.8, 0.9), fused=True) for given in (ours, theirs))
+    mine, adam = (torch.optim.AdamW(side, betas=(0.8, 0.9), fused=True) for side in (ours, theirs))
     largest, rates = 0.0, []
     for rate in (0.1, 0.05, 0.2):
         rates.append(rate)
         gradients = [torch.randn_like(one) for one in ours]
-        for given in (ours, theirs):
-            for one, gradient in zip(given, gradients, strict=True):
+        for side in (ours, theirs):
+            for one, gradient in zip(side, gradients, strict=True):
                 one.grad = gradient.clone()
         optimizer.update_parameters(mine, rate, float(nn.utils.get_total_norm(gradients)), clip)
         nn.utils.clip_grad_norm_(theirs, clip or float("inf"))
@@ -53,3 +58,48 @@ def test_every_parameter_is_in_one_group():
     model = GPT2(GPT2Config(layers=1, heads=2, width=6, context=5, vocabulary=7))
     grouped = [id(one) for group in optimizer.make_parameter_groups(model, 0.1) for one in group["params"]]
     assert sorted(grouped) == sorted(id(one) for one in model.parameters())
+
+
+@st.composite
+def configs(draw) -> TrainConfig:
+    return TrainConfig(
+        steps=draw(st.integers(1, 300)),
+        warmup=draw(st.integers(0, 400)),
+        schedule=draw(st.sampled_from(["cosine", "constant then decay"])),
+        decay_share=draw(st.sampled_from([0.0, 0.2, 1.0])),
+        final_rate=draw(st.sampled_from([0.0, 0.1, 1.0])),
+        learning_rate=0.5,
+    )
+
+
+@given(configs())
+def test_it_rises_in_a_line_and_never_rises_again(config):
+    rates = [compute_learning_rate(step, config) for step in range(1, config.steps + 1)]
+    rise, fall = rates[: config.warmup], rates[config.warmup :]
+    assert rise == pytest.approx([0.5 * step / config.warmup for step in range(1, len(rise) + 1)])
+    assert all(a >= b for a, b in zip([0.5, *fall], fall, strict=False))
+    decays = config.schedule == "cosine" or round(config.decay_share * config.steps)
+    if fall and decays:
+        assert fall[-1] == pytest.approx(0.5 * config.final_rate)
+
+
+def test_the_cosine_is_half_way_in_the_middle():
+    config = TrainConfig(steps=110, warmup=10, learning_rate=1.0, final_rate=0.2)
+    assert compute_learning_rate(10, config) == 1
+    assert compute_learning_rate(60, config) == pytest.approx(0.6)
+    assert compute_learning_rate(35, config) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_by_the_inverse_square_root_four_times_the_steps_have_half_the_rate():
+    config = TrainConfig(steps=1000, warmup=50, schedule="inverse square root", learning_rate=1.0)
+    assert [compute_learning_rate(step, config) for step in (25, 50, 200, 800)] == pytest.approx([0.5, 1, 0.5, 0.25])
+    assert compute_learning_rate(4, TrainConfig(warmup=0, schedule="inverse square root", learning_rate=1.0)) == 0.5
+
+
+def test_constant_then_decay_is_constant_until_the_last_share():
+    config = TrainConfig(
+        steps=100, warmup=10, schedule="constant then decay", decay_share=0.4, final_rate=0.0, learning_rate=1.0
+    )
+    assert [compute_learning_rate(step, config) for step in (10, 11, 60, 61, 80, 100)] == pytest.approx(
+        [1, 1, 1, 39 / 40, 0.5, 0]
+    )

@@ -12,7 +12,7 @@ from regard.cli import main
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
 from regard.train import TrainConfig, plan
-from regard.train.block_wrappers import wrap_blocks
+from regard.train.language_task import wrap_blocks
 from regard.train.loss import compute_loss
 from regard.train.plan import NUMBER_SIZES, make_plan
 from train import small

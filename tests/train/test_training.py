@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 
 import regard
 from regard import GPT2, ConfigError
-from regard.train import begin, loop, run
+from regard.train import Report, begin, loop, run
 from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
 from train import small
@@ -140,3 +141,18 @@ def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
     config = begin(settings(folder, tmp_path)).config
     assert config.model.vocabulary == len(set(small.TEXT))
     assert begin(settings(folder, tmp_path / "more", vocabulary="9")).config.vocabulary == "9"
+
+
+KNOWN = {"step": 3, "rate": 0.0, "gradient_norm": 1.5, "tokens": 33, "seconds": 0.25, "batch": 0}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_line_is_json_that_anyone_reads_whatever_the_loss(loss):
+    row = Report(**KNOWN, loss_nats=loss, skipped=f"the loss is {loss}").to_row()
+    assert json.loads(json.dumps(row, allow_nan=False)) == {**KNOWN, "skipped": f"the loss is {loss}"}
+
+
+def test_what_is_not_known_is_not_said_and_a_nought_is():
+    assert Report(**KNOWN, loss_nats=0.0).to_row() == {**KNOWN, "loss_nats": 0.0}
+    looked = Report(**KNOWN, loss_nats=2.0, held_out_nats=1.0, best=True, sample="")
+    assert looked.to_row() == {**KNOWN, "loss_nats": 2.0, "held_out_nats": 1.0, "best": True, "sample": ""}

@@ -10,7 +10,7 @@ from regard import ConfigError, DataError
 from regard.generate.translation_search import translate
 from regard.models import translator
 from regard.text.pairs import PairReader, Pairs
-from regard.train import TrainConfig, begin, loop, optimizer, run, schedule
+from regard.train import TrainConfig, begin, loop, optimizer, run
 from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
 from regard.train.loop import accumulate_gradients, compute_held_out_loss
@@ -71,7 +71,7 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         for group in adam.param_groups:
-            group["lr"] = schedule.rate(number, training.config)
+            group["lr"] = optimizer.compute_learning_rate(number, training.config)
         adam.step()
         adam.zero_grad()
         assert report.loss_nats == pytest.approx(float(loss.detach()), rel=scale)

@@ -6,22 +6,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
-from typing import Any, NoReturn
 
 import regard
 from regard.cli.arguments import COMMANDS
-from regard.cli.compilation import print_compilation
 from regard.errors import RegardError, shorten_message
 from regard.terminal_escapes import LINES, EscapingStream, ReaderGoneError, escape_controls
+
+TYPE_CHECKING = False  # as in typing, whose import takes as long as Python's own start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that prints an error in one line."""
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> "NoReturn":
         self.exit(2, f"{self.prog}: {shorten_message(message)} (see {self.prog} --help)\n")
 
-    def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own method ignores a full disk
+    def _print_message(self, message: str, file: "Any" = None) -> None:  # argparse's own method ignores a full disk
         (file or sys.stderr).write(message)
 
 
@@ -76,11 +78,13 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
     parser = Parser(prog="regard", description=regard.__doc__)
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        module = import_module(f"regard.cli.arguments.{name}")
-        summary = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
-        command = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
+    for name in given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS:
+        command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name])
+        if name in given:  # --help of all commands needs the arguments of none
+            module = import_module(f"regard.cli.arguments.{name}")
+            if hasattr(module, "EPILOG"):
+                command.epilog, command.formatter_class = module.EPILOG, argparse.RawDescriptionHelpFormatter
+            module.add_arguments(command)
     if not given:
         parser.print_help()
         return 0
@@ -93,7 +97,8 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
         raise
     with importing:
         module = import_module(f"regard.cli.{options.command}")
-    with print_compilation(options.command):
+        compilation = import_module("regard.cli.compilation")
+    with compilation.print_compilation(options.command):
         code: int = module.run(options)
     return code
 

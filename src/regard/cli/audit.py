@@ -17,8 +17,11 @@ from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.observe.text_table import align_columns, count_fitting_columns, format_token
 from regard.policies import Policy, parse_policy
-from regard.policy_audit import Audit, Downstream, audit, measure_downstream
+from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
+from regard.policy_audit.needle_tasks import KINDS
 from regard.show.terminal import escape_text, open_console, print_wrapped
+
+Counts = dict[str, dict[str, int]]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,6 +30,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--tokens must be at least 2, got {options.tokens}.")
     if options.worst < 0:
         raise ConfigError(f"--worst must be at least 0, got {options.worst}.")
+    if options.needles < 0:
+        raise ConfigError(f"--needles must be at least 0, got {options.needles}.")
+    if options.certify < 1:
+        raise ConfigError(f"--certify must be at least 1, got {options.certify}.")
     policies = [parse_policy(one) for one in options.policy]
     text = read_text(options.text)
     foreign = load_model(options.model, CAUSAL_LM)
@@ -36,17 +43,31 @@ def run(options: argparse.Namespace) -> int:
         recording,
         policies,
         prompt=options.prompt,
+        certified_rows=options.certify,
         watch=lambda layers, count: iterate_with_bar("auditing layers", layers, count),
     )
     effects = run_with_policies(foreign, ids, policies, found.prompt) if options.run else []
+    tasks = make_needle_tasks(foreign, text, length=ids.shape[1], count=options.needles) if options.needles else []
+    needles = count_needles(foreign, tasks, policies) if tasks else {}
     if options.figure:
         from regard.show.audit_figure import draw_recall_grids
 
         draw_recall_grids(found).savefig(options.figure)
+    if options.page:
+        from regard.show.page.single_file import page
+
+        page(found, options.page)
     if options.json:
-        print(json.dumps({"rows": found.to_dicts(), "downstream": [one.to_dict() for one in effects]}, allow_nan=False))
+        answer = {
+            "prompt": found.prompt,
+            "rows": found.to_dicts(),
+            "certificate": found.certificate.to_dict(),
+            "downstream": [one.to_dict() for one in effects],
+            "needles": needles,
+        }
+        print(json.dumps(answer, allow_nan=False))
         return 0
-    print_audit(foreign.name, found, effects, options.worst)
+    print_audit(foreign.name, found, effects, needles, options.worst)
     return 0
 
 
@@ -59,24 +80,68 @@ def run_with_policies(foreign: TextModel, ids: Tensor, policies: Sequence[Policy
     )
 
 
-def print_audit(name: str, found: Audit, effects: Sequence[Downstream], worst: int) -> None:
-    """Print the table of an audit, the predictions of the model with each policy, and the worst rows."""
+def count_needles(foreign: TextModel, tasks: Sequence[NeedleTask], policies: Sequence[Policy]) -> Counts:
+    """Count by kind the tasks that there are, that the complete model answers, and that it answers with each policy.
+
+    A policy is only tried on those that the complete model answers.
+    """
+    found = find_needles(foreign.model, tasks, None, lambda rows, count: iterate_with_bar("answering the tasks", rows, count))
+    answered = [task for task, is_found in zip(tasks, found, strict=True) if is_found]
+    counts = {"tasks": count_kinds(tasks), "complete model": count_kinds(answered)}
+    for policy in iterate_with_bar("answering with policies", policies, len(policies)):
+        found = find_needles(foreign.model, answered, policy) if answered else []
+        counts[policy.label] = count_kinds([task for task, is_found in zip(answered, found, strict=True) if is_found])
+    return counts
+
+
+def count_kinds(tasks: Sequence[NeedleTask]) -> dict[str, int]:
+    """Count the tasks of each kind."""
+    return {kind: sum(task.kind == kind for task in tasks) for kind in KINDS}
+
+
+def print_audit(name: str, found: Audit, effects: Sequence[Downstream], needles: Counts, worst: int) -> None:
+    """Print the tables of an audit, of the predictions and of the needles found with each policy, and the worst rows."""
     console = open_console()
     title, *_ = str(found).splitlines()
     print_wrapped(console, Text(f"{escape_text(name)}: {title}.", style="bold"))
     print_lines(console, map(Text, found.format_lines(console.width)))
+    print_lines(console, [Text(), *map(Text, found.format_positions(console.width))])
     if effects:
         print_lines(console, [Text(), *map(Text, format_effects(effects, console.width))])
+    if needles:
+        print_lines(console, [Text(), *map(Text, format_needles(needles, console.width))])
+    console.print()
+    print_wrapped(console, Text(found.certificate.sentence))
     for n in range(len(found.policies) if worst else 0):
         console.print()
         for row in found.find_worst(worst, n):
             print_wrapped(console, Text(escape_text(row.sentence)), hang=2)
 
 
+def format_needles(needles: Counts, width: int) -> list[str]:
+    """Return how many tasks of each kind are answered as aligned lines of at most `width` columns."""
+    titles = ["answered", *KINDS]
+    lines = [[label, *(str(number) for number in counts.values())] for label, counts in needles.items()]
+    room = max(12, width - 12)
+    lines = [[format_token(line[0], room), *line[1:]] for line in lines]
+    count = count_fitting_columns(titles, lines, width)
+    return align_columns(titles[:count], [line[:count] for line in lines], left=("answered",))
+
+
 def format_effects(effects: Sequence[Downstream], width: int) -> list[str]:
     """Return the predictions of the model with each policy as aligned lines of at most `width` columns."""
-    titles = ["policy", "loss", "change", "KL", "same"]
-    lines = [[one.policy, f"{one.loss:.4f}", f"{one.change:+.4f}", f"{one.kl:.4f}", f"{one.agreement:.1%}"] for one in effects]
+    titles = ["policy", "loss", "change", "KL", "same", "stream"]
+    lines = [
+        [
+            one.policy,
+            f"{one.loss:.4f}",
+            f"{one.change:+.4f}",
+            f"{one.kl:.4f}",
+            f"{one.agreement:.1%}",
+            f"{one.residual[-1]:.4f}" if one.residual else "-",
+        ]
+        for one in effects
+    ]
     room = max(12, width - 18)
     lines = [[format_token(line[0], room), *line[1:]] for line in lines]
     count = count_fitting_columns(titles, lines, width)

@@ -6,19 +6,18 @@ Exit code 2 if the model, the text or the settings cannot be used.
 import argparse
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from regard.cli.input_text import read_text
-from regard.cli.model_loading import CAUSAL_LM, TextModel, format_first_line, load_model
-from regard.cli.progress_bar import show_bar
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
+from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
 from regard.evaluate import lambada, list_published, perplexity, stop_tokens, wikitext
-from regard.evaluate.corpus_size import count_words_and_bytes
+from regard.evaluate.perplexity import count_words_and_bytes
 from regard.evaluate.published_figures import FILES
 from regard.mechanism.arguments import check_count
 from regard.observe.text_table import align_columns
@@ -43,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--stride applies to a text, whose windows overlap; a .jsonl file is read passage by passage. Leave it out."
         )
-    text_model = load_model_on_device(options.model, options.device)
+    text_model = load_model(options.model, CAUSAL_LM, options.device)
     context = options.context or text_model.context or DEFAULT_CONTEXT
     if text_model.context is not None and context > text_model.context:
         raise ConfigError(f"--context must be at most {text_model.context}, the model's context; got {context}.")
@@ -144,28 +143,6 @@ def load_matching_corpus(text_model: TextModel, path: Path, held_out: float | No
     if text_model.decode(sample) != corpus.text.decode(sample):
         raise ConfigError(f"{path} was prepared with {corpus.text!r}, whose tokens are not those of {text_model.name}.")
     return corpus if held_out is None else corpus.split(held_out)[1]
-
-
-def load_model_on_device(name: str, device: str) -> TextModel:
-    """Load a model that predicts the next token, and move it to a device."""
-    text_model = load_model(name, CAUSAL_LM)
-    try:
-        text_model.model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {device} cannot be used: {format_first_line(error)}") from None
-    return text_model
-
-
-@contextmanager
-def show_count_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar within the context, and yield the function that updates its count."""
-    done = [0]
-
-    def set_count(count: int) -> None:
-        done[0] = count
-
-    with show_bar(label, lambda: done[0], total):
-        yield set_count
 
 
 def format_decimal(number: float | None, digits: int = 2) -> str:

@@ -5,20 +5,25 @@ Exit code 2 if the model, the text or the settings cannot be used, 130 after Ctr
 
 import argparse
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from regard.cli.arguments.generate import FLAGS, TOKENS
+from regard.cli.device import check_device
 from regard.cli.input_text import read_text
 from regard.errors import ConfigError
 from regard.generate import Settings, choices, complete
-from regard.generate.decode import encode_prompt
+from regard.generate.decode import PieceDecoder, encode_prompt
+from regard.generate.settings import Tokenizer
 from regard.models import GPT2
 from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
+
+if TYPE_CHECKING:
+    from regard.show.generated_tokens import GeneratedToken
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
     prompt = read_text(options.text)
-    model = GPT2.load(options.model)
+    device = check_device(options.device)
+    model = GPT2.load(options.model).to(device)
     settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "stop", "past")}
     settings = {"text": NumberTokenizer(), **model.get_end_settings(), **settings}
     ids, _ = encode_prompt(prompt, Settings(**settings))
@@ -51,21 +57,21 @@ def print_stream(pieces: Iterator[str]) -> None:
 
 
 def print_choices(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
-    """Print a line for each new token, with likely alternatives and what it looked at below it."""
+    """Print a line for each new token, with likely alternatives and what it looked at below it; with --look the text first."""
     from regard.observe import record  # a plain run starts without them
     from regard.show.generated_tokens import describe_tokens, select_last_layers
 
     console = open_console()
     layers = select_last_layers(model.config.layers)
-    if options.look:
-        places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-        print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
     words = settings["text"].pieces(ids)
     with record(model, layers=layers if options.look else []) as recording:
         steps = choices(model, [ids], count, **settings)
-        for one in describe_tokens(
-            steps, words, settings["text"], options.top, recording if options.look else None, len(layers)
-        ):
+        found = describe_tokens(steps, words, settings["text"], options.top, recording if options.look else None, len(layers))
+        if options.look:
+            found = iter(print_story(found, settings["text"]))
+            places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+            print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
+        for one in found:
             line = Text.assemble((quote_token(one.word), "bold"), f"  {one.probability:.2f}")
             console.print(line, no_wrap=True, overflow="crop")
             if options.top:
@@ -74,6 +80,22 @@ def print_choices(model: GPT2, ids: list[int], count: int, settings: dict[str, A
             if options.look:
                 shown = "  ".join(f"{near.weight:.2f} {quote_token(near.word)}" for near in one.attended)
                 print_wrapped(console, Text(f"    looked at {shown}", style="dim"), hang=4)
+
+
+def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer) -> list["GeneratedToken"]:
+    """Print the text of tokens as they come, and an empty line; return the tokens."""
+    found: list[GeneratedToken] = []
+
+    def follow() -> Iterator[str]:
+        decoder = PieceDecoder(())
+        for one in tokens:
+            found.append(one)
+            yield decoder.add(text.bytes([one.token]))
+        yield decoder.add(b"", last=True)
+
+    print_stream(follow())
+    print()
+    return found
 
 
 def quote_token(word: str) -> str:

@@ -4,7 +4,6 @@ Exit code 2 if the file is not a recording, or if the model cannot be probed.
 """
 
 import argparse
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import print_lines, print_report, select_rows
+from regard.cli.look import print_lines, print_plain, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
@@ -111,16 +110,15 @@ def probe_model(options: argparse.Namespace) -> int:
     if options.haystack is not None:
         table = add_retrieval(table, foreign, options.haystack)
     shown = select_rows(table, options)
-    if options.json:
-        print(json.dumps(shown.to_dicts(), allow_nan=False))
+    if print_plain(shown, options):
         return 0
     console = open_console()
     print_wrapped(console, Text(f"{escape_text(foreign.name)}: {len(table)} heads.", style="bold"))
     print_lines(console, render_kinds(table, console.width))
-    whole = options.all or bool(options.kind or options.sort)
+    show_all = options.all or bool(options.kind or options.sort)
     lines = [
-        render_table(shown, console.width, whole),
-        render_sentences(shown if whole else select_clearest(shown), console.width),
+        render_table(shown, console.width, show_all),
+        render_sentences(shown if show_all else select_clearest(shown), console.width),
     ]
     for part in lines:
         print_lines(console, [Text(), *part])

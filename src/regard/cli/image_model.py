@@ -9,12 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.cli.model_loading import (
-    convert_loading_errors,
-    format_first_line,
-    refuse_missing_weights,
-    silence_transformers,
-)
+from regard.cli.device import format_first_line
+from regard.cli.model_loading import convert_loading_errors, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, DataError
 from regard.models.vision_transformer import VisionTransformer
 from regard.show.image_input import Pixels, load_image
@@ -98,19 +94,19 @@ def load_image_model(name: str) -> ImageModel:
     path = Path(name).expanduser()
     if not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise DataError(f"{name} is not a folder: a model is a folder with config.json and weights, or a name on the hub.")
-    where = str(path) if path.is_dir() else name
+    source = str(path) if path.is_dir() else name
     with convert_loading_errors(name, "config.json and weights,"):
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=path.is_dir())
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=path.is_dir())
         classifies = any("ForImageClassification" in one for one in config.architectures or ())
         kind = getattr(transformers, CLASSIFIER if classifies else BASE)
-        model, found = kind.from_pretrained(where, dtype="auto", output_loading_info=True)
+        model, found = kind.from_pretrained(source, dtype="auto", output_loading_info=True)
         model.eval()
     tower = find_tower(model)
     if tower is None:
         raise ConfigError(f"{name} is a {type(model).__name__}, which reads no images: use `regard look` for text.")
     refuse_missing_weights(name, [key for key in found["missing_keys"] if "pooler" not in key])
     classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
-    return ImageModel(path.name if path.is_dir() else name, tower, load_processor(where, path.is_dir()), classes)
+    return ImageModel(path.name if path.is_dir() else name, tower, load_processor(source, path.is_dir()), classes)
 
 
 def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
@@ -124,18 +120,18 @@ def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
     return next((one for one in found if one is not None), None)
 
 
-def load_processor(where: str, is_folder: bool) -> Any:
+def load_processor(source: str, is_folder: bool) -> Any:
     """Return the image processor of a model; None if it has none that can be loaded."""
     import transformers
 
-    if is_folder and not (Path(where) / "preprocessor_config.json").is_file():
+    if is_folder and not (Path(source) / "preprocessor_config.json").is_file():
         return None
     try:
         with silence_transformers():
             kind: Any = transformers.AutoImageProcessor
-            return kind.from_pretrained(where, local_files_only=is_folder)
+            return kind.from_pretrained(source, local_files_only=is_folder)
     except Exception as error:  # transformers may raise anything for a damaged file
-        raise DataError(f"the image processor of {where} could not be loaded: {format_first_line(error)}") from None
+        raise DataError(f"the image processor of {source} could not be loaded: {format_first_line(error)}") from None
 
 
 def find_example(image: str, model: str) -> Path:

@@ -4,9 +4,12 @@ Exit code 2 if the model, the text or the settings cannot be used.
 """
 
 import argparse
+import csv
 import json
+import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,8 +27,8 @@ from regard.observe.head_scores import HeadOptions
 from regard.observe.recording import KINDS
 from regard.show import recording_views
 from regard.show.axis_words import choose_attention_kind, describe_bytes
-from regard.show.head_grids import render_grids
-from regard.show.head_summary import render_kinds, render_links, render_sentences, render_table, select_clearest
+from regard.show.head_summary import render_grids, render_kinds, render_links, render_sentences, render_table, select_clearest
+from regard.show.page.model_adapter import copy_to_cpu
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, get_palette, open_console, print_wrapped
 from regard.show.terminal_colors import measure_window
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     text = read_text(options.text)
     if options.why is not None:
         return word_pulls.run(options, text)
-    foreign = load_model(options.model)
+    foreign = load_model(options.model, device=options.device)
     recording, line = record_text(foreign, text, options)
     if options.out:
         recording.save(options.out)
@@ -54,16 +57,16 @@ def run(options: argparse.Namespace) -> int:
 
 def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
     """Return the recording of a model on the first tokens of a text, and a sentence about it."""
-    ids, words, whole = foreign.tokens(text, options.tokens)
+    ids, words, total = foreign.tokens(text, options.tokens)
     start = time.perf_counter()
     recording = record_ids(foreign, ids, words, options.keep)
     seconds = time.perf_counter() - start
-    cut = f" of {whole:,}" if len(words) < whole else ""
+    cut = f" of {total:,}" if len(words) < total else ""
     beyond = foreign.context is not None and len(words) > foreign.context
     note = f" The model's context is {foreign.context:,}." if beyond else ""
     spelled = describe_bytes(words)
     note += f" {spelled}" if spelled else ""
-    return recording, f"{len(words):,}{cut} token{'s' * (whole != 1)} in {seconds:.1f} s.{note}"
+    return recording, f"{len(words):,}{cut} token{'s' * (total != 1)} in {seconds:.1f} s.{note}"
 
 
 def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | None) -> Recording:
@@ -72,14 +75,15 @@ def record_ids(foreign: TextModel, ids: Tensor, words: list[str], keep: str | No
     with torch.inference_mode(), recorder as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
         foreign.run(ids)
     recording.model, recording.tokens = foreign.name, words
-    return recording
+    return copy_to_cpu(recording, foreign.device)
 
 
 def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
     """Print the requested part of a recording: a head, a row, or an overview."""
     console = open_console()
-    if options.json and (options.head is not None or options.query is not None):
-        raise ConfigError("--json prints the table of the heads: leave out --head and --query.")
+    format_flag = "--json" if options.json else "--csv" if options.csv else None
+    if format_flag is not None and (options.head is not None or options.query is not None):
+        raise ConfigError(f"{format_flag} prints the table of the heads: leave out --head and --query.")
     place = None if options.head is None else recording_views.parse_layer_head(options.head)
     kind = choose_attention_kind(recording, options.attention)
     line = f"{line} {describe_kind(recording, kind)}".strip()
@@ -96,9 +100,9 @@ def print_report(recording: Recording, options: argparse.Namespace, line: str = 
 
 def describe_kind(recording: Recording, kind: str) -> str:
     """Return a note on the kind of attention that is shown; empty if there is only self attention."""
-    other = next((one for one in KINDS if one != kind and recording.layers(one)), None)
-    what = ["This is cross attention, of one text to another."] if kind == "cross" else []
-    return " ".join([*what, *([f"There is {other} attention too: --attention {other}."] if other else [])])
+    other_kind = next((one for one in KINDS if one != kind and recording.layers(one)), None)
+    sentences = ["This is cross attention, of one text to another."] if kind == "cross" else []
+    return " ".join([*sentences, *([f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind else [])])
 
 
 def print_lines(console: Console, lines: Iterable[Text]) -> None:
@@ -110,10 +114,30 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
 def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:
     """Return the rows of the kind that --kind names, as --sort sorts them. Raises ConfigError if there are none."""
     if options.kind is not None and not len(heads.select_kind(options.kind)):
-        there = ", ".join(dict.fromkeys(row.kind for row in heads))
-        raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {there}.")
+        kinds = ", ".join(dict.fromkeys(row.kind for row in heads))
+        raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {kinds}.")
     shown = heads.select_kind(options.kind) if options.kind else heads
     return shown.sort_by(options.sort) if options.sort else shown
+
+
+def print_plain(heads: Heads, options: argparse.Namespace) -> bool:
+    """Print heads as JSON or CSV if --json or --csv asks for it, and return whether it does."""
+    if options.json:
+        print(json.dumps(heads.to_dicts(), allow_nan=False))
+    elif options.csv:
+        lines = [flatten_head(row) for row in heads.to_dicts()]
+        writer = csv.DictWriter(sys.stdout, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    return bool(options.json or options.csv)
+
+
+def flatten_head(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a head as one flat line: "induction" is the mean of a score, "induction low" its lower limit."""
+    line = {name: row[name] for name in ("layer", "head", "kind", "sentence")}
+    for name, score in row["scores"].items():
+        line |= {name if part == "mean" else f"{name} {part}": value for part, value in score.items()}
+    return line
 
 
 def print_overview(console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str) -> None:
@@ -125,19 +149,18 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
         wanted.describe_missing_scores(kind),
     )
     shown = select_rows(heads, options)
-    if options.json:
-        print(json.dumps(shown.to_dicts(), allow_nan=False))
+    if print_plain(shown, options):
         return
     counts = ", ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in ((len(names), "layer"), (len(heads), "head")))
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}".strip(), style="bold"))
     print_lines(console, render_kinds(heads, console.width))
-    whole = options.all or bool(options.kind or options.sort)
+    show_all = options.all or bool(options.kind or options.sort)
     parts = (
         recording_views.render_text(recording, measure_window(console), options.all, kind),
-        render_table(shown, console.width, whole),
-        render_sentences(shown if whole else select_clearest(shown), console.width),
+        render_table(shown, console.width, show_all),
+        render_sentences(shown if show_all else select_clearest(shown), console.width),
         render_links(recording, shown, console.width, kind),
-        render_grids(recording, shown if whole else select_clearest(shown), console.width, get_palette(console), kind),
+        render_grids(recording, shown if show_all else select_clearest(shown), console.width, get_palette(console), kind),
     )
     for part in parts:
         lines = list(part)

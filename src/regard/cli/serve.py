@@ -4,17 +4,23 @@ Exit code 2 if the recording or the model cannot be used, or the address is take
 """
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regard.cli.arguments.look import MODEL
 from regard.cli.input_text import read_text
+from regard.cli.loading_progress import LoadingProgress
 from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, SMOLLM2_COMMANDS, is_smollm2_installed, load_model
 from regard.errors import ConfigError
 from regard.models import translator
 from regard.observe import load
 from regard.show.page import import_server
+from regard.show.page.startup_loading import StartupLoading
 from regard.show.page.translator_adapter import adapt_translator
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS, SETTINGS
 
@@ -27,12 +33,24 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--port must be at least 0 and below 65536, got {options.port}.")
     module = import_server()
     recording = load(options.recording) if options.recording else None
-    name = options.model or (None if options.recording else choose_default_model())
-    model = load_page_model(name) if name else None
+    names = options.model or ([] if options.recording else [choose_default_model()])
     text = None if options.text is None else read_text(options.text)
-    server = module.make_server(recording, adapter=model, text=text, host=options.host, port=options.port)
-    server.run(lambda: server.announce(options.open))
+    loading = StartupLoading(partial(load_page_models, names, options.device, progress := LoadingProgress()), progress)
+    try:
+        server = module.make_server(recording, loading=loading, text=text, host=options.host, port=options.port)
+        server.run(lambda: server.announce(options.open))
+    except KeyboardInterrupt:
+        exit_if_loading(loading, 128 + signal.SIGINT)
+        raise
+    exit_if_loading(loading, 0)
     return 0
+
+
+def exit_if_loading(loading: StartupLoading, code: int) -> None:
+    """End the process if its models are still loaded: Python would wait for the thread, which nothing can interrupt."""
+    if loading.is_running():
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def choose_default_model() -> str:
@@ -44,10 +62,19 @@ def choose_default_model() -> str:
     return MODEL
 
 
-def load_page_model(name: str) -> Any:
+def load_page_models(names: Sequence[str], device: str | None, progress: LoadingProgress) -> list[Any]:
+    """Load the models of the page, one after the other."""
+    models = []
+    for name in names:
+        progress.label = f"the model {Path(name).name}"
+        models.append(load_page_model(name, device, progress))
+    return models
+
+
+def load_page_model(name: str, device: str | None = None, progress: LoadingProgress | None = None) -> Any:
     """Load a model: a translator if the name or the folder is one's, else as in `regard look`."""
     path = Path(name).expanduser()
     folder = path.resolve().parent if path.name == "model" else path  # the folder of a run of regard translate --train
     if (path / SETTINGS).is_file() or (name in INCLUDED_TRANSLATORS and not path.exists()):
         return adapt_translator(folder.name, translator.load(name))
-    return load_model(name, CAUSAL_LM)
+    return load_model(name, CAUSAL_LM, device, progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from regard.cli.progress_bar import show_bar
+from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError
 from regard.machine import measure_product_rate
 from regard.models import GPT2Config
@@ -71,14 +71,9 @@ def train_model(config: TrainConfig) -> int:
 
 def begin_with_bar(config: TrainConfig, engine: Engine) -> Training:
     """Create the run, with a bar if preparing its text takes long."""
-    read = [0]
-
-    def store_progress(done: int, whole: int | None) -> None:
-        read[0] = done
-
     prepares = config.text and Path(config.text).exists() and engine.rank == 0
-    with show_bar("reading the text", lambda: read[0], (count_bytes(config.text) or 0) if prepares else 0):
-        return begin(config, engine, store_progress)
+    with show_count_bar("reading the text", (count_bytes(config.text) or 0) if prepares else 0) as progress:
+        return begin(config, engine, progress)
 
 
 def make_plan_table(config: TrainConfig, options: argparse.Namespace) -> str:
@@ -134,10 +129,10 @@ def warn_of_slow_products(precision: str, device: torch.device) -> None:
     """Print a warning if float32 products are faster than those of the precision, as on processors without AVX-512."""
     if precision == "float32" or device.type != "cpu":
         return
-    chosen, plain = (measure_product_rate(getattr(torch, name), device) / 1e9 for name in (precision, "float32"))
-    if chosen < plain:
+    rate, plain_rate = (measure_product_rate(getattr(torch, name), device) / 1e9 for name in (precision, "float32"))
+    if rate < plain_rate:
         print_line(
-            f"warning: this processor multiplies matrices at {chosen:,.0f} GFLOP/s in {precision} and at {plain:,.0f} in "
+            f"warning: this processor multiplies matrices at {rate:,.0f} GFLOP/s in {precision} and at {plain_rate:,.0f} in "
             "float32: use --precision float32"
         )
 
@@ -166,8 +161,8 @@ def print_end(training: Training, signals: SignalListener) -> int:
     draw_plots(training)
     folder, step = training.folder, training.step
     if (folder / "model").is_dir():
-        which = "" if training.best is None else f", the best: {training.best:.4f} nats per held-out token"
-        print_line(f"model: {folder / 'model'}{which}")
+        note = "" if training.best is None else f", the best: {training.best:.4f} nats per held-out token"
+        print_line(f"model: {folder / 'model'}{note}")
     if signals.came is not None and training.stopped:
         print_line(f"{signals.came.name}: stopped after step {step:,}, which is saved; the same command resumes there")
     return get_exit_code(signals)

@@ -5,14 +5,14 @@ Exit code 2 if the model, the files or the settings cannot be used; with --train
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from regard.cli import train
-from regard.cli.progress_bar import show_bar
+from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
 from regard.evaluate.translation_scores import BLOCK, bleu, chrf, translate_sentences
 from regard.models import translator
@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
         print_scores(model, source, reference, settings)
         return 0
     open_console()  # characters that the terminal lacks are shown as ?
-    for some in group_sentences(sys.stdin if options.lines else options.sentences):
+    sentences = iter(sys.stdin if options.lines else options.sentences)
+    while some := list(islice(sentences, BLOCK)):
         for one in translate_sentences(model, some, **settings):
             sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
@@ -84,16 +85,8 @@ def print_scores(model: translator.Translator, source: str, reference: str, sett
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(f"{path} {len(side):,}" for path, side in zip((source, reference), sides, strict=True))
         raise DataError(f"the files have unequal numbers of lines, {counts}: line n must translate line n.")
-    done = [0]
-    with show_bar("translating", lambda: done[0], len(sides[0])):
-        found = list(translate_sentences(model, sides[0], **settings, watch=lambda count: done.__setitem__(0, count)))
+    with show_count_bar("translating", len(sides[0])) as watch:
+        found = list(translate_sentences(model, sides[0], **settings, watch=watch))
     print(f"{len(found):,} sentences")
     for score in (bleu, chrf):
         print(score(found, sides[1]))
-
-
-def group_sentences(sentences: Iterable[str]) -> Iterator[list[str]]:
-    """Yield sentences as they come, in blocks."""
-    left = iter(sentences)
-    while some := list(islice(left, BLOCK)):
-        yield some

@@ -68,12 +68,12 @@ def make_table(rows: Sequence[VerifiedClaim], width: int) -> Table:
         table.add_column(title, justify="right" if numeric else "left", no_wrap=title not in WRAPPED, max_width=narrow)
     for row in rows:
         name, source, about = Text(row.example, "bold"), Text(format_lectures(row), "dim"), describe_comparison(row)
-        off, allowed = Text(format_brief(row.difference)), Text(format_brief(row.tolerance), "dim")
+        difference, allowed = Text(format_brief(row.difference)), Text(format_brief(row.tolerance), "dim")
         verdict = Text(row.verdict, STYLES[row.verdict])
         if is_wide:
-            table.add_row(name, source, about, off, allowed, verdict)
+            table.add_row(name, source, about, difference, allowed, verdict)
         else:
-            table.add_row(Group(name, source), about, Group(off, allowed), verdict)
+            table.add_row(Group(name, source), about, Group(difference, allowed), verdict)
     return table
 
 
@@ -81,8 +81,8 @@ def make_row_blocks(rows: Sequence[VerifiedClaim]) -> Iterator[RenderableType]:
     """Yield a few lines for each row, for a screen that is too narrow for a table."""
     for row in rows:
         yield Text.assemble((row.example, "bold"), ": ", (row.verdict, STYLES[row.verdict]))
-        off = f"off by {format_brief(row.difference)}, allowed {format_brief(row.tolerance)}"
-        lines = Group(describe_comparison(row), Text(off), Text(f"lectures {format_lectures(row)}", "dim"))
+        difference = f"off by {format_brief(row.difference)}, allowed {format_brief(row.tolerance)}"
+        lines = Group(describe_comparison(row), Text(difference), Text(f"lectures {format_lectures(row)}", "dim"))
         yield Padding(lines, (0, 0, 1, 2))
 
 

@@ -24,10 +24,10 @@ WORD_LETTERS = 14
 @torch.enable_grad()
 def run(options: argparse.Namespace, text: str) -> int:
     """Run the model with gradients and print which words moved the logit."""
-    refused = [name for name in ("out", "page", "head", "query", "kind", "sort", "attention") if getattr(options, name)]
+    refused = [name for name in ("out", "page", "head", "query", "kind", "sort", "attention", "csv") if getattr(options, name)]
     if refused:
         raise ConfigError(f"--why prints its own table: leave out --{refused[0]}.")
-    foreign = load_model(options.model, CAUSAL_LM)
+    foreign = load_model(options.model, CAUSAL_LM, options.device)
     ids, words, _ = foreign.tokens(text, options.tokens)
     with record(foreign.model, keep="values") as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
         found = foreign.run(ids)
@@ -58,7 +58,7 @@ def choose_token(foreign: TextModel, logits: Tensor, word: str) -> int:
     return single[0]
 
 
-def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, probability: float, whole: bool) -> None:
+def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, probability: float, show_all: bool) -> None:
     """Print the words with the largest pulls, and what the columns are."""
     console = open_console()
     intro = (
@@ -66,7 +66,7 @@ def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, proba
         f"probability {probability:.2f}. What moved the logit, and where the last word looked:"
     )
     print_wrapped(console, Text(intro, style="bold"))
-    for line in render_table(rows if whole else rows[:SHOWN]):
+    for line in render_table(rows if show_all else rows[:SHOWN]):
         console.print(Text(line), no_wrap=True, overflow="crop")
     note = (
         "pull: weight times gradient over all heads and queries, above 0 where it moved the logit up, a first-order estimate. "

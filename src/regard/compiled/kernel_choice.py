@@ -1,6 +1,6 @@
 """The instructions and kernels to use on this processor: one function per choice, with its measurement.
 
-Speeds are measured by `python -m benchmarks kernels products`; docs/benchmarks.md has a section for each measured
+Speeds are measured by `python -m benchmarks kernels products loops`; docs/benchmarks.md has a section for each measured
 processor. Where nothing was measured, the choice is torch's own kernel if torch has one.
 """
 
@@ -36,13 +36,19 @@ def find_int16_instruction() -> str | None:
     return "llvm.x86.avx2.pmadd.wd" if lanes == 8 else None
 
 
+def has_float16_conversion() -> bool:
+    """Return whether an instruction widens float16 to float32; without it shifts and a product do."""
+    return bool(processor.read_features() & {"f16c", "avx512f"})
+
+
 @cache
 def find_onednn_limit() -> float:
     """Return the largest number of vectors for which oneDNN's float32 product is faster than MKL's, torch's choice; 0 if none.
 
     On an AMD EPYC with AVX-512 (Zen 4), MKL reaches half of oneDNN's rate for any number. With AVX2 (Zen 3), oneDNN takes 0.5
-    to 1.0 of MKL's time up to 64 vectors, and up to 1.25 of it for more. On Intel, MKL is faster: 262 to 236 GFLOP/s on two
-    threads of a Cascade Lake. Other processors were not measured.
+    to 1.0 of MKL's time up to 64 vectors, and up to 1.25 of it for more. On Intel, MKL is faster on a Cascade Lake (262 to 236
+    GFLOP/s on two threads), and neither is on a Xeon with AMX (0.9 to 1.06 from 16 vectors on, for most sizes). Other
+    processors were not measured.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not has_both or not hasattr(torch.ops.mkldnn, "_linear_pointwise") or processor.is_intel():
@@ -52,11 +58,32 @@ def find_onednn_limit() -> float:
 
 
 def is_attention_compiled() -> bool:
-    """Return whether attention on this processor uses the compiled loops rather than torch's kernel.
+    """Return whether attention on this processor can use the compiled loops and they are not slower than torch's kernel.
 
     They were measured to be faster with registers of 16 and of 8 lanes; 4 lanes were not measured.
     """
     return threads.can_run_loops() and count_float32_lanes() >= 8
+
+
+def is_torch_attention_faster(dtype: torch.dtype, is_one_call: bool, is_whole: bool, learns: bool) -> bool:
+    """Return whether torch's kernel is nevertheless faster than the compiled loops, for 2**19 weights or more.
+
+    is_one_call: whether torch's kernel computes the mask in one call (no mask, or causal) rather than in blocks of queries;
+    is_whole: whether there is no mask. Measured on an Intel Xeon with AMX and AVX10.1, 12 heads of 64, T from 256 to 8,192. In
+    bfloat16, whose products torch computes by tiles (AMX), torch's kernel takes 0.24 to 0.46 of the loops' time for one call
+    and 0.61 to 0.73 in blocks; with a gradient 0.41 to 1.04 for one call, and 1.3 to 1.4 in blocks. In float32, whose products
+    MKL computes, it takes 0.66 to 0.91 without a mask, 0.7 to 1.2 with a gradient; with a mask the loops win or are equal.
+    """
+    if not has_tiles():
+        return False
+    if dtype == torch.bfloat16:
+        return is_one_call or not learns
+    return is_whole
+
+
+def has_tiles() -> bool:
+    """Return whether the processor multiplies tiles of bfloat16 (AMX): torch's products use them, the compiled loops do not."""
+    return "amx-bf16" in processor.read_features()
 
 
 def list_choices() -> dict[str, str]:
@@ -66,10 +93,13 @@ def list_choices() -> dict[str, str]:
     if limit:
         library = "oneDNN" if math.isinf(limit) else f"oneDNN up to {limit}, {library}"
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
+    whole, tiles = (
+        ("; without a mask torch's kernel", "torch's kernel by AMX; masks in training: ") if has_tiles() else ("", "")
+    )
     bytes_by = f"16-bit products of {bits}" if find_int16_instruction() else f"16-bit products as LLVM compiles them for {bits}"
     return {
-        "attention, float32": f"compiled loops of {bits}" if is_attention_compiled() else "torch's kernel",
-        "attention, bfloat16": f"compiled loops, {halves}" if is_attention_compiled() else "torch's kernel",
+        "attention, float32": f"compiled loops of {bits}{whole}" if is_attention_compiled() else "torch's kernel",
+        "attention, bfloat16": f"{tiles}compiled loops, {halves}" if is_attention_compiled() else "torch's kernel",
         "attention, additive": f"compiled loops of {bits}" if usable else "torch",
         "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"compiled for a few vectors, {library} for more" if usable else library,

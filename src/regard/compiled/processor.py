@@ -15,17 +15,25 @@ from typing import Any
 import torch
 
 CPUINFO = Path("/proc/cpuinfo")
-LLVM_NAMES = {"fma3": "fma", "avx512_vpopcntdq": "avx512vpopcntdq"}  # torch's name: LLVM's name
+LLVM_NAMES = {  # torch's name: LLVM's name
+    "fma3": "fma",
+    "avx512_vpopcntdq": "avx512vpopcntdq",
+    "amx_tile": "amx-tile",
+    "amx_bf16": "amx-bf16",
+    "amx_int8": "amx-int8",
+}
 SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
+AMX = BFLOAT16 | {"amx-tile", "amx-bf16", "amx-int8"}
 PROCESSORS = {  # instruction sets by LLVM's processor names; any other name stands for SSE
     **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
     **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),
     **dict.fromkeys(("x86-64-v4", "skylake-avx512", "skx"), AVX512),
     **dict.fromkeys(("cascadelake", "icelake-client", "icelake-server", "tigerlake", "rocketlake"), VNNI),
-    **dict.fromkeys(("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5"), BFLOAT16),
+    **dict.fromkeys(("cooperlake", "znver4", "znver5"), BFLOAT16),
+    **dict.fromkeys(("sapphirerapids", "emeraldrapids", "graniterapids"), AMX),
 }
 
 

@@ -17,7 +17,6 @@ from regard.compiled import processor
 
 LEAST_ROWS = 64  # fewest rows of a matrix that a thread takes at a time
 BLOCKS_PER_THREAD = 4  # how many times each thread takes some
-MOST_UNQUANTIZED = 1  # vectors for which reading int8 rows takes longer than multiplying: these vectors are not quantized
 PARALLEL, BARRIER = "GOMP_parallel", "GOMP_barrier"  # symbols of OpenMP, in any implementation torch is built with
 
 

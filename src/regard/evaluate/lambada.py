@@ -107,16 +107,17 @@ def lambada(
         raise DataError(f"passages must be an iterable of texts; got {describe_value(passages)}.")
     count = right = filtered = tokens = 0
     nats = 0.0
+    left_passages = split_passages(passages, encode, context)
     with evaluation_mode(model) as device:
-        for some in batch_passages(split_passages(passages, encode, context), batch):
+        while some := list(islice(left_passages, batch)):
             logits = compute_logits(model, pad_passages(some).to(device)[:, :-1])
             for passage, rows in zip(some, logits, strict=True):
                 size = len(passage.tokens)
-                foretold = rows[size - 1 - passage.word : size - 1]
+                predicted = rows[size - 1 - passage.word : size - 1]
                 word = torch.tensor(passage.tokens[-passage.word :], device=device)
-                nats += float(losses(foretold, word).sum())
-                plain, left = match_greedily(foretold, word, stop)
-                right, filtered = right + plain, filtered + left
+                nats += float(losses(predicted, word).sum())
+                is_right, is_right_filtered = match_greedily(predicted, word, stop)
+                right, filtered = right + is_right, filtered + is_right_filtered
                 tokens, count = tokens + passage.word, count + 1
             if watch is not None:
                 watch(count)
@@ -145,14 +146,8 @@ def split_passages(passages: Iterable[str], encode: Callable[[str], list[int]], 
         size = len(tokens) - len(rest)
         if not 0 < size < context:
             raise DataError(f"passage {number}: its last word {word!r} has {size} tokens, and the context is {context}.")
-        kept = tokens[-context:]
-        yield Passage(kept, min(size, len(kept) - 1))
-
-
-def batch_passages(passages: Iterator[Passage], batch: int) -> Iterator[Sequence[Passage]]:
-    """Yield `batch` passages at a time."""
-    while some := list(islice(passages, batch)):
-        yield some
+        last_tokens = tokens[-context:]
+        yield Passage(last_tokens, min(size, len(last_tokens) - 1))
 
 
 def pad_passages(passages: Sequence[Passage]) -> Tensor:

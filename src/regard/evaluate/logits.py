@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.generate.sampling import widen_logits
 from regard.mechanism.arguments import describe_value
+from regard.probe.evaluation_mode import evaluate_mode
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
 BLOCK = 1 << 24  # logits converted to float32 and summed at a time
@@ -24,17 +25,10 @@ def check_callable(name: str, value: Any) -> None:
 @contextmanager
 def evaluation_mode(model: Model) -> Iterator[torch.device]:
     """Put a model in evaluation mode without gradients and yield its device; restore the mode afterwards."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    before = [part.training for part in parts]
-    try:
-        for part in parts:
-            part.training = False
-        with torch.no_grad():
-            yield torch.device("cpu") if first is None else first.device
-    finally:
-        for part, training in zip(parts, before, strict=True):
-            part.training = training
+    module = model if isinstance(model, nn.Module) else nn.Module()
+    first = next(module.parameters(), None)
+    with evaluate_mode(module), torch.no_grad():
+        yield torch.device("cpu") if first is None else first.device
 
 
 def compute_logits(model: Model, tokens: Tensor) -> Tensor:

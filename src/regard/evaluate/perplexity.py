@@ -1,5 +1,6 @@
 """Perplexity: the number of equally likely tokens, words or bytes that a model is choosing between, on average."""
 
+import codecs
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from torch import Tensor
 from regard.errors import ConfigError, DataError
 from regard.evaluate.logits import Model, check_callable, compute_logits, evaluation_mode, losses
 from regard.mechanism.arguments import check_count, describe_value
+from regard.text.byte_pair import END
+from regard.text.corpus import Corpus
 
 TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes that tokens may have
+DECODE_BLOCK = 1 << 16  # tokens decoded at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +89,12 @@ def perplexity(
     nats, scored = 0.0, 0
     with evaluation_mode(model) as device:
         for starts, width in iterate_windows(count, context, stride, batch):
-            rows = torch.stack([torch.as_tensor(tokens[at : at + width + 1], dtype=torch.int64) for at in starts]).to(device)
+            rows = torch.stack([torch.as_tensor(tokens[n : n + width + 1], dtype=torch.int64) for n in starts]).to(device)
             logits = compute_logits(model, rows[:, :-1])
-            for row, (at, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
-                new = scored - at  # first token of this window that was not scored before
+            for row, (start, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
+                new = scored - start  # first token of this window that was not scored before
                 nats += float(losses(logits[row, new:], right[new:]).sum())
-                scored = at + width
+                scored = start + width
             if watch is not None:
                 watch(scored)
     return Perplexity(nats=nats, tokens=scored, context=context, stride=stride, words=words, bytes=bytes)
@@ -99,11 +103,11 @@ def perplexity(
 def iterate_windows(count: int, context: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
     """Yield the starts of `batch` windows of one width, and that width: the number of tokens read in each."""
     last = max(count - 1 - context, 0)  # start of a whole window that ends with the text
-    whole = -(-last // stride)  # whole windows before the last one
+    full_windows = -(-last // stride)  # whole windows before the last one
     width = min(context, count - 1)
-    for first in range(0, whole, batch):
-        yield [n * stride for n in range(first, min(first + batch, whole))], width
-    yield [whole * stride], count - 1 - whole * stride
+    for first in range(0, full_windows, batch):
+        yield [n * stride for n in range(first, min(first + batch, full_windows))], width
+    yield [full_windows * stride], count - 1 - full_windows * stride
 
 
 def check_windows(context: int, stride: int, batch: int) -> None:
@@ -134,3 +138,22 @@ def check_row(tokens: Any) -> Any:
 def exp_or_inf(nats: float) -> float:
     """Compute exp(nats), infinite beyond the range of a float."""
     return math.exp(nats) if nats < 709 else math.inf
+
+
+def count_words_and_bytes(corpus: Corpus) -> tuple[int, int]:
+    """Count the words, between white space, and the bytes of a corpus's text.
+
+    The ends of documents are no text, and end words.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    end = corpus.text.bytes([corpus.text.special[END]]) if END in corpus.text.special else None
+    words, count, inside = 0, 0, False  # inside: whether the text so far ends within a word
+    for start in range(0, corpus.tokens, DECODE_BLOCK):
+        ids = corpus[start : start + DECODE_BLOCK]
+        ends = int((ids == corpus.text.special[END]).sum()) if end else 0
+        data = corpus.text.bytes(ids.tolist())
+        count += len(data) - ends * len(end or b"")
+        text = decoder.decode(data.replace(end, b"\n") if end else data)
+        words += len(text.split()) - (inside and text[:1].strip() != "")
+        inside = text[-1:].strip() != "" if text else inside
+    return words, count

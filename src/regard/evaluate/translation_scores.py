@@ -25,8 +25,8 @@ class Score:
     interval: float | None = None  # with bootstrap: 95 % of the draws are within this distance
 
     def __str__(self) -> str:
-        within = "" if self.interval is None else f" ± {self.interval:.1f}"
-        return f"{self.name} {self.score:.1f}{within}  {self.signature}"
+        interval = "" if self.interval is None else f" ± {self.interval:.1f}"
+        return f"{self.name} {self.score:.1f}{interval}  {self.signature}"
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> Score:
@@ -59,9 +59,8 @@ def compute_score(name: str, metric: str, translations: Sequence[str], reference
     except TypeError:
         if not draws:
             raise
-        return compute_score(
-            name, metric, translations, references, 0
-        )  # sacrebleu cannot average if some draws have no word right
+        # sacrebleu cannot average if some draws have no word right
+        return compute_score(name, metric, translations, references, 0)
     signature = str(counter.get_signature())
     if not draws:
         return Score(name, float(found.score), signature)

@@ -21,7 +21,7 @@ class SubjectAdapter:
     """A module or function to examine: call(x), x (b, t, c), or call(q, k, v), each (b, h, t, d), returns its answer.
 
     `module` holds its weights and its mode, None if there is none. `again` makes the call of a copy of that module, None if the
-    module cannot be replaced. `rank` is that of x, or of q, k and v, as the subject itself takes them.
+    module cannot be replaced. `rank` is that of x, or of q, as the subject itself takes it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class SubjectAdapter:
     rank: int = 3
     note: str = ""  # how the subject is called, in words
     compiled: Call | None = None  # the call of the torch.compile version; `call` is that of the original
+    has_key_heads: bool = True  # whether keys and values have an axis of heads if queries have one
 
     @property
     def is_batched(self) -> bool:
@@ -45,7 +46,7 @@ class SubjectError(Exception):
     """Raised if a subject raises; states its inputs and its error."""
 
     def __init__(self, given: str, error: Exception) -> None:
-        line = (str(error).strip().splitlines() or ["no message"])[0]
+        line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
         super().__init__(f"{type(error).__name__} on {given}: {line}")
         self.did = f"raised {self}"  # the end of a sentence about the subject
 
@@ -72,12 +73,14 @@ def iterate_adapters(subject: object, expects: Mask, offset: Offset = 0) -> Iter
     plain = get_uncompiled(subject)
     module = find_held_module(plain)
     dtype, device = get_dtype_and_device(module)
-    for form, rank, note, make in list_torch_conventions(plain, expects, offset) or list_signature_conventions(
+    for form, rank, note, make, has_key_heads in list_torch_conventions(plain, expects, offset) or list_signature_conventions(
         plain, module, get_subject_name(plain)
     ):
         again = functools.partial(make_call_with_module, plain, module, make) if is_replaceable(plain, module) else None
         compiled = None if plain is subject else make(subject)
-        yield SubjectAdapter(get_subject_name(plain), module, form, dtype, device, make(plain), again, rank, note, compiled)
+        yield SubjectAdapter(
+            get_subject_name(plain), module, form, dtype, device, make(plain), again, rank, note, compiled, has_key_heads
+        )
 
 
 def get_uncompiled(subject: Any) -> Any:

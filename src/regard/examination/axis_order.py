@@ -28,7 +28,7 @@ def explain_axis_order(case: Case, report: Report, ways: Sequence[SubjectAdapter
     """
     subject = case.subject
     name = "f" if "<" in subject.name else subject.name
-    if subject.form == "qkv" and subject.rank == 4 and report.findings:
+    if subject.form == "qkv" and subject.rank == 4 and subject.has_key_heads and report.findings:
         finding = report.findings[0]
         if is_right(exchange_axes(case, 1)):
             raise ConfigError(

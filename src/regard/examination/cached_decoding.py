@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from regard.examination.token_model import COPIED
 from regard.generate.kv_cache import Cache
 
 CACHE_ARGUMENTS = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
+NO_CACHE = re.compile(r"^use|position|pos$|len|size|mask|index|implementation")  # of arguments that only speak of one
 OFFSET_ARGUMENTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones
 POSITION_ARGUMENTS = (*OFFSET_ARGUMENTS, "input_pos", "position_ids", "positions", "cache_position")
 TOKENS = 6
@@ -58,7 +60,7 @@ def check_cache(
 
     `full` is the subject's output for x; `named` formats a token's number.
     """
-    name = next((name for name in CACHE_ARGUMENTS if name in inspect.signature(module.forward).parameters), None)
+    name = find_cache_argument(list(inspect.signature(module.forward).parameters))
     t = min(x.shape[1], TOKENS)
     if name is None or t < 2:
         return
@@ -81,6 +83,12 @@ def check_cache(
     yield check_decoding(requested, whole, format_token) or Unknown(
         what, "a test of your own, with a cache of the type that it takes"
     )
+
+
+def find_cache_argument(names: Sequence[str]) -> str | None:
+    """Return the argument that takes a cache, the usual names first; None without one."""
+    others = [name for name in names if re.search(r"(^|_)(cache|past)", name) and not NO_CACHE.search(name)]
+    return next((name for name in (*CACHE_ARGUMENTS, *others) if name in names), None)
 
 
 def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
@@ -208,12 +216,13 @@ def make_regard_step(request: CacheRequest) -> Step:
 
 def make_returned_cache_step(request: CacheRequest) -> Step:
     """Make the step with a cache that the module returns and takes again."""
-    past = None
+    past, count = None, 0
 
     def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
-        nonlocal past
+        nonlocal past, count
+        count += part.shape[1]
         returned = request.module(part, **{request.name: past}, **given, **make_cache_arguments(request))
-        past = find_returned_cache(returned, request.name)
+        past = find_returned_cache(returned, request.name, count)
         return request.read(returned, part)
 
     return run_step
@@ -249,14 +258,18 @@ def make_cache_arguments(request: CacheRequest) -> dict[str, bool]:
     return {"use_cache": True} if "use_cache" in request.parameter_names else {}
 
 
-def find_returned_cache(returned: Any, name: str) -> Any:
-    """Return the cache in a module's output: the entry `name`, or the first non-tensor part that may hold tensors.
+def find_returned_cache(returned: Any, name: str, count: int) -> Any:
+    """Return the cache in a module's output: the entry `name`, or the first part that may hold it.
+
+    A tensor of as many tokens as were passed so far, (b, count, c) or (b, h, count, c), is one of latent keys and values.
 
     Raises TypeError if there is none.
     """
     if isinstance(returned, Mapping) and returned.get(name) is not None:
         return returned[name]
-    found = [one for one in list_parts(returned)[1:] if not isinstance(one, Tensor) and can_hold_tensor(one)]
+    rest = list_parts(returned)[1:]
+    found = [one for one in rest if not isinstance(one, Tensor) and can_hold_tensor(one)]
+    found += [one for one in rest if isinstance(one, Tensor) and one.dim() in (3, 4) and one.shape[-2] == count]
     if not found:
         raise TypeError("it returns no cache")
     return found[0]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from regard.examination import norm_reading, terms
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
@@ -15,17 +16,25 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_style, find_mistakes, fit_without_minus, read_rotary
 from regard.mechanism import Causal
 
+LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
 OFF = 0.02  # of the expected scale
 SCALE = "the scale of the scores"
 ROWS = "rows of weights sum to one, over the keys"
+EACH_ROW = "rows of each softmax sum to one, over the keys"
 HEADS = "heads are independent"
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
 TURN = (
     "Rotate queries and keys alike: pair (a, b) becomes (a cos - b sin, b cos + a sin), angle = position * base ** (-2 i / d)."
 )
+VALUES = "Rotate queries and keys only: outputs depend on absolute positions if values are rotated."
+ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
 HIDDEN = -1e4  # a bias below it hides a key
+FILLED = (
+    "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
+)
+MOST_KEYS = 2048  # of a call whose weights are computed
 REQUIRED = (SCALE, ROWS)  # by a verdict
 NEAR = "a factor that differs by 2 % would be detected"
 LINE = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k split into heads"
@@ -39,9 +48,14 @@ def iterate_checks(
     yield ROWS, check_rows(calls)
     yield HEADS, check_heads(calls)
     yield ROLES, check_roles(calls)
-    positions = check_positions(calls)
-    if positions is not None:
-        yield POSITIONS, positions
+    for what, check in (
+        (POSITIONS, check_positions),
+        (norm_reading.WHAT, norm_reading.check_norms),
+        (terms.WHAT, terms.check_terms),
+    ):
+        result = check(calls)
+        if result is not None:
+            yield what, result
 
 
 def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool = False) -> Finding | Checked | Unknown | None:
@@ -50,35 +64,68 @@ def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool
     Models whose weights are trained or initialized for a scale of 1 or 1 / d, in every layer, cannot be told from mistakes.
     """
     scored = [one for one in calls if one.call.weight is None]  # additive scores have no scale
-    if not calls or any(one.scale is None for one in scored):
+    cosines = [one.cosine_factor for one in scored if one.scale is None]
+    if not calls or any(factor is None for factor in cosines):
         return None
+    scored = [one for one in scored if one.scale is not None]
+    if cosines and not scored:
+        return check_cosines([factor for factor in cosines if factor is not None])
     if not scored:
         return Checked(f"{SCALE}: additive scores have none", f"in {count_calls(calls)}")
     others = [one for one in scored if not is_near(get_scale(one), get_expected_scale(one, stated))]
     wrong = next((one for one in others if stated is not None or not is_stated(one)), None)
     if wrong is None:
-        return Checked(f"{SCALE}, {get_scale(scored[0]):.4g}", f"in {count_calls(scored)}, through rotations; {NEAR}")
+        what = f"{SCALE}, {get_scale(scored[0]):.4g}"
+        if is_passed_for_cosines(scored[0]):
+            what += f", of normalized queries and keys: cosines are multiplied by {scored[0].cosine_factor:.4g}"
+        return Checked(what, f"in {count_calls(scored)}, through rotations; {NEAR}")
     found = get_scale(wrong)
     alike = all(is_near(get_scale(one), found) for one in scored)
     design = in_model and (not is_mistake(wrong) or (alike and any(is_near(found, one) for one in (1.0, 1 / wrong.width))))
     return report_scale(wrong, stated, design or wrong.call.bias is not None or has_norm(wrong))
 
 
+def check_cosines(factors: Sequence[float]) -> Checked | Unknown:
+    """Check that cosines of normalized queries and keys are multiplied by a factor that lets weights differ."""
+    least = min(factors)
+    if least < LEAST_FACTOR:
+        sentence = f"{SCALE}: cosines of queries and keys are multiplied by {least:.3g}, so that weights can hardly differ"
+        return Unknown(sentence, f"scale={least:.4g}, if it is intended", is_required=True)
+    what = f"{SCALE}: queries and keys are normalized, and their cosines multiplied by {least:.4g}"
+    return Checked(what, f"in {len(factors)} recorded call{'s' * (len(factors) > 1)}")
+
+
+def list_wrong_scales(d: int) -> tuple[float, ...]:
+    """List the scales of heads of width d that are easily written by mistake: none, twice, inverted, the root twice."""
+    return 1.0, 1 / d, d**0.5, d**-0.25
+
+
 def is_mistake(one: InnerCall) -> bool:
     """Return whether a scale is one that is easily written by mistake: none, twice, by the width of all heads."""
     found, d = get_scale(one), one.width
     inside = one.call.q.shape[1] * d
-    return any(is_near(found, known) for known in (1.0, 1 / d, d**0.5, inside**-0.5, 1 / inside, d**-0.25))
+    widths = () if one.absorbed is None else (one.call.q.shape[-1], one.absorbed.columns)
+    wrong = (*list_wrong_scales(d), inside**-0.5, 1 / inside, *(n**-0.5 for n in widths))
+    return any(is_near(found, known) for known in wrong)
 
 
 def is_stated(one: InnerCall) -> bool:
     """Return whether a scale that is no known mistake is what the module states, or what a scaled rotation makes of it."""
+    if is_passed_for_cosines(one):
+        return True
     if is_mistake(one):
         return False
     found = get_scale(one)
-    own = one.width**-0.5 if one.call.scale is None else one.call.scale
+    own = one.call.q.shape[-1] ** -0.5 if one.call.scale is None else one.call.scale
     rotated = one.q_source is not None and one.k_source is not None and is_near(one.q_source.factor, one.k_source.factor)
     return one.stated is not None and (is_near(found, one.stated) or (rotated and is_near(own, one.stated)))
+
+
+def is_passed_for_cosines(one: InnerCall) -> bool:
+    """Return whether a kernel was given a scale for normalized queries and keys, with which weights can differ."""
+    is_passed = one.call.scale is not None and not one.call.kernel.startswith("by hand")
+    factor = one.cosine_factor if is_passed and has_norm(one) else None
+    return factor is not None and factor >= LEAST_FACTOR
 
 
 def get_scale(one: InnerCall) -> float:
@@ -112,25 +159,56 @@ def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) ->
 
 def has_norm(one: InnerCall) -> bool:
     """Return whether queries or keys come from a norm."""
-    return any(source is not None and "norm" in source.name.lower() for source in (one.q_source, one.k_source))
+    sources = (one.q_source, one.k_source) if one.absorbed is None else ()  # a latent's norm is none of queries and keys
+    return any(source is not None and "norm" in source.name.lower() for source in sources)
 
 
-def check_rows(calls: Sequence[InnerCall]) -> Checked | None:
-    """Return the result that rows of weights sum to one, as recorded calls are softmaxes; None if one is gated."""
+def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
+    """Check that rows of weights sum to one over tokens, as recorded calls are softmaxes; None if one is gated."""
+    for one in calls:
+        filled = count_filled_keys(one)
+        if filled > 1:  # one alone is a sink, as of nn.MultiheadAttention's add_zero_attn
+            sentence = f"{filled} keys of zeros, beyond the {one.call.q.shape[2]} tokens, have weight"
+            return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", FILLED, 1.5, "softmax", one.name)
     if not calls or any("gate" in one.call.note for one in calls):  # weights that a gate multiplies after the softmax
         return None
+    mixed = next((one.mixed for one in calls if one.mixed), "")
+    if mixed:
+        return Checked(f"{EACH_ROW}; the heads are mixed after it: {mixed}", f"in {count_calls(calls)}")
     kernels = ", ".join(dict.fromkeys(one.call.kernel for one in calls))
     return Checked(ROWS, f"in {count_calls(calls)}: a softmax over the keys ({kernels})")
 
 
+def count_filled_keys(one: InnerCall) -> int:
+    """Return how many keys of zeros after the tokens have weight."""
+    q, k = one.call.q, one.call.k
+    more = k.shape[2] - q.shape[2]
+    if more < 1 or one.is_stored_as_weights:
+        return 0
+    last = k[:, :, -more:]
+    zeros = int((~last.any(-1)).all(0).all(0).sum())
+    if not zeros or k.shape[2] > MOST_KEYS:
+        return 0
+    weights = one.call.build_map(k).dense()[..., -more:]
+    return int(((weights > 0).any(2).any(0).any(0) & (~last.any(-1)).all(0).all(0)).sum())
+
+
 def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that each head has its own part of the projections, and that key heads serve neighbors; None if not known."""
-    if not calls or any(one.q_source is None or one.k_source is None for one in calls):
+    for one in calls:
+        wrong = next((said for said in (one.absorbed, one.output) if said is not None and said.wrong), None)
+        if wrong is not None:
+            return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
+    if calls and all(one.absorbed is not None and one.output is not None for one in calls):
+        what = f"{HEADS}: {calls[0].call.q.shape[1]}, of latents"
+        return Checked(what, f"in {count_calls(calls)}, by the products that absorb the weights of keys and values")
+    sources = [source for one in calls for source in (one.q_source, one.k_source)]
+    if not sources or not all(source is not None and source.slices for source in sources):
         return None
     for one in calls:
-        wrong = find_mixed_heads(one)
-        if wrong is not None:
-            return wrong
+        mixed = find_mixed_heads(one) or find_unused_heads(one, calls)
+        if mixed is not None:
+            return mixed
     heads = calls[0].call.q.shape[1]
     return Checked(f"{HEADS}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
 
@@ -140,20 +218,47 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
     q, k = one.q_source, one.k_source
     assert q is not None
     assert k is not None
-    viewed = "".join(letter for letter, source in (("q", q), ("k", k)) if source.is_viewed)
+    sources = {"q": q, "k": k} | ({} if one.v_source is None else {"v": one.v_source})
+    viewed = "".join(letter for letter, source in sources.items() if source.is_viewed)
     if viewed:
         wrong = describe_mixed_heads("split", viewed)
         return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.does}", wrong.cure, 1.6, "heads", one.name)
-    heads, groups = len(k.slices), len(set(k.slices))
-    if (
-        heads == len(q.slices)
-        and 1 < groups < heads
-        and heads % groups == 0
-        and k.slices == k.slices[:groups] * (heads // groups)
-    ):
-        wrong = describe_mixed_heads("share", "tiled")
-        return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.does}", wrong.cure, 1.6, "heads", one.name)
+    for letter, source in list(sources.items())[1:]:
+        heads, groups = len(source.slices), len(set(source.slices))
+        is_tiled = 1 < groups < heads == len(q.slices) and source.slices == source.slices[:groups] * (heads // groups)
+        if is_tiled and source.slice_count:
+            wrong = describe_mixed_heads("share", "tiled")
+            does = wrong.does if letter == "k" else wrong.does.replace("key heads", "heads of values, not of keys,")
+            return Finding(wrong.kind, f"in {one.name or 'the layer'} {does}", wrong.cure, 1.6, "heads", one.name)
+    other = None if one.v_source is None else find_other_place(k, one.v_source)
+    if other is not None:
+        does = "head {} of the keys is part {} of {}, but head {} of the values is part {} of {}".format(*other)
+        return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
     return None
+
+
+def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | None:
+    """Return the finding of heads that the projections of queries and keys make and that no call of them uses."""
+    q, k = one.q_source, one.k_source
+    if q is None or k is None or q.name == k.name or q.slice_count != k.slice_count:
+        return None
+    sources = [source for other in calls for source in (other.q_source, other.k_source) if source is not None]
+    used = {part for source in sources if source.name in (q.name, k.name) for part in source.slices}
+    if len(used) >= q.slice_count:
+        return None
+    does = (
+        f"only {len(used)} of the {q.slice_count} heads that {q.name} and {k.name} make {'are' if len(used) > 1 else 'is'} used"
+    )
+    return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
+
+
+def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, ...] | None:
+    """Return the first head whose values have another place among the parts of their projection than its keys, in words."""
+    places = [[sorted(set(source.slices)).index(part) for part in source.slices] for source in (k, v)]
+    if not (k.slice_count and v.slice_count) or len(places[0]) != len(places[1]) or places[0] == places[1]:
+        return None
+    i = next(i for i, (one, other) in enumerate(zip(*places, strict=True)) if one != other)
+    return i, places[0][i], k.name, i, places[1][i], v.name
 
 
 def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
@@ -198,10 +303,19 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
 
 def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
     """Return what is wrong with the rotation of queries and keys, and the cure; None if nothing is, or there is none."""
-    for who, named, x in (("queries", one.q_named, one.call.q), ("keys", one.k_named, one.call.k)):
-        if named is not None and named.shape == x.shape and fit_without_minus(named.double(), x.double()):
+    v = one.v_source
+    is_own = v is not None and one.k_source is not None and (v.name, v.slices) != (one.k_source.name, one.k_source.slices)
+    if is_own and one.output is not None and one.call.v is not None and read_source(one.call.v, v) is not None:
+        return "values are rotated by their positions, and the context is not rotated back", VALUES
+    sources = (("queries", one.q_named, one.call.q, one.q_source), ("keys", one.k_named, one.call.k, one.k_source))
+    for who, named, x, source in sources:
+        if source is None and named is not None and named.shape == x.shape and fit_without_minus(named.double(), x.double()):
             return f"a minus is missing in the rotation of {who}: a pair (a, b) becomes (a cos + b sin, b cos + a sin)", TURN
     q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
+    plain = [list_plain_heads(x, source) for _, _, x, source in sources]
+    for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):
+        if (q is None) != (k is None) and heads and one.call.q.shape[1] == one.call.k.shape[1] and plain[0] != plain[1]:
+            return f"heads {', '.join(map(str, heads))} of the {who} are not rotated, but those of the {other} are", TURN
     if q is not None and k is not None:
         found = next(find_mistakes(q, k), None)
         return None if found is None else (found, TURN)
@@ -209,6 +323,15 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
         if rotary is not None and source is not None and source.projected.shape == x.shape and source.is_equal_to(x):
             return f"only {'queries' if who == 'keys' else 'keys'} are rotated by their positions", TURN
     return None
+
+
+def list_plain_heads(x: Tensor, source: ProjectionSource | None) -> list[int]:
+    """Return the heads of x (b, h, t, d) that are the projection itself if others have its norms only; empty if none or all."""
+    if source is None or source.projected.shape != x.shape:
+        return []
+    near = (x - source.projected).abs().amax((0, 2, 3)) < 1e-3 * x.abs().max()
+    heads: list[int] = near.nonzero().flatten().tolist()
+    return heads if len(heads) < x.shape[1] else []
 
 
 def read_source(x: Tensor, source: ProjectionSource | None) -> Rotary | None:

@@ -29,6 +29,7 @@ class CallConvention(NamedTuple):
     rank: int
     note: str
     make: Callable[[Any], Call]
+    has_key_heads: bool = True  # whether keys and values have an axis of heads if queries have one
 
 
 def list_torch_conventions(plain: Any, expects: Mask, offset: Offset) -> list[CallConvention]:
@@ -78,6 +79,8 @@ def list_signature_conventions(plain: Any, module: nn.Module | None, name: str) 
         CallConvention("qkv", rank, f"q, k, v with {rank} axes", reorder_arguments(make, order))
         for rank, make in ((4, make_qkv_call), (3, make_headless_call), (2, make_unbatched_call))
     ]
+    shared = reorder_arguments(make_shared_keys_call, order)
+    of_qkv.insert(1, CallConvention("qkv", 4, "q (b, h, t, d), k and v (b, t, d)", shared, has_key_heads=False))
     weighted = module is not None and any(True for _ in itertools.chain(module.parameters(), module.buffers()))
     if needed is None:
         return of_qkv if module is None else of_x
@@ -182,6 +185,11 @@ def unbatch_calls(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
 def make_qkv_call(f: Callable[..., Any]) -> Call:
     """Make the call f(q, k, v), each (b, h, t, d)."""
     return lambda q, k, v: extract_output(f(q, k, v), q.shape[-2], q.shape[:-1], k.shape[-2])
+
+
+def make_shared_keys_call(f: Callable[..., Any]) -> Call:
+    """Make the call f(q, k, v), q (b, h, t, d), k and v (b, t, d): all heads share one head of keys."""
+    return lambda q, k, v: extract_output(f(q, k[:, 0], v[:, 0]), q.shape[-2], q.shape[:-1], k.shape[-2])
 
 
 def make_headless_call(f: Callable[..., Any]) -> Call:

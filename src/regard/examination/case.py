@@ -15,12 +15,14 @@ from regard.examination.attention_output import AttentionOutput
 from regard.examination.call_conventions import Call
 from regard.examination.dependency import Dependency
 from regard.examination.dtype_constants import keep_eps
-from regard.examination.inner_calls import InnerCall, record_inner_calls
+from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.inputs import InputShapes, format_shapes
 from regard.examination.mixing_functions import MixingFunction, find_mixing_function
 from regard.examination.restore_state import seed_generators
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
+
+LONG = (300, 100, 40)  # tokens of a longer input; beyond 256, bfloat16 has no numbers for all positions
 
 
 class Case:
@@ -157,34 +159,56 @@ class Case:
         self.narrow = "" if dtype == torch.float64 else f"in float64 it returns {str(dtype).removeprefix('torch.')}"
         return None if self.narrow else case
 
-    @cached_property
+    @property
     def inner_calls(self) -> list[InnerCall]:
-        """The attention calls that the subject's module makes for its usual inputs; empty if one of them cannot be read."""
+        """The attention calls that the subject's module makes for its usual inputs, and softmaxes whose heads it mixes.
+
+        Empty if one of them cannot be read.
+        """
+        recorded = self.recorded
+        if recorded.missed or not all(one.softmaxes for one in recorded.matrices):
+            return []
+        return [*recorded.calls, *(call for one in recorded.matrices for call in one.softmaxes)]
+
+    @cached_property
+    def recorded(self) -> RecordedCalls:
+        """The attention calls of the module for its usual inputs, weights that are no softmax, and what was missed."""
         return self._record_calls(training=False)
 
     @cached_property
     def training_calls(self) -> list[InnerCall]:
         """The same in training mode; empty if they are not as many."""
-        calls = self._record_calls(training=True) if self.inner_calls else []
+        calls = self._record_calls(training=True).calls if self.inner_calls else []
         return calls if len(calls) == len(self.inner_calls) else []
 
-    def _record_calls(self, training: bool) -> list[InnerCall]:
+    @cached_property
+    def long_calls(self) -> list[InnerCall]:
+        """The attention calls for the first of LONG tokens that the subject takes; empty if it takes none, or one is missed."""
+        if not self.inner_calls or not self.can_resize:
+            return []
+        for t in LONG:
+            recorded = self._record_calls(training=False, tokens=t) if t <= (self.shapes.most or t) else NOTHING
+            if recorded.calls:
+                return recorded.calls if len(recorded.calls) == len(self.inner_calls) and not recorded.missed else []
+        return []
+
+    def _record_calls(self, training: bool, tokens: int | None = None) -> RecordedCalls:
         """Record the attention calls of the subject's module, in float64 if it runs in half precision."""
         module, call, dtype = self.subject.module, self.subject.call, self.subject.dtype
         if module is None:
-            return []
+            return NOTHING
         modes = {part: part.training for part in module.modules()}
         try:
             if torch.finfo(dtype).bits < 32 and (double := copy_subject_as_double(self.subject)) is not None:
                 assert self.subject.again is not None
                 module, call, dtype = double, self.subject.again(double), torch.float64
-            inputs = tuple(x.to(dtype) for x in self.make_usual_inputs(1))
+            usual = self.make_usual_inputs(1) if tokens is None else self.make_inputs(tokens, 1, 1)
+            inputs = tuple(x.to(dtype) for x in usual)
             for part in module.modules():
                 part.training = training
-            calls, missed = record_inner_calls(module, lambda: call(*inputs))
-            return [] if missed else calls
+            return record_inner_calls(module, lambda: call(*inputs))
         except Exception:  # whatever a user's layer raises: another probe reports it
-            return []
+            return NOTHING
         finally:
             for part, mode in modes.items():
                 part.training = mode

@@ -11,6 +11,8 @@ ALONE = (
     "the attention alone, without a residual, norm, rotary or activation, with projections named W_query, q_proj, to_q or qkv; "
     "or a module that also returns its weights, (context, weights); or a function (q, k, v) -> context"
 )
+NO_SOFTMAX = f"strict=False, if it is no softmax of scores by design; or {ALONE}"
+SIZES = (1.0, 1 / 8, 1 / 64)  # of inputs
 FAINT = 0.1  # of the largest dependence of an output
 SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
 
@@ -28,8 +30,16 @@ def format_token(case: Case, j: int) -> str:
 
 
 def measure_move(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> float:
-    """Compute how far output i of sequence b moves when token j of that sequence, or of sequence `source`, is replaced."""
-    inputs, other = case.make_usual_inputs(3), case.make_usual_inputs(103)
+    """Compute how far output i of sequence b moves when token j of that sequence, or of sequence `source`, is replaced.
+
+    Small inputs are used if usual ones do not move it beyond rounding: then every key has weight.
+    """
+    return next((moved for size in SIZES if (moved := measure_move_of_size(case, i, j, b, source, size))), 0.0)
+
+
+def measure_move_of_size(case: Case, i: int, j: int, b: int, source: int | None, size: float) -> float:
+    """Compute the move for inputs of a size."""
+    inputs, other = case.make_usual_inputs(3, size), case.make_usual_inputs(103, size)
     source = b if source is None else source
     seed_generators(0, case.subject.device)
     before = case.run_subject(*inputs)
@@ -59,7 +69,10 @@ def describe_dependency(case: Case, i: int, j: int, b: int = 0) -> str:
     whose = f"output {i}" if puts else f"output {format_token(case, get_token_number(case, i))}"
     strength = float(case.measured_dependency.within_sequence[b, i, j])
     faint = f" ({strength:.2g} of its largest dependence)" if strength < FAINT else ""
-    return f"{puts}changing {who} moves {whose} by {measure_move(case, i, j, b):.2g}{faint}"
+    moved = measure_move(case, i, j, b)
+    if not moved:  # a dependence that only the gradient shows
+        return f"{puts}the gradient of {whose} on {who} is {strength:.2g} of its largest on any token"
+    return f"{puts}changing {who} moves {whose} by {moved:.2g}{faint}"
 
 
 def get_token_number(case: Case, i: int) -> int:
@@ -77,6 +90,25 @@ def format_numbers(numbers: list[int]) -> str:
     """Format numbers as `0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
     shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def explain_unread_calls(case: Case) -> tuple[str, str]:
+    """Return why the calls of a layer do not show how scores become weights, in words, and what to pass."""
+    recorded = case.recorded
+    for matrix in recorded.matrices:
+        if not matrix.softmaxes:
+            return f"in {matrix.name or 'the layer'} it is {matrix.title}", NO_SOFTMAX
+    for missed in recorded.missed:
+        return f"in {missed.module or 'the layer'} {missed.reason}", NO_SOFTMAX
+    for one in recorded.calls:
+        where = one.name or "the layer"
+        if one.is_stored_as_weights:
+            return f"in {where} {one.call.note.partition(', so ')[0]}", ALONE
+        if one.q_source is None or one.k_source is None:
+            both = one.q_source is None and one.k_source is None
+            who = "queries and keys" if both else "queries" if one.q_source is None else "keys"
+            return f"in {where} {who} are not the outputs of projections", ALONE
+    return ("", ALONE) if recorded.calls else ("no attention call was recorded", ALONE)
 
 
 def has_no_dependency(case: Case) -> bool:

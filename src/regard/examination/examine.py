@@ -2,23 +2,32 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.examination import axis_order, inputs, interruption, recorded_model, stateful_calls, whole_model, zero_weights
+from regard.examination import (
+    axis_order,
+    inputs,
+    interruption,
+    recorded_model,
+    source_checks,
+    stateful_calls,
+    whole_model,
+    zero_weights,
+)
 from regard.examination.adapters import SubjectAdapter, find_held_module, get_subject_name, get_uncompiled, iterate_adapters
-from regard.examination.call_conventions import bind_arguments
+from regard.examination.call_conventions import bind_arguments, list_required_arguments, parse_roles
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.probe_runner import run_probes
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import Progress
-from regard.examination.report import Report
+from regard.examination.report import Checked, Finding, Report
 from regard.examination.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
 from regard.mechanism import Causal, Mask
@@ -104,7 +113,12 @@ def examine_step_by_step(
     if whole is not None:
         return whole
     if is_call_sample(subject, sample):
-        return examine_recorded(subject, recorded_model.make_run(subject, sample), check_mask(expects), scale, offset, progress)
+        run = recorded_model.make_run(subject, sample)
+        arguments = {} if isinstance(sample, Tensor) else source_checks.bind_inputs(subject, sample)
+        return examine_recorded(subject, run, check_mask(expects), scale, offset, progress, arguments)
+    if sample is None and (guessed := source_checks.guess_inputs(get_uncompiled(subject), find_module(subject))):
+        run = recorded_model.make_run(subject, guessed)
+        return examine_recorded(subject, run, check_mask(expects), scale, offset, progress, guessed)
     given = normalize_sample(sample)
     ways = list(iterate_adapters(subject, check_mask(expects), offset))
     with preserve_state(ways[0].module), watch_writes(subject) as writes, limit.enforce():
@@ -127,12 +141,27 @@ def examine_step_by_step(
         report = axis_order.explain_axis_order(case, run_probes(case, progress), None if sample is not None else ways)
         if filled:
             report = replace(report, notes=(*report.notes, f"random numbers in place of the zeros of {', '.join(filled)}"))
-        return stateful_calls.prepend_results(report, [*state_results, *writes.report_changes()])
+        sources = list(check_argument_roles(subject, chosen, case))
+        return stateful_calls.prepend_results(report, [*state_results, *writes.report_changes(), *sources])
+
+
+def check_argument_roles(subject: Any, chosen: SubjectAdapter, case: Case) -> Iterator[Finding | Checked]:
+    """Yield whether a module (query, key, value) -> context uses each argument in its role, with three different sequences."""
+    names = [one.removesuffix("=") for one in list_required_arguments(get_uncompiled(subject)) or ()]
+    if chosen.form != "x" or chosen.module is None or chosen.rank != 3 or len(names) != 3 or parse_roles(names) is None:
+        return
+    (x,) = case.make_usual_inputs(41)
+    yield from source_checks.check_sources(chosen.module, subject, source_checks.list_sequences(names, x))
+
+
+def find_module(subject: object) -> nn.Module | None:
+    """Return the module that a subject is or calls; None if it has none."""
+    return find_held_module(get_uncompiled(subject)) if callable(subject) and not isinstance(subject, type) else None
 
 
 def is_call_sample(subject: object, sample: object) -> bool:
     """Return whether a sample is what a module is called with, and neither vectors of tokens nor q, k and v."""
-    if not callable(subject) or find_held_module(get_uncompiled(subject)) is None:
+    if find_module(subject) is None:
         return False
     if isinstance(sample, Tensor):
         return sample.is_floating_point() and sample.dim() > 3
@@ -145,16 +174,26 @@ def is_call_sample(subject: object, sample: object) -> bool:
 
 
 def examine_recorded(
-    subject: Any, run: Callable[[], object], expects: Mask, scale: float | None, offset: int, progress: Progress
+    subject: Any,
+    run: Callable[[], object],
+    expects: Mask,
+    scale: float | None,
+    offset: int,
+    progress: Progress,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Return the report on the attention calls that a module makes in a run, in evaluation. Raises ConfigError if it raises."""
+    """Return the report on the attention calls that a module makes in a run, in evaluation. Raises ConfigError if it raises.
+
+    `arguments` are those of the run by their names, if they are known.
+    """
     plain = get_uncompiled(subject)
     module = find_held_module(plain)
     assert module is not None
     name = get_subject_name(plain)
     with preserve_state(module):
         try:
-            return recorded_model.examine_calls(name, module, run, expects, scale, offset, progress)
+            report = recorded_model.examine_calls(name, module, run, expects, scale, offset, progress)
+            return stateful_calls.prepend_results(report, list(source_checks.check_sources(module, subject, arguments or {})))
         except RegardError:
             raise
         except Exception as error:  # a user's module may raise anything

@@ -40,6 +40,7 @@ LENGTH_NAMES = (
     "T",
 )
 NO_CONTEXT = "a context is a floating tensor"  # the message for a subject that runs and returns something else
+OTHER_WIDTH = "shapes cannot be multiplied"  # the error of a linear layer of another width
 UNPACKED = "values to unpack"  # the error of a shape unpacked with another number of axes, as for images
 GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that depend on how a subject is called
 LONGEST = 2048  # tokens to try
@@ -117,6 +118,7 @@ def find_working_inputs(
             run = functools.partial(subject.call, *inputs)
         if subject.form == "qkv" and NO_CONTEXT in wrong:
             axes = subject.rank
+    errors.sort(key=lambda error: OTHER_WIDTH in error)  # the error of a width that fits tells more
     raise RefusedError(errors, is_own_error(ways[0], errors[0], sample is not None), run)
 
 
@@ -160,6 +162,8 @@ def match_sample(
         raise ConfigError(f"sample must be {takes} for {ways[0].name}; got {len(sample)} tensor{'s' * (len(sample) > 1)}.")
     rank = sample[0].dim()
     exact = [way for way in ranked if way.rank == rank] or ranked
+    if form == "qkv" and rank == 4:
+        exact.sort(key=lambda way: way.has_key_heads != (sample[1].dim() == 4))
     wide = add_missing_axes(sample, form)
     spread = max(float(x.double().std()) for x in sample) if sample[0].numel() > 1 else 1.0
     for way in exact:
@@ -195,11 +199,12 @@ def guess_from_parameters(
                 if way.form == "qkv" and (t <= offset or (t == HEADS and t not in ours)):
                     continue  # with as many tokens as heads, (b, t, h, d) looks like (b, h, t, d)
                 heads = HEADS if way.rank == 4 else 1
+                groups = heads if way.has_key_heads else 1
                 gap = max(offset, 0) if way.form == "qkv" else 0
                 yield (
                     way,
                     InputShapes(
-                        way.form, width, t, mask_requirements.choose_batch_size(expects), heads, heads, width, gap, fixed
+                        way.form, width, t, mask_requirements.choose_batch_size(expects), heads, groups, width, gap, fixed
                     ),
                 )
 
@@ -232,17 +237,16 @@ def get_int_attribute(module: nn.Module, name: str) -> int:
 
 
 def list_layer_widths(module: nn.Module) -> Iterator[int]:
-    """Yield the input widths of a module's layers, in the order in which the module holds them."""
-    for part in module.modules():
+    """Yield the input widths of a module's layers: of its projections in the order in which it holds them, then of norms."""
+    parts = list(module.modules())
+    for part in parts:
         if isinstance(part, nn.Linear):
             yield part.in_features
         elif isinstance(part, nn.MultiheadAttention):
             yield part.embed_dim
-        elif isinstance(part, nn.LayerNorm):
-            yield part.normalized_shape[-1]
-        yield from (
-            one.shape[0] for one in part.parameters(recurse=False) if one.dim() == 2 and not isinstance(part, nn.Linear)
-        )
+        else:
+            yield from (one.shape[0] for one in part.parameters(recurse=False) if one.dim() == 2)
+    yield from (part.normalized_shape[-1] for part in parts if isinstance(part, nn.LayerNorm))
 
 
 def has_certain_width(module: nn.Module | None) -> bool:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from regard.examination import evidence, inner_attention
-from regard.examination.adapters import SubjectError, format_module_path
+from regard.examination import evidence, inner_attention, suggestions
+from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
+from regard.examination.inputs import get_first_line
 from regard.examination.probes import PROBES, Probe, blind, pattern
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
@@ -42,7 +43,9 @@ def run_probes(case: Case, progress: Progress | None = None) -> Report:
         results += silent
     findings = adjust_cures(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in results if isinstance(one, Checked))
-    unknown = tuple(dict.fromkeys(add_part_hint(one, name) for one in results if isinstance(one, Unknown)))
+    missing = [one for one in results if isinstance(one, Unknown)]
+    hint = suggest_own_part(case, name) if any(one.needs == evidence.ALONE for one in missing) else ""
+    unknown = tuple(dict.fromkeys(add_part_hint(one, hint) for one in missing))
     return Report(
         case.subject.name, str(case.expects), findings, checked, unknown, list_notes(case, inside), make_visibility(case)
     )
@@ -74,22 +77,26 @@ def prefix_result(one: Finding | Checked | Unknown, name: str) -> Finding | Chec
     return replace(one, what=f"in {name} {one.what}")
 
 
-def add_part_hint(one: Unknown, name: str) -> Unknown:
-    """Add the part of the module that can be examined alone to what cannot be determined."""
-    return (
-        replace(one, needs=f"examine(layer.{format_module_path(name)}); or {one.needs}")
-        if name and one.needs == evidence.ALONE
-        else one
-    )
+def suggest_own_part(case: Case, name: str) -> str:
+    """Return how to examine a part of the subject's module alone, "" if that would not show more."""
+    return suggestions.suggest_part(case.subject.module, [name], case.expects, case.offset, "layer")
+
+
+def add_part_hint(one: Unknown, hint: str) -> Unknown:
+    """Add how to examine a part of the module alone to what cannot be determined."""
+    return replace(one, needs=f"{hint}; or {one.needs}") if hint and one.needs == evidence.ALONE else one
 
 
 def collect_probe_results(case: Case, name: str, look: Probe) -> Iterator[Finding | Checked | Unknown]:
     """Yield the results of a probe; if the subject raises, the last is that the rest cannot be determined."""
     try:
         yield from look(case)
-    except SubjectError as error:
+    except (SubjectError, NotImplementedError) as error:  # torch raises the second for a device that lacks something
+        did = (
+            error.did if isinstance(error, SubjectError) else f"raised NotImplementedError: {get_first_line(error).rstrip('.')}"
+        )
         needs = "a layer that accepts these inputs, or a sample= that it accepts"
-        yield Unknown(f"the rest of its {name}: it {error.did}", needs, is_required=name in REQUIRED)
+        yield Unknown(f"the rest of its {name}: it {did}", needs, is_required=name in REQUIRED)
 
 
 def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

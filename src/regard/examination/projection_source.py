@@ -32,9 +32,13 @@ class ProjectionSource(NamedTuple):
     factor: float
     projected: Tensor
     is_viewed: bool = False
+    is_joined: bool = False  # with columns of another output, which are rotated, or of tokens in an unknown order
+    slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
 
     def is_equal_to(self, x: Tensor) -> bool:
         """Return whether x (b, h, t, d) is the projection itself, not one that was rotated; True if it has further tokens."""
+        if self.is_joined:
+            return False
         return x.shape != self.projected.shape or bool((x - self.projected).abs().max() < 1e-3 * x.abs().max())
 
 
@@ -49,13 +53,43 @@ def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource 
             found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)
             if found is not None:
                 return found
+    return find_joined_source(x, outputs)
+
+
+def find_joined_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
+    """Return the output that the first columns of every head of x (b, h, t, d) are; None without one.
+
+    The other columns are shared by all heads and have the norms of another output, as in the keys of latent attention.
+    """
+    b, h, t, d = x.shape
+    flat = [ModuleOutput(one.name, one.output.squeeze(1) if one.output.dim() == 4 else one.output) for one in outputs]
+    flat = [one for one in flat if one.output.dim() == 3 and one.output.shape[:2] == (b, t)]
+    for one in flat:
+        if one.output.shape[2] % h:
+            continue
+        heads = one.output.double().unflatten(-1, (h, -1)).transpose(1, 2)
+        width = min(d - 1, heads.shape[-1])
+        equal = ((heads[..., :width] - x[..., :width]).abs().amax((0, 1, 2)) < 1e-5 * x.abs().max()).int()
+        n = int(equal.cumprod(0).sum())
+        rest = x[..., n:].double().norm(dim=-1)
+        if n and any(has_last_columns(rest, other.output.double(), d - n) for other in flat):
+            return ProjectionSource(one.name, tuple(range(h)), 1.0, x.double(), is_joined=True)
     return None
+
+
+def has_last_columns(norms: Tensor, y: Tensor, width: int) -> bool:
+    """Return whether the last columns of y (b, t, c) have the norms (b, h, t) of every head."""
+    if y.dim() != 3 or y.shape[:2] != (norms.shape[0], norms.shape[2]) or y.shape[-1] < width:
+        return False
+    return bool(((y[..., -width:].norm(dim=-1).unsqueeze(1) - norms).abs() < 1e-4 * norms.max()).all())
 
 
 def iterate_parts(x: Tensor, y: Tensor) -> Iterator[Tensor]:
     """Yield x (b, h, t, d), or its first and its last tokens if y has a few less, as where keys of a module's own are added."""
     t = x.shape[2]
-    lengths = [n for n in y.shape[:2] if t - EXTRA <= n < t and y.shape[:2] in ((len(x), n), (n, len(x)))]
+    counts = [n for n in y.shape[:2] if y.shape[:2] in ((len(x), n), (n, len(x)))]
+    counts += [y.shape[2] * y.shape[3]] if y.dim() == 4 and len(y) == len(x) else []  # of a convolution
+    lengths = [n for n in counts if t - EXTRA <= n < t]
     yield x
     for n in lengths[:1]:
         yield x[:, :, :n]
@@ -77,6 +111,8 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
         y = y.flatten(2).transpose(1, 2)
     if y.dim() == 3 and y.shape[:2] == (t, b) and b != t:
         y = y.transpose(0, 1)
+    if y.dim() == 3 and y.shape[0] == b and y.shape[1] != t == y.shape[2]:  # of a convolution
+        y = y.transpose(1, 2)
     return y if y.dim() == 3 and y.shape[:2] == (b, t) and y.shape[-1] % d == 0 else None
 
 
@@ -88,8 +124,9 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     parts = y.unflatten(-1, (-1, d))  # (b, t, n / d, d)
     found = choose_slices(norms.transpose(1, 2).flatten(0, 1), parts.norm(dim=-1).flatten(0, 1), near)
     if found is not None:
-        slices, factor = found
-        return ProjectionSource(name, slices, factor, parts[:, :, list(slices)].transpose(1, 2) * factor)
+        slices, factor, is_sure = found
+        projected = parts[:, :, list(slices)].transpose(1, 2) * factor
+        return ProjectionSource(name, slices, factor, projected, slice_count=parts.shape[2] if is_sure else 0)
     if y.shape[-1] == h * d and h > 1:
         viewed = y.reshape(b, h, t, d)
         ratio = norms / viewed.norm(dim=-1)
@@ -99,13 +136,16 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     return None
 
 
-def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float] | None:
-    """Return for each head of norms (n, h) the slice (n, c) with a constant ratio, and that ratio; None unless all have one."""
+def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:
+    """Return for each head of norms (n, h) the slice (n, c) with a constant ratio, that ratio, and whether no other slice fits.
+
+    None unless all heads have one. After a norm of each head all slices fit.
+    """
     ratio = norms.unsqueeze(2) / slices.unsqueeze(1).clamp_min(torch.finfo(torch.float64).tiny)  # (n, h, c)
     middle = ratio.mean(0)
     spread = ((ratio / middle - 1).abs().amax(0)).nan_to_num(nan=torch.inf)  # (h, c)
     best = spread.min(-1)
     factors = middle.gather(1, best.indices.unsqueeze(1)).flatten()
     if bool((best.values < near).all()) and float((factors / factors.mean() - 1).abs().max()) < near:
-        return tuple(best.indices.tolist()), float(factors.mean())
+        return tuple(best.indices.tolist()), float(factors.mean()), bool(((spread < near).sum(-1) == 1).all())
     return None

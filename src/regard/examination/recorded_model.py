@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.examination import call_checks, evidence, mask_requirements, replay
-from regard.examination.inner_calls import InnerCall, record_inner_calls
+from regard.examination import call_checks, evidence, mask_requirements, matrix_checks, replay
+from regard.examination.inner_calls import InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown
-from regard.mechanism import Mask
+from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.mask_algebra import Offset
 
 END_TO_END = "which outputs depend on which tokens: it returns no output for each token"
@@ -32,18 +32,19 @@ def examine_calls(
 ) -> Report:
     """Examine every attention call of a module while it runs: who sees whom, scale, rows, heads and roles.
 
-    Cross attention, with other keys than queries, is not compared with the expected mask. Raises what the module raises.
+    Cross attention, with other keys than queries, is compared only with Everything(). Raises what the module raises.
     """
     progress = progress or Progress()
     progress.begin_step("layers")
     with torch.no_grad():
-        calls, missed = record_inner_calls(module, run)
+        recorded = record_inner_calls(module, run)
     results: list[Finding | Checked | Unknown] = []
-    for one in collect_results(module, run, calls, {m.module: m.reason for m in missed}, expects, scale, offset):
+    for one in collect_results(module, run, recorded, expects, scale, offset):
         results.append(one)
         progress.add([one])
-    names = {one.name for one in calls}
-    count = f"{len(names)} of {len(names | {m.module for m in missed})} attention layers examined in the calls that they get"
+    names = {one.name for one in recorded.calls}
+    every = names | {m.module for m in recorded.missed} | {one.name for one in recorded.matrices}
+    count = f"{len(names)} of {len(every)} attention layers examined in the calls that they get"
     return Report(
         name,
         str(expects),
@@ -57,13 +58,15 @@ def examine_calls(
 def collect_results(
     module: nn.Module,
     run: Callable[[], object],
-    calls: list[InnerCall],
-    missed: dict[str, str],
+    recorded: RecordedCalls,
     expects: Mask,
     scale: float | None,
     offset: Offset,
 ) -> Iterator[Finding | Checked | Unknown]:
     """Yield the results for recorded calls, and for what was missed."""
+    calls, missed = recorded.calls, {one.module: one.reason for one in recorded.missed}
+    yield from matrix_checks.check_matrices(module, run, recorded)
+    missed |= {one.name: f"its weights are no softmax: {one.title}" for one in recorded.matrices}
     if not calls:
         why = "; ".join(f"{name or 'the module'}: {reason}" for name, reason in list(missed.items())[:2])
         yield Unknown(NO_CALL + (f" ({why})" if why else ""), TOKENS, is_required=True)
@@ -82,7 +85,9 @@ def check_visibility(calls: list[InnerCall], expects: Mask, offset: Offset) -> F
     compared = 0
     for one in calls:
         seen = read_visibility(one)
-        if seen is None or seen.shape[1] != seen.shape[2] or expects.key_count not in (None, seen.shape[2]):
+        if seen is None or expects.key_count not in (None, seen.shape[2]):
+            continue
+        if seen.shape[1] != seen.shape[2] and expects != EVERYTHING:
             continue
         b, q, k = seen.shape
         allowed = mask_requirements.expand_mask(expects, b, q, k, offset).to(seen.device)

@@ -91,12 +91,29 @@ def save_state(parts: list[nn.Module], most: int | None) -> SavedState:
 
 
 def collect_containers(value: Any, found: dict[int, tuple[Any, Any]], deep: int) -> None:
-    """Add a container and the containers in it to `found`, each with a shallow copy, down to `deep` levels."""
+    """Add a container and the containers in it to `found`, each with a shallow copy, down to `deep` levels.
+
+    The attributes of an object of a user's class are a container, too.
+    """
+    attributes = get_attributes(value)
+    value = value if attributes is None else attributes
     if type(value) not in CONTAINERS or id(value) in found or not deep:
         return
     found[id(value)] = (value, copy.copy(value))
     for one in list_values(value):
         collect_containers(one, found, deep - 1)
+
+
+def get_attributes(value: object) -> dict[str, Any] | None:
+    """Return the attributes of an object of a user's class, which is no module; None for anything else."""
+    if isinstance(value, (nn.Module, Tensor, type)) or is_of_library(type(value)):
+        return None
+    return getattr(value, "__dict__", None)
+
+
+def is_of_library(kind: type) -> bool:
+    """Return whether a class is one of torch's or of Python's own library."""
+    return kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "torch", "numpy")
 
 
 def list_values(container: Any) -> list[Any]:

@@ -21,7 +21,7 @@ class RoutingRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(getattr(func, "__name__", ""))
-        if name in ROUTERS:
+        if name in ROUTERS and args and isinstance(args[0], Tensor) and args[0].is_floating_point():  # not of a table of a mask
             self.names.append(name)
             parts = result if isinstance(result, tuple) else (result,)
             self.choices += [one.clone() for one in parts if isinstance(one, Tensor) and not one.is_floating_point()]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.examination.restore_state import (
     SavedTensor,
     collect_containers,
+    get_attributes,
     is_identical,
     list_values,
     refill_container,
@@ -43,6 +44,8 @@ class Snapshot(NamedTuple):
         def is_changed(now: Any, before: Any) -> bool:
             if now is not before:
                 return True
+            attributes = get_attributes(now)
+            now = now if attributes is None else attributes
             held = contents.get(id(now))
             if held is not None:
                 return len(held) != len(now) or any(map(is_changed, list_values(now), list_values(held)))

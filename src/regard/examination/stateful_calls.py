@@ -1,6 +1,6 @@
 """Detect the state that a module keeps from call to call, and reset it so that all calls are alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.examination import dependency
 from regard.examination.adapters import SubjectAdapter
 from regard.examination.attention_output import AttentionOutput
+from regard.examination.cache_reset import Reset, find_reset
 from regard.examination.call_conventions import Call
 from regard.examination.inputs import InputShapes
 from regard.examination.report import Checked, Finding, Report
@@ -19,25 +20,36 @@ Said = list[Finding | Checked]
 CLOSE = 1e3  # times rounding: calls of parts sum in another order
 FORGET = "Keep no state in the module that changes the output of its next call, or reset it for each sequence."
 PARTS = "two calls on parts of a sequence give the outputs of one call on all of it; it was reset before all other calls"
+EMPTY = (
+    "Keep keys and values of earlier calls only where that is asked for, as by an argument past or use_cache, and let a method "
+    "empty them before the next sequence."
+)
 CACHE = "the state that it keeps from call to call is a cache"
 
 
 def detect_state(subject: SubjectAdapter, shapes: InputShapes) -> tuple[SubjectAdapter, Said]:
     """Return a subject that is reset before each call if it keeps state, and the results about that state."""
-    inputs = shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
+    inputs, others = (shapes.make(None, shapes.batch, seed, 1.0, subject.dtype, subject.device) for seed in (0, 1))
     snapshot = None if subject.module is None else take_snapshot(subject.module)
     try:
         first = compute_fixed_context(subject, inputs)
         again = compute_fixed_context(subject, inputs)
         names = [] if snapshot is None else snapshot.list_changes()
-        if snapshot is None or measure_distance(first, again) == 0 or not names:
+        if snapshot is None or not names:
+            return subject, []
+        change, stale = measure_distance(first, again), compute_fixed_context(subject, others)
+        snapshot.restore()
+        fresh = compute_fixed_context(subject, others)
+        snapshot.restore()
+        if change == 0 and measure_distance(fresh, stale) == 0:
+            return subject, []
+        if measure_distance(first, compute_fixed_context(subject, inputs)) > 0:  # it is random
             return subject, []
         snapshot.restore()
-        if measure_distance(first, compute_fixed_context(subject, inputs)) > 0:
-            return subject, []
-        snapshot.restore()
-        evidence = f"it keeps state from call to call ({', '.join(names[:3])})"
-        results: Said = [check_state_as_cache(subject, inputs, first, again, evidence)]
+        if change == 0:
+            results: Said = [report_stale_state(names, measure_distance(fresh, stale))]
+        else:
+            results = [check_state_as_cache(subject, inputs, (first, again), names)]
     except Exception:  # the probes report what it raises
         return subject, []
     finally:
@@ -61,23 +73,61 @@ def measure_distance(one: Tensor, other: Tensor, times: float = 1.0) -> float:
     return change if change > times * dependency.estimate_rounding(one.dtype) * float(one.abs().nan_to_num().max()) else 0.0
 
 
+def describe_state(names: Sequence[str]) -> str:
+    """Describe what a call changes."""
+    return f"it keeps state from call to call ({', '.join(names[:3])})"
+
+
+def report_stale_state(names: Sequence[str], change: float) -> Finding:
+    """Return the finding of state that equal inputs hide: what is kept of one sequence is used for the next one."""
+    sentence = f"{describe_state(names)}: outputs differ by {change:.2g} after a call with another input"
+    return Finding("wrong cache", sentence, FORGET, 3.0, "state")
+
+
 def check_state_as_cache(
-    subject: SubjectAdapter, inputs: tuple[Tensor, ...], output: Tensor, second: Tensor, sentence: str
+    subject: SubjectAdapter, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Tensor], names: Sequence[str]
 ) -> Finding | Checked:
-    """Check whether state is a cache: the parts of a sequence, one after the other, then give what the whole sequence gives."""
-    n = inputs[0].shape[-2] // 2
-    if subject.form == "x" and n:
-        try:
-            parts = [compute_fixed_context(subject, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
-        except Exception:  # a cache would take the rest of a sequence
-            parts = [output]
-        if measure_distance(output, torch.cat(parts, 1), CLOSE) == 0:
-            return Checked(CACHE, f"{sentence}: {PARTS}")
+    """Check whether state is a cache that can be emptied.
+
+    The parts of a sequence, one after the other, give what the whole sequence gives, and some way of emptying it is found.
+    `outputs` are those of two calls with the same input, and `names` what they changed.
+    """
+    sentence, output = describe_state(names), outputs[0]
+    if is_cache(subject, inputs, output):
+        assert subject.module is not None
+
+        def is_first_after(module: nn.Module, way: Reset) -> bool:
+            assert subject.again is not None
+            copied = replace(subject, call=subject.again(module), module=module)
+            compute_fixed_context(copied, inputs)
+            way.apply(module)
+            return measure_distance(output, compute_fixed_context(copied, inputs)) == 0
+
+        way = find_reset(subject.module, names, inputs[0].shape, is_first_after)
+        if way is not None:
+            return Checked(CACHE, f"{sentence}: {PARTS}; it is emptied by {way}")
+        sentence += ": a second sequence sees the first one, and no method or argument empties the cache"
+        return Finding("wrong cache", sentence, EMPTY, 3.0, "state")
     sentence += (
-        f": two calls with the same input differ by {measure_distance(output, second):.2g}, and a sequence in parts does not "
+        f": two calls with the same input differ by {measure_distance(*outputs):.2g}, and a sequence in parts does not "
         "give the outputs of the whole"
     )
     return Finding("wrong cache", sentence, FORGET, 3.0, "state")
+
+
+def is_cache(subject: SubjectAdapter, inputs: tuple[Tensor, ...], output: Tensor) -> bool:
+    """Return whether the parts of a sequence, one after the other, give the output of the whole; the state is restored."""
+    n = inputs[0].shape[-2] // 2
+    if subject.form != "x" or not n or subject.module is None:
+        return False
+    snapshot = take_snapshot(subject.module)
+    try:
+        parts = [compute_fixed_context(subject, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
+    except Exception:  # a cache would take the rest of a sequence
+        return False
+    finally:
+        snapshot.restore()
+    return measure_distance(output, torch.cat(parts, 1), CLOSE) == 0
 
 
 def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> SubjectAdapter:

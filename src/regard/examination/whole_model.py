@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import cached_decoding, call_checks, evidence, localize, model_lengths, replay
-from regard.examination.adapters import SubjectError, format_module_path
-from regard.examination.inner_calls import InnerCall, record_inner_calls
+from regard.examination import (
+    cached_decoding,
+    call_checks,
+    evidence,
+    localize,
+    matrix_checks,
+    model_lengths,
+    replay,
+    suggestions,
+)
+from regard.examination.adapters import SubjectError
+from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.mask_requirements import make_later_table
 from regard.examination.probes.raises import report_refusal
@@ -90,7 +99,7 @@ def list_attention_layers(subject: object, sample: Any = None) -> list[str]:
         if model is None:
             return []
         try:
-            calls, missed = record_inner_calls(model.module, model.run)
+            calls, missed, _ = record_inner_calls(model.module, model.run)
         except (SubjectError, RegardError):  # the report on it says so
             return []
     return [name for name in dict.fromkeys([*(one.name for one in calls), *(one.module for one in missed)]) if name]
@@ -149,13 +158,18 @@ class LayerWeights(NamedTuple):
 class RecordedLayers:
     """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence.
 
-    `calls` are their calls, with the projections that queries and keys come from.
+    `recorded` are their calls, with the projections that queries and keys come from.
     """
 
     layers: list[LayerWeights] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
     has_cross_attention: bool = False
-    calls: list[InnerCall] = field(default_factory=list)
+    recorded: RecordedCalls = NOTHING
+
+    @property
+    def calls(self) -> list[InnerCall]:
+        """The calls that were recorded."""
+        return self.recorded.calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,14 +216,21 @@ class ModelExamination:
     def check_calls(self, seeing: RecordedLayers) -> Iterator[Finding | Checked | Unknown]:
         """Yield the results for the scale, the rows, the heads and the roles of the calls that were recorded."""
         calls = seeing.calls
-        needs = f"a layer alone, with its own inputs: {describe_layer_call([(one.name, '') for one in calls] or seeing.missed)}"
+        yield from matrix_checks.check_matrices(self.model.module, self.model.run, seeing.recorded)
+        needs = ""
         for what, result in call_checks.iterate_checks(calls, self.scale, in_model=True):
             if result is not None and (isinstance(result, Finding) or not seeing.missed):
                 yield result
             else:
+                needs = needs or self.suggest_layer(list_layer_names(calls, seeing.missed))
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
+
+    def suggest_layer(self, names: Sequence[str]) -> str:
+        """Return how to examine one of these layers alone, of those that were tried."""
+        found = suggestions.suggest_part(self.model.module, names, self.expects, 0, "model")
+        return f"the layers one by one: {found}" if found else suggestions.FUNCTION
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
         """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
@@ -245,13 +266,13 @@ class ModelExamination:
             warnings.simplefilter("ignore")
             with record(self.model.module) as recording:
                 self.model.run()
-            calls, _ = record_inner_calls(self.model.module, self.model.run)
+            recorded = record_inner_calls(self.model.module, self.model.run)
         missed = [(one.module, one.reason) for one in recording.missed]
         seen: list[LayerWeights] = []
         try:
             names = recording.layers()
         except RegardError:
-            return RecordedLayers(seen, missed, calls=calls)
+            return RecordedLayers(seen, missed, recorded=recorded)
         for number, name in enumerate(names):
             try:
                 weights = recording.map(number).dense()
@@ -262,7 +283,7 @@ class ModelExamination:
                 seen.append(LayerWeights(name, weights[0].amax(0).double().cpu()))
             else:
                 missed.append((name, f"it has {weights.shape[3]} keys for {weights.shape[2]} queries"))
-        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls), calls)
+        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls), recorded)
 
     def measure_moves(self, outputs: Tensor) -> OutputMoves:
         """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
@@ -323,7 +344,7 @@ class ModelExamination:
         if seeing.missed or not layers:
             yield Unknown(
                 f"which tokens each query sees in every layer ({describe_missed(seeing.missed)})",
-                describe_layer_call(seeing.missed),
+                self.suggest_layer([name for name, _ in seeing.missed]),
             )
 
     def find_extra(self, seen: LayerWeights) -> Tensor:
@@ -459,7 +480,6 @@ def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
     return "; ".join(lines[:2]) or "no attention was recorded"
 
 
-def describe_layer_call(missed: Sequence[tuple[str, str]]) -> str:
-    """Describe how to examine what was not recorded."""
-    name = next((name for name, _ in missed if name), "layer")
-    return f"the layers one by one: examine(model.{format_module_path(name)})"
+def list_layer_names(calls: Sequence[InnerCall], missed: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of the layers that were recorded, or of those that were not."""
+    return [one.name for one in calls] or [name for name, _ in missed]

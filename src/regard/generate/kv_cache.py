@@ -119,14 +119,14 @@ class Cache:
                 return k, v, 0
         return keys[..., :stop, :], values[..., :stop, :], start
 
-    def _get_buffer(self, of: list[Tensor | None], number: int, x: Tensor) -> Tensor:
+    def _get_buffer(self, buffers: list[Tensor | None], number: int, x: Tensor) -> Tensor:
         """Return the buffer of a layer's keys or values, allocated if needed."""
-        kept = of[number]
-        if kept is None:
-            kept = of[number] = x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1])
-        if kept.shape[:-2] != x.shape[:-2]:
-            raise ShapeError(f"the cache holds keys of (b, h) = {tuple(kept.shape[:-2])}, got {tuple(x.shape[:-2])}.")
-        return kept
+        buffer = buffers[number]
+        if buffer is None:
+            buffer = buffers[number] = x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1])
+        if buffer.shape[:-2] != x.shape[:-2]:
+            raise ShapeError(f"the cache holds keys of (b, h) = {tuple(buffer.shape[:-2])}, got {tuple(x.shape[:-2])}.")
+        return buffer
 
 
 def select_lengths(lengths: Offset, rows: Tensor) -> Offset:

@@ -1,4 +1,4 @@
-"""Quantization for generation: matrices in bytes, read from memory in a quarter of the time."""
+"""Quantization for generation: matrices in fewer bits, read from memory in less time."""
 
 import copy
 from typing import Any, Protocol, TypeVar, cast
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.matmul import QuantizedLinear
+from regard.matmul.quantized_linear import WEIGHTS
 from regard.mechanism.arguments import check_choice, check_instance
 
 
@@ -21,7 +22,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class QuantizedEmbedding(nn.Module):
-    """A matrix in bytes as an embedding."""
+    """A quantized matrix as an embedding."""
 
     def __init__(self, matrix: QuantizedLinear) -> None:
         super().__init__()
@@ -33,13 +34,14 @@ class QuantizedEmbedding(nn.Module):
 
 
 def quantise(model: M, to: str = "int8") -> M:
-    """Copy a model in evaluation mode, with its linear layers and token embedding quantized to bytes with a scale a row.
+    """Copy a model in evaluation mode, with its linear layers and token embedding in "bfloat16", "float16", "int8" or "int4".
 
+    int8 has a scale for each row, int4 one for each 32 numbers of a row.
     The copy is called, generates and is recorded like the model; the other weights are shared with it. Its outputs differ by
     the rounding of the weights, and it cannot be trained. Raises ConfigError for a model without linear layers.
     """
     check_instance("model", model, nn.Module)
-    check_choice("to", to, ("int8",))
+    check_choice("to", to, tuple(WEIGHTS))
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ConfigError(f"{type(model).__name__} has no linear layers to quantize, or is quantized already.")
     memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
@@ -48,11 +50,11 @@ def quantise(model: M, to: str = "int8") -> M:
     for module in list(prepared.modules()):
         for name, part in module.named_children():
             if isinstance(part, nn.Linear):
-                setattr(module, name, QuantizedLinear.from_weight(part.weight, part.bias))
+                setattr(module, name, QuantizedLinear.from_weight(part.weight, part.bias, to))
     tied = cast(TiedModel, prepared)
     tokens = getattr(prepared, "tokens", None)
     if isinstance(tokens, nn.Embedding):
-        matrix = QuantizedLinear.from_weight(tokens.weight)
+        matrix = QuantizedLinear.from_weight(tokens.weight, to=to)
         tied.tokens = QuantizedEmbedding(matrix)
         if getattr(prepared, "head", matrix) is None:
             tied.head = matrix

@@ -87,8 +87,8 @@ class SequenceReader:
     @torch.no_grad()
     def read(self, new: Sequence[Sequence[int]], last: int = 1) -> Tensor:
         """Read more tokens of each sequence; return the logits after the last of each, (b, n), or the `last`, (b, last, n)."""
-        for row, more in zip(self.rows, new, strict=True):
-            row.extend(more)
+        for row, tokens_of_row in zip(self.rows, new, strict=True):
+            row.extend(tokens_of_row)
         if max(map(len, self.rows)) > self.capacity:
             self.cache.crop(0)
             new = [row[-self.capacity :] for row in self.rows]
@@ -141,13 +141,13 @@ def list_token_rows(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool
     return found
 
 
-def check_context(model: Model, longest: int, more: int) -> None:
+def check_context(model: Model, longest: int, new_tokens: int) -> None:
     """Raise ConfigError if a prompt and what follows exceed the model's context; the last new token is not read."""
     context = model.config.context
-    total = longest + max(more - 1, 0)
+    total = longest + max(new_tokens - 1, 0)
     if total > context:
-        more_text = f", and {describe_value(more)} more are requested" if more else ""
-        fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
+        more_text = f", and {describe_value(new_tokens)} more are requested" if new_tokens else ""
+        fits = f"Ask for at most {context - longest + 1}, or" if new_tokens and longest <= context else "Shorten it, or"
         raise ConfigError(
             f"the prompt has {longest} tokens{more_text}; the model reads at most {context}. {fits} use "
             'past="slide" to continue from the last of them.'

@@ -70,8 +70,8 @@ class ModelGuesser:
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
         """Generate up to `count` tokens with the draft model."""
         known = self.reader.rows[0]
-        same = next((n for n, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), min(len(known), len(tokens)))
-        self.reader.crop(min(same, len(tokens) - 1))
+        common = next((n for n, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), min(len(known), len(tokens)))
+        self.reader.crop(min(common, len(tokens) - 1))
         new = tokens[len(self.reader.rows[0]) :]
         found: list[Guess] = []
         for _ in range(min(count, self.reader.capacity - len(tokens) + 1)):
@@ -112,13 +112,13 @@ def speculate_tokens(
         logits = read.view(len(guessed) + 1, -1)
         for place in range(len(guessed) + 1):
             p = sampling.compute_probabilities(logits[place : place + 1], [tokens])[0]
-            token, kept = accept_or_draw(p, guessed[place] if place < len(guessed) else None, generators)
+            token, is_accepted = accept_or_draw(p, guessed[place] if place < len(guessed) else None, generators)
             most -= 1
             tokens.append(token)
-            if not kept:
+            if not is_accepted:
                 reader.crop(len(tokens) - 1)  # the last token is not read yet
             yield token, logits[place]
-            if not kept:
+            if not is_accepted:
                 new = [token]
                 break
 

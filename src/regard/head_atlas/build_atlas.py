@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from regard.errors import ConfigError, RegardError
+from regard.head_atlas.atlas import check_examples, read_atlas
 from regard.head_atlas.documents import SHORTEST, Documents
-from regard.head_atlas.merged import check_examples, read_atlas
 from regard.head_atlas.plan import (
     MOST,
     Plan,
@@ -21,11 +21,13 @@ from regard.head_atlas.plan import (
     set_threads,
     write_shard,
 )
-from regard.head_atlas.sampled_rows import score_rows, select_queries
+from regard.head_atlas.sampled_rows import VisibleKeys, score_rows, select_queries
 from regard.head_atlas.site import write_site
 from regard.head_atlas.statistics import State, add_rows, make_state
 from regard.head_atlas.tables import write_tables
+from regard.malloc import keep_freed_memory
 from regard.mechanism.arguments import check_choice, check_count, check_path, describe_value
+from regard.mechanism.mask_algebra import Mask
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import HeadOptions, UserScore, define_user_scores
 from regard.observe.record import record
@@ -184,6 +186,7 @@ def compute_shards_with_ray(
 def compute_shard(adapter: ModelAdapter, folder: Path, plan: Plan, scores: Sequence[UserScore], shard: int) -> None:
     """Compute the statistics of a shard's documents and write its file."""
     before = set_threads(plan.threads)
+    keep_freed_memory()
     try:
         documents = Documents.open(folder)
         punctuation = {token: is_punctuation(text) for token, text in documents.pieces.items()}
@@ -202,8 +205,9 @@ def compute_shard(adapter: ModelAdapter, folder: Path, plan: Plan, scores: Seque
                     state = make_state(sum(heads for _, heads in layers), plan.examples, len(scores))
                 marks = torch.tensor([punctuation[token] for token in ids.tolist()])
                 queries, start = select_queries(len(ids), plan.queries, document), 0
+                shared: list[tuple[Mask, VisibleKeys]] = []  # most models have one mask for all layers
                 for n, (_, heads) in enumerate(layers):
-                    found = score_rows(recording.map(n), ids, queries, marks, scores)
+                    found = score_rows(recording.map(n), ids, queries, marks, scores, shared)
                     add_rows(state, slice(start, start + heads), found, queries, document)
                     start += heads
         write_shard(folder, shard, plan, layers, state)

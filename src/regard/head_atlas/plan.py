@@ -78,12 +78,8 @@ class Plan:
 
 def compute_weight_checksum(model: nn.Module) -> int:
     """Return a checksum of all parameters and buffers of a model."""
-    return int(compute_header_checksum({key: str(value) for key, value in checksum_tensors(model).items()}, {}))
-
-
-def checksum_tensors(model: nn.Module) -> dict[str, int]:
-    """Return the checksum of each tensor of a model's state_dict."""
-    return compute_checksums({name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)})
+    checksums = compute_checksums({name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)})
+    return int(compute_header_checksum({name: str(value) for name, value in checksums.items()}, {}))
 
 
 def describe_source(source: Source) -> tuple[str, int | None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.map import AttentionMap
+from regard.mechanism.mask_algebra import Mask
 from regard.observe.detectors import MANY, NEAR, SMALLEST_VARIANCE
 from regard.observe.head_scores import UserScore, compute_user_score
 from regard.observe.map_view import MapView
@@ -67,6 +68,22 @@ class RowScores:
     elsewhere: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class VisibleKeys:
+    """The keys that n queries of a document may see, and what follows from them alone: layers with the same mask share it.
+
+    seen (1 or h, n, t); counts (1 or h, n) and distance_counts (1 or h, bins) are numbers of visible keys; equal_local
+    (1 or h, n) is the share of them within 16 tokens. repeats are, for the tokens that equal the query's and for those that
+    follow such a token, the queries and keys of all pairs and whether a query sees one, (1 or h, n).
+    """
+
+    seen: Tensor
+    counts: Tensor
+    equal_local: Tensor
+    distance_counts: Tensor
+    repeats: list[tuple[Tensor, Tensor, Tensor]]
+
+
 def select_queries(length: int, count: int, document: int) -> Tensor:
     """Return at most `count` queries of a document of this length, evenly spaced; where they begin differs between documents.
 
@@ -78,20 +95,26 @@ def select_queries(length: int, count: int, document: int) -> Tensor:
 
 
 def score_rows(
-    m: AttentionMap, ids: Tensor, queries: Tensor, punctuation: Tensor, scores: Sequence[UserScore] = ()
+    m: AttentionMap,
+    ids: Tensor,
+    queries: Tensor,
+    punctuation: Tensor,
+    scores: Sequence[UserScore] = (),
+    shared: list[tuple[Mask, VisibleKeys]] | None = None,
 ) -> RowScores:
     """Compute the scores of some queries, by index (n,), of a map (1, h, t, t) of a document; ids and punctuation are (t,).
 
     The definitions are those of `regard.observe.detectors` and `regard.observe.patterns`. `scores` are functions of the map,
-    which compute theirs from all queries.
+    which compute theirs from all queries. `shared` holds the visible keys of each mask that the same queries of the same
+    document have met, and gets those of this map; None if there is no other map.
     """
     look = MapView(m)
     _, h, _, t = m.shape
     keys = torch.arange(t)
     rows = m[0, :, queries.to(m.device)].cpu()  # (h, n, t)
-    at = queries.to(m.device).unsqueeze(-1), keys.to(m.device)
-    seen = torch.stack([look.can_see(0, head, *at).cpu() for head in range(1 if look.has_shared_mask else h)])  # (1 or h, n, t)
-    sees = seen.any(-1)
+    visible = find_visible_keys(look, ids, queries, [] if shared is None else shared)
+    seen = visible.seen
+    sees = visible.counts > 0
 
     before = queries - 1
     own_rows = torch.arange(len(queries))
@@ -100,19 +123,15 @@ def score_rows(
     own = rows[:, own_rows, queries]
     first = rows[..., 0]
 
-    band = queries.unsqueeze(-1) + torch.arange(-NEAR, NEAR + 1)
-    inside = (band >= 0) & (band < t)
-    places = band.clamp(0, t - 1)
+    places, inside = find_local_keys(queries, t)
     local = (rows.gather(-1, places.expand(h, -1, -1)) * inside).sum(-1)
-    visible = seen.sum(-1)
-    equal_local = (seen.gather(-1, places.expand(len(seen), -1, -1)) & inside).sum(-1) / visible.clamp(min=1)
 
     summaries = rows @ torch.stack([torch.ones(t), keys, punctuation], 1).to(rows.dtype)  # (h, n, 3)
     distance = queries * summaries[..., 0].double() - summaries[..., 1].double()
     entropy = torch.stack([compute_entropy(head) for head in rows])
-    breadth = entropy.exp() / visible.clamp(min=1)
-    duplicate, has_duplicate = sum_occurrences(rows, seen, ids, queries, 0)
-    induction, has_induction = sum_occurrences(rows, seen, ids, queries, 1)
+    breadth = entropy.exp() / visible.counts.clamp(min=1)
+    duplicate, induction = (sum_pairs(rows, query, key) for query, key, _ in visible.repeats)
+    has_duplicate, has_induction = (has_one for *_, has_one in visible.repeats)
 
     values = {
         "previous token": (previous, sees_previous),
@@ -128,13 +147,13 @@ def score_rows(
         "breadth": (breadth, sees),
         "punctuation": (summaries[..., 2], sees),
     }
-    sums, counts = sum_by_distance(rows, seen, queries)
+    sums, counts = sum_by_distance(rows, queries), visible.distance_counts.expand(h, -1)
     elsewhere = torch.stack([find_largest_elsewhere(head, queries) for head in rows])
     return RowScores(
         torch.stack([values[name][0].double() for name in SCORES]),
         torch.stack([(values[name][1] & sees).expand(h, -1) for name in SCORES]),
         torch.stack([explain_by_distance(rows, sums, counts), *(average_user_score(look, score) for score in scores)]),
-        equal_local.expand(h, -1)[sees.expand(h, -1)].double().mean(),
+        visible.equal_local.expand(h, -1)[sees.expand(h, -1)].double().mean(),
         sums,
         counts,
         rows,
@@ -162,36 +181,58 @@ def find_largest_elsewhere(rows: Tensor, queries: Tensor) -> Tensor:
     return others.amax(-1)
 
 
-def sum_occurrences(rows: Tensor, seen: Tensor, ids: Tensor, queries: Tensor, after: int) -> tuple[Tensor, Tensor]:
-    """Return the weight of each query on the keys `after` places after an earlier occurrence of its token, and if it sees one.
+def find_visible_keys(look: MapView, ids: Tensor, queries: Tensor, shared: list[tuple[Mask, VisibleKeys]]) -> VisibleKeys:
+    """Return the visible keys of some queries: those of an equal mask in `shared`, else computed and put there.
 
-    seen are the visible keys, (1 or h, n, t), the same for all heads or of each. The results are (h, n) and (1 or h, n).
+    Only of a mask that is the same for all heads and depends on positions alone; a bias may hide keys too.
     """
-    keys = torch.arange(len(ids))
-    source = keys - after
+    request, device = look.get_plane(0, 0).request, look.map.device
+    is_shareable = look.has_shared_mask and request.bias is None and isinstance(request.offset, int) and not request.offset
+    for mask, visible in shared if is_shareable else ():
+        if mask == request.mask:
+            return visible
+    (_, h, _, t), at = look.map.shape, (queries.to(device).unsqueeze(-1), torch.arange(look.map.shape[3], device=device))
+    seen = torch.stack([look.can_see(0, head, *at).cpu() for head in range(1 if look.has_shared_mask else h)])
+    counts, (places, inside) = seen.sum(-1), find_local_keys(queries, t)
+    equal_local = (seen.gather(-1, places.expand(len(seen), -1, -1)) & inside).sum(-1) / counts.clamp(min=1)
+    pairs = [find_occurrences(ids, queries, after) for after in (0, 1)]
+    repeats = [(query, key, sum_pairs(seen, query, key) > 0) for query, key in pairs]
+    visible = VisibleKeys(seen, counts, equal_local, sum_by_distance(seen, queries).round().long(), repeats)
+    if is_shareable:
+        shared.append((request.mask, visible))
+    return visible
+
+
+def find_local_keys(queries: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the keys within 16 tokens of each query, (n, 33), and whether they are inside the document."""
+    band = queries.unsqueeze(-1) + torch.arange(-NEAR, NEAR + 1)
+    return band.clamp(0, t - 1), (band >= 0) & (band < t)
+
+
+def find_occurrences(ids: Tensor, queries: Tensor, after: int) -> tuple[Tensor, Tensor]:
+    """Return each query with each key `after` places after an earlier occurrence of its token, as two index tensors."""
+    source = torch.arange(len(ids)) - after
     matches = (ids[source.clamp(min=0)] == ids[queries].unsqueeze(-1)) & (source >= 0) & (source < queries.unsqueeze(-1))
     query, key = matches.nonzero(as_tuple=True)
-    weight = torch.zeros(rows.shape[:2], dtype=torch.float64).index_add_(1, query, rows[:, query, key].double())
-    found = torch.zeros(seen.shape[:2], dtype=torch.int64).index_add_(1, query, seen[:, query, key].long())
-    return weight, found > 0
+    return query, key
 
 
-def sum_by_distance(rows: Tensor, seen: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each bin of distance, the sum of the weights and the number of visible keys, (h, bins)."""
-    h, _, t = rows.shape
+def sum_pairs(x: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return the sum of the weights, or the number of visible keys, of each query at pairs of a query and a key, (h, n)."""
+    return torch.zeros(x.shape[:2], dtype=torch.float64).index_add_(1, query, x[:, query, key].double())
+
+
+def sum_by_distance(x: Tensor, queries: Tensor) -> Tensor:
+    """Return the sum of the weights, or the number of visible keys, of x (h, n, t) in each bin of distance, (h, bins)."""
     # keys at a distance from low to high - 1 are those from query - high + 1 to query - low
-    ends = (queries.unsqueeze(-1) - DISTANCE_EDGES + 1).clamp(0, t)
+    ends = (queries.unsqueeze(-1) - DISTANCE_EDGES + 1).clamp(0, x.shape[-1])
+    sums = torch.zeros(x.shape[1], x.shape[2] + 1, dtype=torch.float64)  # of the first keys of each row
     found = []
-    for x in (rows, seen):
-        at = torch.stack([sum_up_to(head, ends) for head in x])
-        found.append((at[..., :-1] - at[..., 1:]).sum(1))
-    return found[0], found[1].round().long().expand(h, -1)
-
-
-def sum_up_to(x: Tensor, ends: Tensor) -> Tensor:
-    """Return the sums of the first `ends` (n, m) entries of each row of x (n, t), in float64."""
-    sums = x.cumsum(-1, dtype=torch.float64)
-    return sums.gather(-1, (ends - 1).clamp(min=0)).masked_fill_(ends == 0, 0)
+    for head in x:
+        torch.cumsum(head, -1, dtype=torch.float64, out=sums[:, 1:])
+        below = sums.gather(-1, ends)
+        found.append((below[:, :-1] - below[:, 1:]).sum(0))
+    return torch.stack(found)
 
 
 def explain_by_distance(rows: Tensor, sums: Tensor, counts: Tensor) -> Tensor:

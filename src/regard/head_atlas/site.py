@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.atomic_write import write_folder_atomically
+from regard.head_atlas.atlas import Atlas
 from regard.head_atlas.documents import Documents
-from regard.head_atlas.merged import Atlas
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import ELSEWHERE, EXAMPLES, POSITIONS, get_edges
 from regard.observe.head_kinds import Head, Heads, describe_interval
@@ -225,8 +225,8 @@ def draw_histogram(atlas: Atlas, head: int, score: str) -> str:
     """Return the histogram of a score, as SVG with a caption; if the score has no limit, without the empty bins at the ends."""
     counts, edges = atlas.state["histogram"][SCORES.index(score), head].tolist(), get_edges(score).tolist()
     if score in UNBOUNDED and any(counts):
-        filled = [n for n, count in enumerate(counts) if count]
-        counts, edges = counts[filled[0] : filled[-1] + 1], edges[filled[0] : filled[-1] + 2]
+        places = [n for n, count in enumerate(counts) if count]
+        counts, edges = counts[places[0] : places[-1] + 1], edges[places[0] : places[-1] + 2]
     most, step = max(*counts, 1), WIDTH / len(counts)
     bars = "".join(
         f'<rect class="bar" x="{n * step + 0.5:.1f}" y="{top:.1f}" width="{step - 1:.1f}" height="{HEIGHT - MARGIN - top:.1f}">'

@@ -2,13 +2,12 @@
 
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError
+from regard.head_atlas.atlas import Atlas
 from regard.head_atlas.documents import Documents
-from regard.head_atlas.merged import Atlas
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import EXAMPLES, POSITIONS, get_edges
 from regard.observe.head_kinds import Heads, make_line
@@ -35,7 +34,7 @@ def write_tables(atlas: Atlas, documents: Documents, table: Heads) -> None:
         "distances": list(iterate_distances(atlas, table)),
         "examples": list(iterate_examples(atlas, documents, table)),
     }
-    with write_atomically(*(get_table_path(atlas.folder, name) for name in lines)) as places:
+    with write_atomically(*(atlas.folder / f"{name}.parquet" for name in lines)) as places:
         for place, rows in zip(places, lines.values(), strict=True):
             parquet.write_table(arrow.Table.from_pylist(rows), place)
 
@@ -46,11 +45,6 @@ def import_arrow() -> tuple[Any, Any]:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError("an atlas needs pyarrow: pip install 'regard[atlas]'.") from None
-
-
-def get_table_path(folder: Path, name: str) -> Path:
-    """Return the path of a table."""
-    return folder / f"{name}.parquet"
 
 
 def iterate_histograms(atlas: Atlas, table: Heads) -> Iterator[Line]:

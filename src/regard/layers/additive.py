@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers import checks
-from regard.layers.single_head import remove_head_axis
+from regard.layers.simple import remove_head_axis
 from regard.mechanism import EVERYTHING, Mask, Steps
 from regard.mechanism.additive import additive_attention, attend_additive
 

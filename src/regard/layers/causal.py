@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.layers import checks
-from regard.layers.single_head import compute_head_context, compute_head_steps
+from regard.layers.simple import compute_head_context, compute_head_steps
 from regard.mechanism import Causal, Steps, softmax
 from regard.mechanism.request import check_probability
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.layers import checks
 from regard.layers.causal import CausalAttention, get_active_dropout
-from regard.layers.conversion import copy_rows, make_uninitialized
+from regard.layers.self_attention import copy_rows, make_uninitialized
 from regard.matmul import Linear
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, attention, heads
 from regard.mechanism.arguments import check_instance

@@ -1,13 +1,17 @@
 """Self-attention with trainable weights, as plain parameters or as linear layers: the same function."""
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.layers import checks
-from regard.layers.conversion import make_uninitialized
-from regard.layers.single_head import compute_head_context, compute_head_steps
+from regard.layers.simple import compute_head_context, compute_head_steps
 from regard.mechanism import Steps
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class BareSelfAttention(nn.Module):
@@ -85,3 +89,19 @@ class SelfAttention(nn.Module):
             bare.W_key.copy_(self.W_key.weight.T)
             bare.W_value.copy_(self.W_value.weight.T)
         return bare.train(self.training)
+
+
+def make_uninitialized(make: Callable[[], Layer], like: Tensor) -> Layer:
+    """Return a layer with uninitialized weights, of the dtype and device of a tensor; no random numbers are drawn."""
+    with torch.device("meta"):
+        layer = make()
+    return layer.to_empty(device=like.device).to(like.dtype)
+
+
+def copy_rows(sources: Sequence[nn.Linear], targets: Sequence[nn.Linear]) -> None:
+    """Copy the concatenated rows of some linear layers into those of others."""
+    with torch.no_grad():
+        for name in ("weight", "bias") if sources[0].bias is not None else ("weight",):
+            rows = torch.cat([getattr(source, name) for source in sources])
+            for target, part in zip(targets, rows.chunk(len(targets)), strict=True):
+                getattr(target, name).copy_(part)

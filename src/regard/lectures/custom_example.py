@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError, ShapeError, TooLargeError
-from regard.lectures.example_steps import (
-    Example,
-    ExampleStep,
-    Panel,
-    make_word_panel,
-    show_inputs,
-    show_matrices,
-    show_projections,
-)
+from regard.lectures.example_steps import Example, ExampleStep, make_word_panel, show_inputs, show_matrices, show_projections
+from regard.lectures.examples import make_projected_example, show_joined_heads
 from regard.mechanism import EVERYTHING, Mask, attend, heads
-from regard.mechanism.scores import default_scale
 from regard.weights.projections import Linear, Projections
 
 WIDTH, HEAD_WIDTH = 3, 2  # of random vectors, and of a head with random weights, as in the lectures
@@ -79,16 +71,12 @@ def build_weighted_example(
     steps = attend(q, k, v, mask)
     joined = heads.join(steps.context) if count > 1 else steps.context
     sentence = "Three matrices turn the vector of a word into its query, key and value."
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="own",
         title="Self-attention with weights" if count == 1 else f"Attention of {count} heads",
         source="your words",
-        words=words,
         focus=len(words) - 1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=steps,
         formulas=mask_formula(mask),
         before=(
@@ -125,10 +113,7 @@ def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Linear
     """List the steps after the contexts of the heads: these joined, and the output projection."""
     steps = []
     if count > 1:
-        width = joined.shape[-1] // count
-        columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
-        panel = Panel(joined, words, columns, "words")
-        steps.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
+        steps.append(show_joined_heads(words, joined, count, "One row for each word again."))
     if out is not None:
         formula = "joined out_proj" if count > 1 else "context out_proj"
         sentence = "One more projection mixes these numbers."

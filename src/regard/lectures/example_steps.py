@@ -1,26 +1,37 @@
 """The steps of an example as they are shown: each a formula with numbers, words for rows and columns, and a sentence."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from regard.errors import ConfigError
 
-from regard.lectures.printed_numbers import get_printed_example
-from regard.mechanism import Steps
+if TYPE_CHECKING:  # what is shown of the lectures' own examples is printed without PyTorch
+    from torch import Tensor
+
+    from regard.mechanism import Steps
 
 Axes = Literal["pairs", "words", "numbers"]  # rows and columns are words; only the rows; neither
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A table of numbers (r, c) with a label for each row and column."""
+    """A table of numbers (r, c), as a tensor or as rows, with a label for each row and column."""
 
-    values: Tensor
+    values: Tensor | list[list[float]]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     axes: Axes = "numbers"
     title: str = ""
+
+    @property
+    def numbers(self) -> list[list[float]]:
+        """The rows of the table."""
+        found: list[list[float]] = self.values if isinstance(self.values, list) else self.values.tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,10 @@ def show_matrices(weights: Mapping[str, Tensor], sentence: str) -> ExampleStep:
 
 def show_projections(words: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> ExampleStep:
     """Show the query, key and value of each word, (t, d) or (h, t, d)."""
-    sentence = "Queries are compared with keys; the resulting weights combine the values into the context."
+    sentence = (
+        "From its vector x, each word gets a query (what it looks for), a key (what it is found by) and a value (what it "
+        "passes on). Queries are compared with keys; the resulting weights combine the values into the context."
+    )
     named = (("query", "q", q), ("key", "k", k), ("value", "v", v))
     if q.dim() == 2:
         panels = [make_word_panel(part, words, letter, name) for name, letter, part in named]
@@ -127,7 +141,11 @@ def show_projections(words: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> E
     return ExampleStep("q, k, v", "x W_query, x W_key, x W_value", sentence, tuple(panels))
 
 
-def name_lectures(name: str) -> str:
-    """Name the lectures that print a figure."""
-    numbers = get_printed_example(name)["source"].replace(",", ", ")
-    return f"lecture{'s' if ',' in numbers else ''} {numbers}"
+def check_name(name: str, names: Iterable[str]) -> str:
+    """Return the name of an example, or raise ConfigError, which lists the valid names."""
+    names = list(names)
+    if name in names:
+        return name
+    close_names = difflib.get_close_matches(name, names, n=1)
+    meant = f" Did you mean {close_names[0]}?" if close_names else ""
+    raise ConfigError(f"there is no example {name!r}.{meant} The examples are: {', '.join(names)}.")

@@ -1,6 +1,7 @@
 """The lectures' examples as values: their words, every step of their attention, and what else they show."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +14,15 @@ from regard.lectures.example_steps import (
     ExampleStep,
     Line,
     Panel,
+    check_name,
     make_matrix_panel,
     make_word_panel,
-    name_lectures,
     number_labels,
     show_inputs,
     show_matrices,
     show_projections,
 )
-from regard.lectures.printed_numbers import check_name, get_printed_example, load_sentence, parse_tensor
+from regard.lectures.printed_numbers import get_printed_example, load_sentence, name_lectures, parse_tensor
 from regard.lectures.score_scaling import build_scale_example
 from regard.lectures.softmax_forms import build_softmax_example
 from regard.mechanism import Causal, Steps, attend, heads, softmax
@@ -60,6 +61,19 @@ def load_dog() -> tuple[tuple[str, ...], Tensor, BareSelfAttention]:
     return tuple(words), x, layer
 
 
+def make_projected_example(parts: tuple[tuple[str, ...], Tensor, Tensor, Tensor], **fields: Any) -> Example:
+    """Make an example of words with their queries, keys and values, whose scores are divided by √d; fields are the others."""
+    words, q, k, v = parts
+    return Example(words=words, q=q, k=k, v=v, scale=default_scale(q), **fields)
+
+
+def show_joined_heads(words: tuple[str, ...], joined: Tensor, count: int, sentence: str) -> ExampleStep:
+    """Show the contexts of all heads in one row for each word."""
+    width = joined.shape[-1] // count
+    columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
+    return ExampleStep("joined", "the heads' contexts side by side", sentence, (Panel(joined, words, columns, "words"),))
+
+
 def show_layer_matrices(layer: BareSelfAttention, sentence: str) -> ExampleStep:
     """Show the matrices of a layer."""
     return show_matrices({"query": layer.W_query, "key": layer.W_key, "value": layer.W_value}, sentence)
@@ -92,16 +106,12 @@ def build_trainable_example() -> Example:
     layer = recompute.make_trainable_layer()
     q, k, v = layer.project(x)
     sentence = "Three matrices, drawn at random here (seed 123) and trained later, turn 3 numbers a word into 2."
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="trainable",
         title="Self-attention with weights to train",
         source=name_lectures("trainable-parameters"),
-        words=words,
         focus=1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=layer.steps(x),
         before=(show_inputs(words, x), show_layer_matrices(layer, sentence), show_projections(words, q, k, v)),
         leads_to="causal",
@@ -113,16 +123,12 @@ def build_causal_example() -> Example:
     words, x = load_journey()
     q, k, v = recompute.make_trainable_layer().project(x)
     steps = attend(q, k, v, Causal())
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="causal",
         title="Causal attention: no word sees what comes after it",
         source=name_lectures("causal-minus-infinity"),
-        words=words,
         focus=1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=steps,
         formulas={"masked": "scaled, -inf above the diagonal"},
         before=(show_projections(words, q, k, v),),
@@ -139,7 +145,7 @@ def show_renormalized_weights(words: tuple[str, ...], steps: Steps) -> ExampleSt
     """Show the other recipe for the causal mask: zeros after the softmax, then rows divided by their sums."""
     everywhere = softmax.stable(steps.scaled)
     weights = renormalize_after_softmax(steps.scaled)
-    off = (renormalize_after_softmax(steps.scaled.double()) - softmax.stable(steps.masked.double())).abs().max().item()
+    difference = (renormalize_after_softmax(steps.scaled.double()) - softmax.stable(steps.masked.double())).abs().max().item()
     panels = (
         ("softmax over all words", everywhere),
         ("zeros above the diagonal", everywhere * make_causal_table(steps.scaled)),
@@ -148,7 +154,7 @@ def show_renormalized_weights(words: tuple[str, ...], steps: Steps) -> ExampleSt
         "weights by the other recipe",
         "zeros above the diagonal, then each row / its sum",
         f"Zeroing the future after the softmax and dividing each row by what is left gives the same weights "
-        f"(in float64 to {max(off, ROUNDING_ERROR):.0e}).",
+        f"(in float64 to {max(difference, ROUNDING_ERROR):.0e}).",
         tuple(
             Panel(values, words, words, "pairs", title) for title, values in (*panels, ("each row divided by its sum", weights))
         ),
@@ -165,16 +171,12 @@ def build_dropout_example() -> Example:
     fallen = int((ones == 0).sum())
     sentence = f"Of {ones.numel()} ones {fallen} became 0; the others became 1 / (1 - {share:g}) = {1 / (1 - share):g}."
     side = number_labels("", len(ones))
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="dropout",
         title="Dropout of attention weights",
         source=name_lectures("dropout-weights"),
-        words=words,
         focus=len(words) - 1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=attend(q, k, v, Causal(), dropout=share),  # the second draw from the seed
         formulas={"masked": "scaled, -inf above the diagonal", "dropped": f"dropout(weights, {share:g})"},
         before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", sentence, (Panel(ones, side, side),)),),
@@ -193,16 +195,12 @@ def build_heads_example() -> Example:
     joined = show_joined_heads(
         words, layer(x), len(q), "Each word's new vector is what head 1 found, followed by what head 2 found."
     )
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="heads",
         title="Two heads, stacked",
         source=name_lectures("multi-head-stacked"),
-        words=words,
         focus=len(words) - 1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=layer.steps(x),
         formulas={"masked": "scaled, -inf above the diagonal"},
         before=(show_inputs(words, x), show_projections(words, q, k, v)),
@@ -210,13 +208,6 @@ def build_heads_example() -> Example:
         notes=("The lectures run a batch of two copies of the sentence; both give these numbers.",),
         leads_to="split",
     )
-
-
-def show_joined_heads(words: tuple[str, ...], joined: Tensor, count: int, sentence: str) -> ExampleStep:
-    """Show the contexts of all heads in one row for each word."""
-    width = joined.shape[-1] // count
-    columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
-    return ExampleStep("joined", "the heads' contexts side by side", sentence, (Panel(joined, words, columns, "words"),))
 
 
 def build_split_example() -> Example:
@@ -262,16 +253,12 @@ def build_dog_example() -> Example:
     """Self-attention with given matrices on 'The dog chased the rabbit'."""
     words, x, layer = load_dog()
     q, k, v = layer.project(x)
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="dog",
         title="Self-attention with given matrices",
         source=name_lectures("dog-self-attention"),
-        words=words,
         focus=1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=layer.steps(x),
         before=(
             show_inputs(words, x),
@@ -290,16 +277,12 @@ def build_leak_example() -> Example:
     tril = recompute.attend_from_scores(right.scaled.tril(), v)
     wrong = Steps(right.scores, right.scaled, right.capped, tril.masked, tril.weights, tril.dropped, tril.context)
     ahead = wrong.weights.triu(1).sum(-1)
-    return Example(
+    return make_projected_example(
+        (words, q, k, v),
         name="leak",
         title="A wrong mask: tril alone leaks the future",
         source=name_lectures("dog-leaky-mask"),
-        words=words,
         focus=1,
-        q=q,
-        k=k,
-        v=v,
-        scale=default_scale(q),
         steps=wrong,
         right=right,
         formulas={"masked": "tril(scaled)"},

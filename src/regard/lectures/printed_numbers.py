@@ -1,16 +1,14 @@
 """The numbers that the lectures print, from `figures.json`."""
 
-import difflib
 import functools
 import json
-from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.lectures.example_steps import check_name
 
 
 @functools.cache
@@ -27,14 +25,10 @@ def get_printed_example(name: str) -> dict[str, Any]:
     return found
 
 
-def check_name(name: str, names: Iterable[str]) -> str:
-    """Return the name of an example, or raise ConfigError, which lists the valid names."""
-    names = list(names)
-    if name in names:
-        return name
-    close_names = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {close_names[0]}?" if close_names else ""
-    raise ConfigError(f"there is no example {name!r}.{meant} The examples are: {', '.join(names)}.")
+def name_lectures(name: str) -> str:
+    """Name the lectures that print a figure."""
+    numbers = get_printed_example(name)["source"].replace(",", ", ")
+    return f"lecture{'s' if ',' in numbers else ''} {numbers}"
 
 
 def load_sentence(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[str], Tensor]:

@@ -202,13 +202,13 @@ def recompute_dog_leaky_mask(example: Example) -> Iterable[Claim]:
 def recompute_multi_head_split(example: Example) -> Iterable[Claim]:
     """Split one projection into two heads: the shapes of each step, and the weights that follow from the printed scores."""
     x = printed_numbers.parse_tensor(example["x"], torch.float64).unsqueeze(0)
-    whole = project_inputs(example, x)
-    q, k, v = (heads.split(part, example["num_heads"]) for part in whole)
+    projections = project_inputs(example, x)
+    q, k, v = (heads.split(part, example["num_heads"]) for part in projections)
     steps = attend(q, k, v, Causal())
     regrouped = steps.context.transpose(1, 2)
     shapes = {
         "x": x,
-        "projected": whole[0],
+        "projected": projections[0],
         "split": q.transpose(1, 2),
         "grouped": q,
         "scores": steps.scores,

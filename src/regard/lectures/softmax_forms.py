@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.lectures.example_steps import Example, ExampleStep, Panel, name_lectures
+from regard.lectures.example_steps import Example, ExampleStep, Panel
+from regard.lectures.printed_numbers import name_lectures
 from regard.mechanism import softmax
 
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -38,29 +38,25 @@ def build_translation_example(
         steps=layer.steps(states, annotations),
         formulas={"scores": "weightᵀ tanh(q + k)", "context": "weights annotations"},
         before=(
-            show_annotations(sources, annotations),
-            show_states(words, states),
-            show_queries_and_keys(words, sources, q, k),
+            ExampleStep(
+                "annotations",
+                "encoder(source)",
+                "One RNN reads the sentence forward, another backward: their states at a word are its annotation.",
+                (make_word_panel(annotations, sources, "a"),),
+            ),
+            ExampleStep(
+                "states",
+                "decoder(the words before)",
+                f"The decoder's state before it generates {words[0]}, and before each word after that.",
+                (make_word_panel(states, words, "s"),),
+            ),
+            ExampleStep(
+                "q, k",
+                "states W_query, annotations W_key",
+                f"States and annotations are added in a hidden layer of {q.shape[-1]} numbers; W_query and W_key were learned.",
+                (make_word_panel(q, words, "q", "query"), make_word_panel(k, sources, "k", "key")),
+            ),
         ),
         notes=tuple(notes),
         leads_to="additive",
     )
-
-
-def show_annotations(sources: tuple[str, ...], annotations: Tensor) -> ExampleStep:
-    """Show the encoder's annotations of the source."""
-    sentence = "One RNN reads the sentence forward, another backward: their states at a word are its annotation."
-    return ExampleStep("annotations", "encoder(source)", sentence, (make_word_panel(annotations, sources, "a"),))
-
-
-def show_states(words: tuple[str, ...], states: Tensor) -> ExampleStep:
-    """Show the decoder's states."""
-    sentence = f"The decoder's state before it generates {words[0]}, and before each word after that."
-    return ExampleStep("states", "decoder(the words before)", sentence, (make_word_panel(states, words, "s"),))
-
-
-def show_queries_and_keys(words: tuple[str, ...], sources: tuple[str, ...], q: Tensor, k: Tensor) -> ExampleStep:
-    """Show the queries and keys."""
-    sentence = f"States and annotations are added in a hidden layer of {q.shape[-1]} numbers; W_query and W_key were learned."
-    panels = (make_word_panel(q, words, "q", "query"), make_word_panel(k, sources, "k", "key"))
-    return ExampleStep("q, k", "states W_query, annotations W_key", sentence, panels)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
-from regard.map import additive, indexing, numba_passes, passes, pooling, small_maps, weight_products
+from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
@@ -177,15 +177,15 @@ class AttentionMap(HtmlRepr):
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
             raise ShapeError(f"keys must be a slice or a bool tensor ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
         seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = True
-        few = seen.nonzero().squeeze(-1)
+        keys_seen = seen.nonzero().squeeze(-1)
         if self._is_batch:
-            return self._apply_to_batch(lambda batch: batch.weights[..., few].sum(-1))
-        if 2 * len(few) > len(seen):
+            return self._apply_to_batch(lambda batch: batch.weights[..., keys_seen].sum(-1))
+        if 2 * len(keys_seen) > len(seen):
             indicator = seen.to(score_dtype(self._request.q.dtype)).view(1, 1, -1, 1)
             return self._multiply(
                 weight_products.ApplyWeights, "keys", indicator.expand(self.shape[0], -1, -1, -1), len(seen)
             ).squeeze(-1)
-        return self._apply_with_denominators(lambda plane, below: passes.mass(plane, below, few))
+        return self._apply_with_denominators(lambda plane, below: passes.mass(plane, below, keys_seen))
 
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
@@ -208,8 +208,8 @@ class AttentionMap(HtmlRepr):
             return values, indices
         planes = list(self._iterate_planes())
         quick = (
-            self._run_compiled(planes, lambda plane, threads: numba_passes.find_top(plane, threads, n))
-            if n <= numba_passes.MOST
+            self._run_compiled(planes, lambda plane, threads: compiled_passes.find_top(plane, threads, n))
+            if n <= compiled_passes.MOST
             else [None] * len(planes)
         )
         found = [passes.find_top(plane, n) if one is None else one for plane, one in zip(planes, quick, strict=True)]
@@ -328,7 +328,9 @@ class AttentionMap(HtmlRepr):
     ) -> list[tuple[passes.TraversalResult, Picture]]:
         """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
         found = []
-        quick = self._run_compiled(planes, lambda plane, threads: numba_passes.gather_statistics(plane, threads, rows, columns))
+        quick = self._run_compiled(
+            planes, lambda plane, threads: compiled_passes.gather_statistics(plane, threads, rows, columns)
+        )
         for plane, one in zip(planes, quick, strict=True):
             gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
             self._denominators.setdefault((plane.b, plane.h), gathered.denominators)
@@ -338,8 +340,8 @@ class AttentionMap(HtmlRepr):
     def _run_compiled(self, planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
         """Run a compiled pass on each plane; None for each plane that has to go through the plain pass."""
         return (
-            numba_passes.run_planes(planes, work)
-            if planes and numba_passes.can_run_compiled(planes[0])
+            compiled_passes.run_planes(planes, work)
+            if planes and compiled_passes.can_run_compiled(planes[0])
             else [None] * len(planes)
         )
 
@@ -347,10 +349,8 @@ class AttentionMap(HtmlRepr):
         self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic
     ) -> list[passes.TraversalResult]:
         """Traverse every plane, or the planes given, for statistics that are among those of an overview."""
-        bins = (
-            pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)),
-            pooling.bin_edges(0, 0, 1),
-        )  # an empty picture
+        # an empty picture
+        bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
         planes = list(self._iterate_planes()) if planes is None else planes
         if small_maps.is_worth_batch(self._request, len(planes)):
             return self._gather_batch_statistics(planes, list(statistics))
@@ -362,9 +362,9 @@ class AttentionMap(HtmlRepr):
         found, below = small_maps.gather_statistics(self._request, pairs, names)
         self._cache_denominators(pairs, below)
         columns = found.pop("received").unbind()
-        each = {name: x.unbind() for name, x in found.items()}
+        by_name = {name: x.unbind() for name, x in found.items()}
         return [
-            passes.TraversalResult({name: x[n] for name, x in each.items()}, columns[n], self._denominators[pair])
+            passes.TraversalResult({name: x[n] for name, x in by_name.items()}, columns[n], self._denominators[pair])
             for n, pair in enumerate(pairs)
         ]
 
@@ -378,20 +378,6 @@ class AttentionMap(HtmlRepr):
         """Apply a function of a plane and its denominators to each plane, and stack the results."""
         self._gather_statistics([plane for plane in self._iterate_planes() if (plane.b, plane.h) not in self._denominators])
         return self._apply_to_planes(lambda plane: function(plane, self._get_denominators(plane)))
-
-    def _apply_and_keep_denominators(self, v: Tensor) -> Tensor:
-        """Compute A v (b, h, q, e) for v (b, g, k, e) without a graph, and keep the denominators of all rows as well."""
-        planes, found = self._list_planes(), []
-        exact = v.detach().to(score_dtype(self._request.q.dtype))
-        shared = dict(zip(planes, heads.share(exact, self.shape[1]).flatten(0, 1), strict=True))
-        quick = self._run_compiled(
-            planes, lambda plane, threads: numba_passes.apply_weights_with_denominators(plane, threads, shared[plane])
-        )
-        for plane, one in zip(planes, quick, strict=True):
-            product, below = one or passes.apply_weights_with_denominators(plane, shared[plane])
-            self._denominators[plane.b, plane.h] = below
-            found.append(product)
-        return self._stack_planes(found)
 
     def _can_use_denominators(self, plane: Plane, rows: int) -> bool:
         """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""
@@ -423,8 +409,8 @@ class AttentionMap(HtmlRepr):
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
         if ends == [(0, self.shape[2]), (0, self.shape[3])]:
             return self._traverse([plane], rows, columns, {})[0][1]
-        if numba_passes.can_run_compiled(plane) and self._can_use_denominators(plane, ends[0][1] - ends[0][0]):
-            quick = numba_passes.draw_picture(plane, torch.get_num_threads(), self._get_denominators(plane), rows, columns)
+        if compiled_passes.can_run_compiled(plane) and self._can_use_denominators(plane, ends[0][1] - ends[0][0]):
+            quick = compiled_passes.draw_picture(plane, torch.get_num_threads(), self._get_denominators(plane), rows, columns)
             if quick is not None:
                 return quick
         picture = Picture(plane, rows, columns)
@@ -435,25 +421,42 @@ class AttentionMap(HtmlRepr):
 
     def _gather_rows(self, b: Tensor, h: Tensor, i: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of rows at coordinates (n,) on some keys (m,)."""
+        rows = i.reshape(-1).to(self.device)
+        groups = [(plane, places, rows[places]) for plane, places in self._group_by_plane(b, h)]
+        if self._are_rows_batch(groups):
+            pairs, order = [(plane.b, plane.h) for plane, *_ in groups], torch.cat([places for _, places, _ in groups])
+            weights = small_maps.compute_selected_rows(self._request, pairs, groups[0][2]).flatten(0, 1)
+            weights = weights if len(keys) == self.shape[3] else weights[:, keys]
+            is_sorted = torch.equal(order, torch.arange(len(order), device=self.device))
+            return weights if is_sorted else weights[order.argsort()]
         found = self._request.q.new_zeros(b.numel(), len(keys), dtype=score_dtype(self._request.q.dtype))
-        for plane, places in self._group_by_plane(b, h):
-            queries = i.reshape(-1)[places].to(self.device)
+        for plane, places, queries in groups:
             for part, weights in self._iterate_weights(plane, queries, keys):
                 found[places[part]] = weights
         return found
 
+    def _are_rows_batch(self, groups: Sequence[tuple[Plane, Tensor, Tensor]]) -> bool:
+        """Return whether rows of planes, their places and queries, are the same few of each, which one product computes."""
+        if not groups or not small_maps.are_rows_worth_batch(self._request, len(groups), len(groups[0][2])):
+            return False
+        (_, _, queries), *others = groups
+        return not any(self._can_use_denominators(plane, len(queries)) for plane, *_ in groups) and all(
+            torch.equal(x, queries) for *_, x in others
+        )
+
     def _gather_entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the weights at coordinates (n,): from all their rows on all their keys, or one by one if that is less work."""
         found = self._request.q.new_zeros(b.numel(), dtype=score_dtype(self._request.q.dtype))
+        i, j = (x.reshape(-1).to(self.device) for x in (i, j))
         for plane, places in self._group_by_plane(b, h):
-            i_here, j_here = (x.reshape(-1)[places].to(self.device) for x in (i, j))
+            i_here, j_here = i[places], j[places]
             (queries, row), (keys, column) = (x.unique(return_inverse=True) for x in (i_here, j_here))
             if self._can_use_denominators(plane, len(queries)) and DOT_PRODUCT_COST * len(places) < len(queries) * len(keys):
                 found[places] = passes.compute_pair_weights(plane, self._get_denominators(plane), i_here, j_here)
                 continue
             for part, weights in self._iterate_weights(plane, queries, keys):
-                here = (row >= part.start) & (row < part.stop)
-                found[places[here]] = weights[row[here] - part.start, column[here]]
+                inside = (row >= part.start) & (row < part.stop)
+                found[places[inside]] = weights[row[inside] - part.start, column[inside]]
         return found
 
     def _group_by_plane(self, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:

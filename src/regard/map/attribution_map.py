@@ -9,31 +9,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.html_repr import HtmlRepr
-from regard.map import attribution_passes, indexing, numba_passes, pooling
-from regard.map.attention_map import PICTURE_BINS, AttentionMap, Index
+from regard.map import attribution_passes, compiled_passes, indexing, pooling
+from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
 from regard.map.plane import BLOCK_NUMBERS, Plane, Run, multiply_exactly
-from regard.map.pooling import bin_edges
-from regard.mechanism.arguments import check_choice, check_count, check_instance, check_integer, describe_value
+from regard.map.signed_map import SignedMap, SignedOverview
+from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.scores import score_dtype
 
 FACTORS = {"one": "products", "weights": "weights times products", "cut": "changes by hidden keys"}  # and what the map is
 
 
-@dataclass(frozen=True, eq=False)
-class AttributionOverview:
-    """Statistics of an AttributionMap from one traversal.
-
-    row_sums (b, h, q) and column_sums (b, h, k); largest (b, h, q), the entry of each row that is largest in size, with its
-    sign; mean (b, h, rows, columns), a picture of signed means, and max, of the entries that are largest in size.
-    """
-
-    row_sums: Tensor
-    column_sums: Tensor
-    largest: Tensor
-    mean: Tensor
-    max: Tensor
+AttributionOverview = SignedOverview
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,7 @@ class AttributionCertificate:
     rows: int
 
 
-class AttributionMap(HtmlRepr):
+class AttributionMap(SignedMap):
     """f(A_ij) (l_i · r_j), (b, h, q, k), of which only the map A, l and r are stored.
 
     With l the gradient of a number with respect to each head's context, and r the values, l_i · r_j is the gradient with
@@ -77,10 +64,10 @@ class AttributionMap(HtmlRepr):
 
         It is a map of weights times products, of l with -Σ_m A_im l_i · r_m appended and r with 1, whose rows add up to 0.
         """
-        whole = cls(weights, left, right)
-        means = (whole.left * (weights @ whole.right)).sum(-1, keepdim=True)
-        ones = whole.right.new_ones(*whole.right.shape[:3], 1)
-        return cls(weights, torch.cat([whole.left, -means], -1), torch.cat([whole.right, ones], -1))
+        full_map = cls(weights, left, right)
+        means = (full_map.left * (weights @ full_map.right)).sum(-1, keepdim=True)
+        ones = full_map.right.new_ones(*full_map.right.shape[:3], 1)
+        return cls(weights, torch.cat([full_map.left, -means], -1), torch.cat([full_map.right, ones], -1))
 
     @cached_property
     def means(self) -> Tensor | None:
@@ -96,6 +83,11 @@ class AttributionMap(HtmlRepr):
     def device(self) -> torch.device:
         """The device of every result."""
         return self.weights.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of every result."""
+        return self.left.dtype
 
     @property
     def nbytes(self) -> int:
@@ -134,8 +126,8 @@ class AttributionMap(HtmlRepr):
         found = self.left.new_empty(*b.shape, right.shape[2])
         pairs = b * right.shape[1] + group
         for pair in pairs.unique().tolist():
-            (n, m), here = divmod(pair, right.shape[1]), pairs == pair
-            found[here.to(found.device)] = multiply_exactly(self.left[n, h[here], i[here]], right[n, m].T)
+            (n, m), is_pair = divmod(pair, right.shape[1]), pairs == pair
+            found[is_pair.to(found.device)] = multiply_exactly(self.left[n, h[is_pair], i[is_pair]], right[n, m].T)
         return found
 
     def multiply_pairs(self, index: tuple[Any, ...]) -> Tensor:
@@ -151,62 +143,27 @@ class AttributionMap(HtmlRepr):
         found = torch.empty(b.shape, dtype=torch.bool, device=self.device)
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist():
-            (n, m), here = divmod(pair, self.shape[1]), pairs == pair
+            (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
             plane = Plane(self.weights._request, *self.weights._pairs[n][m])
-            seen = plane.can_see(i[here], j[here])
-            found[here] = seen if plane.bias is None else seen & (plane.bias[i[here], j[here]] != -torch.inf)
+            seen = plane.can_see(i[is_pair], j[is_pair])
+            found[is_pair] = seen if plane.bias is None else seen & (plane.bias[i[is_pair], j[is_pair]] != -torch.inf)
         return found
+
+    def get_plane(self, b: int, h: int) -> tuple[Plane, Products]:
+        """Return the weights and products of a head."""
+        means = None if self.means is None else self.means[b, h]
+        right = self.right[b, h * self.right.shape[1] // self.shape[1]]
+        plane = Plane(self.weights._request, *self.weights._pairs[b][h])
+        return plane, Products(self.left[b, h], right, self.factor, means)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
         """Yield batch row, head, and the weights and products of it."""
-        share = self.shape[1] // self.right.shape[1]
-        for b, row in enumerate(self.weights._pairs):
-            for h, pair in enumerate(row):
-                means = None if self.means is None else self.means[b, h]
-                yield (
-                    b,
-                    h,
-                    Plane(self.weights._request, *pair),
-                    Products(self.left[b, h], self.right[b, h // share], self.factor, means),
-                )
+        for b in range(self.shape[0]):
+            for h in range(self.shape[1]):
+                yield b, h, *self.get_plane(b, h)
 
-    def iterate_blocks(self) -> Iterator[tuple[int, int, Run, Tensor]]:
-        """Yield batch row, head, the run of queries and keys, and the entries (n, m) of it."""
-        for b, h, plane, products in self.iterate_planes():
-            for run, entries in iterate_entries(plane, products):
-                yield b, h, run, entries
-
-    def row_sums(self) -> Tensor:
-        """Compute the sum of each row, (b, h, q)."""
-        return self.overview(1).row_sums
-
-    def column_sums(self) -> Tensor:
-        """Compute the sum of each column, (b, h, k)."""
-        return self.overview(1).column_sums
-
-    def overview(self, bins: int = PICTURE_BINS) -> AttributionOverview:
-        """Compute all statistics and pictures of at most `bins` bins along each axis, in one traversal."""
-        most = check_count("bins", bins)
-        found = self.gather_entries(*(bin_edges(0, size, min(size, most)) for size in self.shape[2:]))
-        sums = ([getattr(one, name) for one in found] for name in ("row_sums", "column_sums", "largest"))
-        pictures = ([one.picture.pool(how) for one in found] for how in ("mean", "max"))
-        return AttributionOverview(*map(self.weights._stack_planes, (*sums, *pictures)))
-
-    def pooled(self, rows: int, columns: int, how: pooling.How = "mean") -> Tensor:
-        """Pool the matrix into bins, (b, h, rows, columns): the signed mean or sum, or the entry that is largest in size."""
-        return self.tile(slice(None), slice(None), (rows, columns), how)
-
-    def tile(self, rows: slice, columns: slice, size: int | tuple[int, int], how: pooling.How = "mean") -> Tensor:
-        """Pool a part of the matrix into bins, as `pooled` does; only its rows are traversed.
-
-        rows and columns are slices of queries and keys; size is the number of bins, an int for both axes or a pair.
-        """
-        size = pooling.check_picture_size(how, size)
-        spans = (
-            pooling.resolve_span(*given) for given in zip((rows, columns), self.shape[2:], ("rows", "columns"), strict=True)
-        )
-        pictures = self.draw_pictures(*(bin_edges(*span, count) for span, count in zip(spans, size, strict=True)))
-        return self.weights._stack_planes([one.pool(how) for one in pictures])
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[Run, Tensor]]:
+        return iterate_entries(*self.get_plane(b, h))
 
     def draw_pictures(self, rows: Tensor, columns: Tensor) -> list[pooling.SignedPicture]:
         """Draw the picture of each head, given the edges of its bins in tokens."""
@@ -218,42 +175,10 @@ class AttributionMap(HtmlRepr):
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
         if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
             quick = self.weights._run_compiled(
-                list(heads), lambda plane, threads: numba_passes.gather_entries(plane, threads, heads[plane], rows, columns)
+                list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )
         pairs = zip(heads.items(), quick, strict=True)
         return [one or attribution_passes.gather_entries(*head, rows, columns) for head, one in pairs]
-
-    def top(self, n: int) -> tuple[Tensor, Tensor]:
-        """Return the n entries of each row that are largest in size, with their signs, and their keys, both (b, h, q, n)."""
-        b, h, q, k = self.shape
-        if not 1 <= check_integer("n", n) <= k:
-            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
-        values = torch.zeros(b, h, q, n, dtype=self.left.dtype, device=self.device)
-        keys = torch.arange(n, device=self.device).repeat(b, h, q, 1)
-        for row, head, run, entries in self.iterate_blocks():
-            count = min(n, entries.shape[1])
-            places = entries.abs().topk(count, -1).indices
-            values[row, head, run.start : run.stop, :count] = entries.gather(-1, places)
-            keys[row, head, run.start : run.stop, :count] = run.columns[places]
-            if count < n:
-                others = torch.ones(k, dtype=torch.bool, device=self.device).index_fill(0, run.columns, False)
-                keys[row, head, run.start : run.stop, count:] = others.nonzero().flatten()[: n - count]
-        return values, keys
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """Compute the product with x (b, 1 or h, k, n), (b, h, q, n), block by block."""
-        b, h, q, k = self.shape
-        if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != k:
-            raise ShapeError(f"x must be ({b}, 1 or {h}, {k}, n), got {describe_value(x)}.")
-        x = x.to(self.left.dtype).expand(b, h, k, -1)
-        found = torch.zeros(b, h, q, x.shape[3], dtype=self.left.dtype, device=self.device)
-        for n, m, run, entries in self.iterate_blocks():
-            found[n, m, run.start : run.stop] = entries @ x[n, m, run.columns]
-        return found
-
-    def dense(self) -> Tensor:
-        """Return the matrix itself, (b, h, q, k). Raises TooLargeError beyond a gigabyte."""
-        return self[...]
 
     def certificate(self) -> AttributionCertificate:
         """Compute how far the rows are from the identity Σ_j A_ij (l_i · r_j) = l_i · (A r)_i, relative to the terms' sizes.

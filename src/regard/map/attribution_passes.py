@@ -1,16 +1,16 @@
-"""The entries of an AttributionMap of one head, block by block, and their sums and pictures in one traversal.
+"""The entries of an AttributionMap of one head, block by block, and the sums and pictures of any signed map in one traversal.
 
 This is the plain form in torch, which is the definition and runs on any device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.map.plane import Plane, Run, multiply_exactly
-from regard.map.pooling import SignedPicture, choose_larger
+from regard.map.pooling import EntryBlock, SignedPicture, choose_larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,21 +47,28 @@ def iterate_entries(plane: Plane, products: Products, first: int = 0, last: int 
 
 
 def gather_entries(plane: Plane, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics:
+    """Compute the statistics of one head as `gather_blocks` does; only the rows of the picture are traversed."""
+    blocks, device = iterate_entries(plane, products, int(rows[0]), int(rows[-1])), products.left.device
+    return gather_blocks(blocks, plane.shape, products.left.dtype, rows.to(device), columns.to(device))
+
+
+def gather_blocks(
+    blocks: Iterable[tuple[EntryBlock, Tensor]], shape: tuple[int, int], dtype: torch.dtype, rows: Tensor, columns: Tensor
+) -> EntryStatistics:
     """Compute the sums of rows and columns, the largest entry of each row, and the picture, given the edges of its bins.
 
-    Only the rows of the picture are traversed.
+    blocks are pairs of a block and its entries (n, m); the sums are accumulated in float64, on the device of the edges.
     """
-    dtype, device = products.left.dtype, products.left.device
-    picture = SignedPicture.allocate(rows.to(device), columns.to(device), dtype)
-    row_sums, column_sums = (torch.zeros(n, dtype=torch.float64, device=device) for n in plane.shape)
-    largest = torch.zeros(plane.shape[0], dtype=dtype, device=device)
-    for run, entries in iterate_entries(plane, products, int(rows[0]), int(rows[-1])):
-        part = slice(run.start, run.stop)
+    picture = SignedPicture.allocate(rows, columns, dtype)
+    row_sums, column_sums = (torch.zeros(n, dtype=torch.float64, device=rows.device) for n in shape)
+    largest = torch.zeros(shape[0], dtype=dtype, device=rows.device)
+    for block, entries in blocks:
+        part = slice(block.start, block.stop)
         row_sums[part] = entries.sum(-1, dtype=torch.float64)
-        column_sums.index_add_(0, run.columns, entries.sum(0, dtype=torch.float64))
+        column_sums.index_add_(0, block.columns, entries.sum(0, dtype=torch.float64))
         if entries.numel():
-            largest[part] = choose_larger(entries.amax(-1), entries.amin(-1))
-            picture.add_run(run, entries)
+            largest[part] = choose_larger(entries.amax(-1), entries.amin(-1)).to(dtype)
+            picture.add_run(block, entries.to(dtype))
     return EntryStatistics(row_sums.to(dtype), column_sums.to(dtype), largest, picture)
 
 

@@ -115,15 +115,15 @@ class DifferentiableMap:
         pairs = b * self.shape[1] + h
         places, found = [torch.zeros(0, dtype=torch.int64)], [self.q.new_zeros(0, dtype=self.dtype)]
         for pair in pairs.unique().tolist():
-            here = (pairs == pair).nonzero().squeeze(-1)
-            queries, order = i[here].unique(return_inverse=True)
+            own_places = (pairs == pair).nonzero().squeeze(-1)
+            queries, order = i[own_places].unique(return_inverse=True)
             start = 0
             n, m = divmod(pair, self.shape[1])
             for block in self.iterate_blocks(n, m, queries.to(self.device)):
                 inside = (order >= start) & (order < start + len(block[1]))
-                row, entries = (order[inside] - start).to(self.device), here[inside].to(self.device)
+                row, entries = (order[inside] - start).to(self.device), own_places[inside].to(self.device)
                 found.append(self.run_block(block, lambda weights, row=row, entries=entries: function(weights, row, entries)))
-                places.append(here[inside])
+                places.append(own_places[inside])
                 start += len(block[1])
         if len(found) == 1:
             return found[0]

@@ -119,8 +119,8 @@ class ImplicitMap(SignedMap):
     @property
     def nbytes(self) -> int:
         """The bytes stored: the factors, the values and the sampled outputs; a memory that several share counts once."""
-        held = [*self.mechanism.tensors.values(), self.values, None if self.outputs is None else self.outputs.outputs]
-        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held if x is not None}
+        tensors = [*self.mechanism.tensors.values(), self.values, None if self.outputs is None else self.outputs.outputs]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if x is not None}
         return sum(storages.values())
 
     def select(self, batch: Index = slice(None), heads: Index = slice(None)) -> "ImplicitMap":
@@ -167,18 +167,18 @@ class ImplicitMap(SignedMap):
         found = torch.zeros(j.shape, dtype=self.dtype, device=self.device)
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist() if j.numel() else ():
-            plane, here = self.build_plane(*divmod(pair, self.shape[1])), (pairs == pair).nonzero().squeeze(-1)
-            queries, places = (i[here] + self.first).unique(return_inverse=True)
+            plane, own_places = self.build_plane(*divmod(pair, self.shape[1])), (pairs == pair).nonzero().squeeze(-1)
+            queries, places = (i[own_places] + self.first).unique(return_inverse=True)
             step = max(1, min(MOST_ROWS, BLOCK_NUMBERS // self.shape[3]))
             for start in range(0, len(queries), step):
                 some = queries[start : start + step]
                 first, stop = plane.find_first_key(int(some[0])), plane.find_key_stop(int(some[-1]))
                 rows = plane.compute_rows(some.to(self.device), first, stop).to(self.dtype)
                 mine = (places >= start) & (places < start + step)
-                keys = j[here[mine]].to(self.device)
+                keys = j[own_places[mine]].to(self.device)
                 is_inside = (keys >= first) & (keys < stop)
-                picked = rows[(places[mine] - start).to(self.device)].gather(1, (keys - first).clamp(0, stop - first - 1))
-                found[here[mine].to(self.device)] = picked.where(is_inside, 0)
+                values = rows[(places[mine] - start).to(self.device)].gather(1, (keys - first).clamp(0, stop - first - 1))
+                found[own_places[mine].to(self.device)] = values.where(is_inside, 0)
         return found
 
     def received(self) -> Tensor:
@@ -194,8 +194,8 @@ class ImplicitMap(SignedMap):
             queries = torch.arange(block.start, block.stop, device=self.device)
             places = queries + self.offset - int(back) - block.columns[0]
             inside = (places >= 0) & (places < entries.shape[1])
-            picked = entries.gather(-1, places.clamp(0, entries.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
-            found[row, head, block.start : block.stop] = picked.where(inside, 0).to(self.dtype)
+            values = entries.gather(-1, places.clamp(0, entries.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
+            found[row, head, block.start : block.stop] = values.where(inside, 0).to(self.dtype)
         return found
 
     def certificate(self) -> ImplicitCertificate:
@@ -205,7 +205,7 @@ class ImplicitMap(SignedMap):
         """
         if self.values is None or self.outputs is None:
             raise ConfigError("the map has no values and outputs to be checked against. Use a map of a recording.")
-        error, checked = 0.0, 0
+        error, count = 0.0, 0
         queries = self.outputs.queries.to(self.device)
         queries = queries[queries >= self.first]
         for row, places in enumerate(self.places):
@@ -218,8 +218,8 @@ class ImplicitMap(SignedMap):
                 difference = (found - outputs).abs()
                 if difference.numel() and difference.any():
                     error = max(error, float(difference.max() / outputs.abs().max()))
-                checked += len(queries)
-        return ImplicitCertificate(error, checked)
+                count += len(queries)
+        return ImplicitCertificate(error, count)
 
     def get_bias(self, h: int) -> Tensor | float:
         """Return what a head's output has besides M v: the bias of a convolution."""

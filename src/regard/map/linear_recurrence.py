@@ -80,10 +80,10 @@ class LinearRecurrence:
 
     def select_rows(self, rows: Tensor) -> "LinearRecurrence":
         """Return the recurrence of some batch rows, by index."""
-        moved = {
+        tensors = {
             name: x if name in self.PARAMETERS or len(x) == 1 else x[rows.to(x.device)] for name, x in self.tensors.items()
         }
-        return self.replace_tensors(moved)
+        return self.replace_tensors(tensors)
 
     @classmethod
     def join_tokens(cls, parts: "Sequence[LinearRecurrence]") -> "LinearRecurrence":
@@ -193,13 +193,13 @@ class RecurrencePlane:
         for first in reversed(range(0, stop, CHUNK)):
             part = slice(first, first + CHUNK)
             inside = (queries >= first) & (queries < first + CHUNK)
-            here = queries[inside]
+            own = queries[inside]
             before = logs[first - 1] if first else torch.zeros_like(logs[0])
             end = logs[part][-1]
             entries = multiply_exactly(adjoint, (k[part] * (end - logs[part]).exp()).T)
-            entries[inside] = multiply_with_decay(q[here], logs[here], here, k[part], logs[part], first, strict=False)
+            entries[inside] = multiply_with_decay(q[own], logs[own], own, k[part], logs[part], first, strict=False)
             adjoint *= (end - before).exp()
-            adjoint[inside] = q[here] * (logs[here] - before).exp()
+            adjoint[inside] = q[own] * (logs[own] - before).exp()
             if self.beta is not None:
                 chunk = first // CHUNK
                 entries = torch.linalg.solve_triangular(

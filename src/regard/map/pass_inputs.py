@@ -85,11 +85,11 @@ class PlanBuilder:
         from regard.compiled.register_tiles import COLUMNS
 
         may = spans.intersection(spans.merge_spans(self.mask.find_possible_keys(rows, self.k), GAP), (self.keys,))
-        met = spans.align_spans(may, COLUMNS, self.k)
-        unsure = spans.intersection(met, spans.complement(self.mask.find_certain_keys(rows, self.k), self.k))
-        lines = len(self.ranges), len(self.ranges) + len(met), len(self.partial), len(self.partial) + len(unsure)
+        aligned_spans = spans.align_spans(may, COLUMNS, self.k)
+        unsure = spans.intersection(aligned_spans, spans.complement(self.mask.find_certain_keys(rows, self.k), self.k))
+        lines = len(self.ranges), len(self.ranges) + len(aligned_spans), len(self.partial), len(self.partial) + len(unsure)
         self.runs.append((rows.start, rows.stop, *lines))
-        self.ranges += met
+        self.ranges += aligned_spans
         return unsure
 
     def add_visibility(self, first: int, last: int, key: tuple[int, ...], seen: Tensor | None) -> None:
@@ -193,5 +193,5 @@ def get_plan_bias(plane: Plane, plan: "Plan") -> "Floats":
         return NO_BIAS
     own = own[plane.b if len(own) > 1 else 0, plane.h if own.shape[1] > 1 else 0]
     part = own[plan.runs[0, 0] : plan.runs[-1, 1]] if len(own) > 1 else own
-    found: Floats = part.float().contiguous().numpy()
+    found: Floats = part.float().to_dense().contiguous().numpy()
     return found

@@ -49,10 +49,10 @@ def make_diagonal_statistic(back: int) -> Statistic:
         found = run.weights.new_zeros(len(run.weights))
         targets = torch.arange(run.start, run.stop, device=found.device) + plane.offset - back
         places = torch.searchsorted(run.columns, targets)
-        there = places.clamp(max=max(len(run.columns) - 1, 0))
+        columns = places.clamp(max=max(len(run.columns) - 1, 0))
         if len(run.columns):
-            hit = run.columns[there] == targets
-            found[hit] = run.weights[hit.nonzero().squeeze(-1), there[hit]]
+            hit = run.columns[columns] == targets
+            found[hit] = run.weights[hit.nonzero().squeeze(-1), columns[hit]]
         return found
 
     return diagonal
@@ -94,9 +94,9 @@ def gather_statistics(
         for watcher in watch:
             watcher(run)
     none = plane.q.new_zeros(0)
-    each = {name: torch.cat([none, *found]) for name, found in parts.items()}
+    by_name = {name: torch.cat([none, *found]) for name, found in parts.items()}
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
-    return TraversalResult(each, received.to(plane.q.dtype), Denominators(shift, total))
+    return TraversalResult(by_name, received.to(plane.q.dtype), Denominators(shift, total))
 
 
 def gather_with_picture(
@@ -136,15 +136,26 @@ def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
     return found
 
 
-def apply_weights_with_denominators(plane: Plane, v: Tensor) -> tuple[Tensor, Denominators]:
-    """Compute A v for v (k, e) in the dtype of the weights, and the denominators of all rows."""
-    products, below = [v.new_zeros(0, v.shape[1])], []
+@dataclass(frozen=True, eq=False)
+class AppliedWeights:
+    """A v (q, e), the denominators and mean distances (q,) of the rows, and the sums of some rows by key, (k,) or (0,)."""
+
+    product: Tensor
+    denominators: Denominators
+    distance: Tensor
+    received: Tensor
+
+
+def apply_weights_with_statistics(plane: Plane, v: Tensor) -> AppliedWeights:
+    """Compute A v for v (k, e) in the dtype of the weights, with the denominators and mean distances of all rows."""
+    none = plane.q.new_zeros(0)
+    products, below, distances = [v.new_zeros(0, v.shape[1])], [], [none]
     for run in plane.iterate_runs():
         products.append(multiply_exactly(run.weights, v[run.columns]))
         below.append(run.denominators)
-    none = plane.q.new_zeros(0)
+        distances.append(mean_distance(run, plane))
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
-    return torch.cat(products), Denominators(shift, total)
+    return AppliedWeights(torch.cat(products), Denominators(shift, total), torch.cat(distances), none)
 
 
 def find_top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:

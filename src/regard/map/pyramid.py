@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import OutOfRangeError
-from regard.map import numba_passes, passes
+from regard.map import compiled_passes, passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import encode_weights
 from regard.map.plane import Denominators, Plane
@@ -215,8 +215,8 @@ class Pyramid:
 def gather_strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.TraversalResult, Picture]:
     """Compute the statistics and a picture of some rows of a plane, given the edges of its bins."""
     quick = (
-        numba_passes.gather_statistics(plane, torch.get_num_threads(), rows, columns)
-        if numba_passes.can_run_compiled(plane)
+        compiled_passes.gather_statistics(plane, torch.get_num_threads(), rows, columns)
+        if compiled_passes.can_run_compiled(plane)
         else None
     )
     return quick or passes.gather_with_picture(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})

@@ -68,7 +68,7 @@ class ScoredMatrix:
         }
         for name, sizes in allowed.items():
             x = getattr(self, name)
-            if x is not None and any(size not in few for size, few in zip(x.shape, sizes, strict=True)):
+            if x is not None and any(size not in allowed_sizes for size, allowed_sizes in zip(x.shape, sizes, strict=True)):
                 raise ShapeError(f"{name} does not fit queries {tuple(self.q.shape)} and {h} heads, got {describe_value(x)}.")
         if self.softcap is not None and not self.softcap > 0:
             raise ConfigError(f"softcap must be above 0, got {self.softcap}.")

@@ -1,5 +1,7 @@
 """Batches of small matrices, such as the windows of a picture: many planes go through one pass, instead of one after the other.
 
+So do the same few rows of several planes.
+
 What is computed is what passes.py computes for each plane, entry by entry.
 """
 
@@ -16,12 +18,13 @@ from regard.mechanism.scores import score_dtype
 
 MANY = 32  # planes from which a batch is worth it
 LONGEST = 256  # queries and keys, of which a picture of an overview shows each by itself
+MOST_SCORES = 2**18  # of the rows of a plane, up to which its own product is not worth it
 Pair = tuple[int, int]  # batch row and head
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneBatch:
-    """Complete matrices of some pairs: their scores and weights (n, q, k) and denominators (n, q), and the offsets (n, 1)."""
+    """Complete rows of some pairs: their scores and weights (n, q, k) and denominators (n, q), and the offsets (n, 1)."""
 
     masked: Tensor
     weights: Tensor
@@ -35,27 +38,70 @@ def is_worth_batch(request: Request, count: int) -> bool:
     return count >= MANY and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
 
 
+def are_rows_worth_batch(request: Request, count: int, rows: int) -> bool:
+    """Return whether this number of rows, the same of each of `count` planes, are better computed together."""
+    return count > 1 and 0 < rows * request.k.shape[2] <= MOST_SCORES and request.weight is None and request.q.shape[3] > 0
+
+
 def iterate_batches(request: Request, pairs: Sequence[Pair]) -> Iterator[PlaneBatch]:
     """Yield the matrices of some pairs, in order, as many at a time as a block holds."""
+    for b, h, masked in iterate_scores(request, pairs):
+        below, exponentials = exponentiate_rows(masked, select_sinks(request, h))
+        offset = torch.as_tensor(request.offset, device=masked.device).expand(request.q.shape[0])[b].unsqueeze(-1)
+        yield PlaneBatch(masked, below.divide(exponentials), below, offset)
+
+
+def iterate_scores(
+    request: Request, pairs: Sequence[Pair], queries: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield batch rows (n,), heads (n,) and masked scores (n, q, k) of some pairs, as many at a time as a block holds.
+
+    The scores are of all queries, or of some by index (q,).
+    """
     exact = score_dtype(request.q.dtype)
+    if queries is None:
+        queries = torch.arange(request.q.shape[2], device=request.q.device)
+    else:
+        request = select_queries(request, queries)
     rows, heads = torch.tensor(pairs, device=request.q.device).T
     size = max(1, BLOCK_NUMBERS // (request.q.shape[2] * request.k.shape[2]))
     share = request.q.shape[1] // request.k.shape[1]
     for b, h in zip(rows.split(size), heads.split(size), strict=True):
-        q, k = request.q[b, h].to(exact), request.k[b, h // share].to(exact)
+        row, group, each = find_repeats(b, h // share)  # heads that share keys go through one product
+        q, k = request.q[b, h].to(exact), request.k[row, group].to(exact)
         with disable_autocast(q.device):
-            masked = torch.bmm(q, k.mT).mul_(request.scale)
+            masked = torch.bmm(q.unflatten(0, (-1, each)).flatten(1, 2), k.mT).view(*q.shape[:2], -1).mul_(request.scale)
         if request.softcap is not None:
             masked.div_(request.softcap).tanh_().mul_(request.softcap)
         if request.bias is not None:
             masked += select_pairs(request.bias, b, h).to(masked.dtype)
         if request.mask != EVERYTHING:
-            queries, keys = (torch.arange(n, device=q.device) for n in masked.shape[1:])
+            keys = torch.arange(masked.shape[2], device=q.device)
             masked.masked_fill_(~select_pairs(request.mask.block(queries, keys, request.offset), b, h), -torch.inf)
-        sink = None if request.sinks is None else request.sinks[h].to(exact).view(-1, 1, 1)
-        below, exponentials = exponentiate_rows(masked, sink)
-        offset = torch.as_tensor(request.offset, device=q.device).expand(request.q.shape[0])[b].unsqueeze(-1)
-        yield PlaneBatch(masked, below.divide(exponentials), below, offset)
+        yield b, h, masked
+
+
+def find_repeats(b: Tensor, group: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return batch rows and groups of heads without the repeats that follow each other, and how many there are of each.
+
+    The same tensors and 1 if their numbers differ.
+    """
+    pairs, counts = torch.stack([b, group]).unique_consecutive(dim=1, return_counts=True)
+    each = int(counts[0])
+    return (*pairs, each) if bool((counts == each).all()) else (b, group, 1)
+
+
+def select_queries(request: Request, queries: Tensor) -> Request:
+    """Return a request with the q and the bias of some queries, by index (n,); its mask is still that of all queries."""
+    bias = request.bias
+    if bias is not None and bias.shape[2] > 1:
+        bias = bias[:, :, queries]
+    return request._replace(q=request.q[:, :, queries], bias=bias)
+
+
+def select_sinks(request: Request, heads: Tensor) -> Tensor | None:
+    """Return the scores of the sinks of heads (n,), (n, 1, 1), in the dtype of the scores; None without sinks."""
+    return None if request.sinks is None else request.sinks[heads].to(score_dtype(request.q.dtype)).view(-1, 1, 1)
 
 
 def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -63,6 +109,23 @@ def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
     if table.shape[:2] == (1, 1):
         return table[0]
     return table[b if len(table) > 1 else torch.zeros_like(b), h if table.shape[1] > 1 else torch.zeros_like(h)]
+
+
+def compute_selected_rows(request: Request, pairs: Sequence[Pair], queries: Tensor) -> Tensor:
+    """Compute the weights of some queries, by index (n,), of each pair, (pairs, n, k)."""
+    found = [weigh_scores(masked, select_sinks(request, h)) for _, h, masked in iterate_scores(request, pairs, queries)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def weigh_scores(masked: Tensor, sinks: Tensor | None) -> Tensor:
+    """Compute the softmax of scores (n, q, k) beside sinks (n, 1, 1); 0 for a row that sees nothing."""
+    if sinks is not None:
+        below, exponentials = exponentiate_rows(masked, sinks)
+        return below.divide(exponentials)
+    weights = masked.softmax(-1)
+    if weights[..., 0].isnan().any():  # a row that sees nothing, or that holds a NaN
+        weights.masked_fill_(masked.amax(-1, keepdim=True) == -torch.inf, 0)
+    return weights
 
 
 def compute_rows(request: Request, pairs: Sequence[Pair], *functions: Callable[[PlaneBatch], Tensor]) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map import numba_passes
+from regard.map import compiled_passes
 from regard.map.plane import Plane, multiply_exactly
 
 
@@ -16,7 +16,7 @@ class ApplyWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, planes: Sequence[Plane]) -> Tensor:
         ctx.planes = planes
-        return multiply_planes(planes, v, numba_passes.apply_weights, apply_weights)
+        return multiply_planes(planes, v, compiled_passes.apply_weights, apply_weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -29,7 +29,7 @@ class ApplyTransposedWeights(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, r: Tensor, planes: Sequence[Plane]) -> Tensor:
         ctx.planes = planes
-        return multiply_planes(planes, r, numba_passes.apply_transposed_weights, apply_transposed_weights)
+        return multiply_planes(planes, r, compiled_passes.apply_transposed_weights, apply_transposed_weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -46,12 +46,12 @@ def multiply_planes(
     found: list[Tensor | None] = [None] * len(planes)
     if (
         planes
-        and numba_passes.can_run_compiled(planes[0])
+        and compiled_passes.can_run_compiled(planes[0])
         and x.shape[-1]
         and torch.promote_types(x.dtype, torch.float32) == torch.float32
     ):
         exact = dict(zip(planes, x.float(), strict=True))
-        found = numba_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
+        found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
     parts = zip(planes, x, found, strict=True)
     return torch.stack([(plain(plane, part) if one is None else one).to(x.dtype) for plane, part, one in parts])
 

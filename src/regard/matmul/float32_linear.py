@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
+from regard.compiled.matrix_formats import INT8, MATRIX_FIELDS, describe_matrix, pad_columns
 
 MOST = 4  # largest number of vectors for the compiled product
 LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
@@ -28,7 +29,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     if x.numel() <= MOST * weight.shape[1] and load_compiled_products() is not None:
         output = torch.empty(*x.shape[:-1], len(weight))
-        launch_product("FLOATS", weight, None, x, bias, output)
+        launch_product([weight, None, bias, None], x, output)
         return output
     if x.numel() > kernel_choice.find_onednn_limit() * weight.shape[1]:
         return F.linear(x, weight, bias)
@@ -70,14 +71,16 @@ def load_compiled_products() -> Any:
     return numba_matmul
 
 
-def launch_product(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: Tensor | None, output: Tensor) -> None:
-    """Set output to x matrixᵀ, times the scale of each row, plus bias; all contiguous except x."""
-    x, work = x.contiguous(), getattr(load_compiled_products(), kind)
-    several, (rows, columns) = torch.get_num_threads(), matrix.shape
-    sizes = {"rows": rows, "columns": columns, "count": x.numel() // columns, "block": choose_block_rows(rows, several)}
-    threads.run_callback(work, several, **sizes, matrix=matrix, scales=scales, x=x, bias=bias, output=output)
-
-
-def choose_block_rows(rows: int, several: int) -> int:
-    """Return how many rows of a matrix each of several threads takes at a time."""
-    return max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))
+def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> None:
+    """Set output (..., rows) to x matrixᵀ + bias: the matrix's numbers, scales, bias and largest integer, all contiguous."""
+    x, several, (rows, columns) = x.contiguous(), torch.get_num_threads(), (output.shape[-1], x.shape[-1])
+    count, padded = x.numel() // columns, pad_columns(columns)
+    fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
+    sizes = {"rows": rows, "columns": columns, "count": count, "padded": padded}
+    buffers: dict[str, Any] = {}
+    if fields["format"] >= INT8:
+        buffers = {"integers": torch.empty(count, padded, dtype=torch.int16), "factors": torch.empty(count)}
+        buffers["barrier"] = threads.find_barrier_address()
+    block = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))
+    work = load_compiled_products().multiply_shared
+    threads.run_callback(work, several, block=block, x=x, output=output, **fields, **sizes, **buffers)

@@ -1,88 +1,52 @@
 # mypy: ignore-errors
-"""The rows of a matrix times a few vectors, compiled by numba for threads that take blocks of rows until none is left.
-
-Each function is what one thread runs. A vector is a row: every sum runs along contiguous memory.
-"""
+"""The rows of a matrix times some vectors, compiled by numba for threads that take blocks of rows until none is left."""
 
 import numpy as np
-from numba import njit
 
-from regard.compiled.gemv import multiply_rows
-from regard.compiled.int8_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.matrix_formats import FIELDS, FORMAT, INT8, MATRIX_FIELDS
 from regard.compiled.threads import Arguments, integer_fields
+from regard.matmul.numba_quantized import multiply_matrix, quantize_for
 
 
 class ProductArguments(Arguments):
-    """The counts of blocks of rows and of vectors taken so far; sizes; the rows of a block; addresses, 0 for none.
+    """The counts of blocks of rows and of vectors taken so far; the matrix; sizes; the rows of a block; addresses.
 
-    The rest is for vectors that are quantized first: OpenMP's barrier, the largest integer of a vector, and two buffers.
+    The rest is for a matrix of integers, for which the vectors are rounded first: OpenMP's barrier and two buffers.
     """
 
     _fields_ = integer_fields(
-        "taken taken_vectors rows columns count block matrix scales x bias output barrier largest integers factors"
+        f"taken taken_vectors {' '.join(MATRIX_FIELDS)} rows columns count block x output barrier padded integers factors"
     )
 
 
-FIELDS = np.dtype(ProductArguments)
-TAKEN_VECTORS = ProductArguments.taken_vectors.offset
-
-
-@njit
-def multiply_shared_blocks(place, run, matrix, scales, vectors, bias, output):
-    """Multiply the blocks of rows that this thread takes."""
-    rows = len(matrix)
-    while True:
-        first = atomic_increment(place) * run
-        if first >= rows:
-            return
-        multiply_rows(vectors, first, min(first + run, rows), matrix, scales, bias, output)
-
-
-def make_callback(dtype):
-    """Build the callback for a matrix of this dtype, which reads its arguments from an address."""
-
-    @callback_with_cache(ProductArguments)
-    def run_thread(place):
-        arguments = view_array(place, 1, FIELDS)[0]
-        rows, columns, count = arguments.rows, arguments.columns, arguments.count
-        matrix = view_array(arguments.matrix, (rows, columns), dtype)
-        scales, bias = view_array(arguments.scales, rows, np.float32), view_array(arguments.bias, rows, np.float32)
-        vectors = view_array(arguments.x, (count, columns), np.float32)
-        output = view_array(arguments.output, (count, rows), np.float32)
-        multiply_shared_blocks(place, arguments.block, matrix, scales, vectors, bias, output)
-
-    return run_thread
-
-
-FLOATS, BYTES = make_callback(np.float32), make_callback(np.int8)
+ARGUMENTS = np.dtype(ProductArguments)
+TAKEN_VECTORS, MATRIX = ProductArguments.taken_vectors.offset, ProductArguments.numbers.offset
 
 
 @callback_with_cache(ProductArguments)
-def multiply_quantized(place):
-    """Multiply an int8 matrix by several vectors, which are first quantized to int16.
+def multiply_shared(place):
+    """Multiply a matrix by some vectors, which are first rounded for a matrix of integers.
 
     The threads share the vectors, wait for one another, and then share the rows.
     """
-    arguments = view_array(place, 1, FIELDS)[0]
-    rows, columns, count, run = arguments.rows, arguments.columns, arguments.count, arguments.block
-    padded = (count + VECTORS - 1) // VECTORS * VECTORS
-    matrix, scales = view_array(arguments.matrix, (rows, columns), np.int8), view_array(arguments.scales, rows, np.float32)
-    vectors, bias = view_array(arguments.x, (count, columns), np.float32), view_array(arguments.bias, rows, np.float32)
-    output = view_array(arguments.output, (count, rows), np.float32)
-    integers = view_array(arguments.integers, (padded, columns), np.int16)
-    factors = view_array(arguments.factors, padded, np.float32)
-    taken_vectors = cast_to_pointer(view_array(place, 1, np.int64).ctypes.data + TAKEN_VECTORS)
+    a = view_array(place, 1, ARGUMENTS)[0]
+    start = view_array(place, 1, np.int64).ctypes.data
+    matrix = view_array(start + MATRIX, FIELDS, np.int64)
+    x = view_array(a.x, (a.count, a.columns), np.float32)
+    output = view_array(a.output, (a.count, a.rows), np.float32)
+    integers = view_array(a.integers, (a.count, a.padded), np.int16)
+    factors = view_array(a.factors, a.count, np.float32)
+    if matrix[FORMAT] >= INT8:
+        while True:
+            one = atomic_increment(cast_to_pointer(start + TAKEN_VECTORS))
+            if one >= a.count:
+                break
+            factors[one] = quantize_for(matrix, x[one], integers[one])
+        wait_at_barrier(a.barrier)
     while True:
-        one = atomic_increment(taken_vectors)
-        if one >= count:
-            break
-        factors[one] = quantize_vector(vectors[one], arguments.largest, integers[one])
-    wait_at_barrier(arguments.barrier)
-    while True:
-        first = atomic_increment(place) * run
-        if first >= rows:
+        first = atomic_increment(place) * a.block
+        if first >= a.rows:
             return
-        last = min(first + run, rows)
-        multiply_int8_rows(integers, factors, first, last, matrix, scales, bias, output)
+        multiply_matrix(matrix, x, integers, factors, first, min(first + a.block, a.rows), output)

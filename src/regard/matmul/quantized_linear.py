@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights: each row is integers from -127 to 127 times a scale of its own."""
+"""Linear layers with weights of 16, 8 or 4 bits."""
 
 from typing import Self
 
@@ -6,79 +6,113 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.matmul.float32_linear import (
-    LEAST,
-    can_bypass_torch,
-    choose_block_rows,
-    launch_product,
-    linear,
-    load_compiled_products,
-)
+from regard.compiled.matrix_formats import DTYPES, GROUP, pad_columns
+from regard.errors import ConfigError
+from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
 
+WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
 LARGEST = 32767  # largest integer of a quantized vector
-ROWS = 1024  # rows dequantized at a time if the compiled product is not available
+MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
+ROWS = 1024  # rows widened at a time
+TINY = torch.finfo(torch.float32).tiny
 
 
 class QuantizedLinear(nn.Module):
-    """x Wᵀ + b with int8 weights: W[r] is scale[r] times integers, the largest of them 127.
+    """x Wᵀ + b with W in fewer bits than float32, sums in float32.
 
-    Each number is off by at most scale[r] / 2. x is used as it is, except for more than one float32 vector and a large W:
-    then the vectors are rounded to integers of up to 16 bits, as large as their sums can hold, times a scale each.
+    values (rows, n) are bfloat16, float16 or int8: then W[r] is scales[r] times integers, the largest of them 127, and each
+    number is off by at most scales[r] / 2. values (rows, n / 2) of uint8 hold two integers from -8 to 7, n padded to a multiple
+    of 64: each 32 of them have a scale, scales (rows, n / 32) in bfloat16. Source of these groups: Q4_0 of llama.cpp.
+
+    x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
+    large as their sums can hold, times a scale each.
     """
 
-    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, values: Tensor, scales: Tensor | None = None, bias: Tensor | None = None, columns: int | None = None
+    ) -> None:
         super().__init__()
         self.values: Tensor
-        self.scales: Tensor
+        self.scales: Tensor | None
         self.bias: Tensor | None
-        self.register_buffer("values", values)
-        self.register_buffer("scales", scales)
-        self.register_buffer("bias", bias)
-        self.most: Tensor  # largest integer of a vector whose products with any row sum to less than 2³¹
-        sizes = values.abs().sum(-1, dtype=torch.int64)
-        self.register_buffer("most", ((2**31 - 1) // sizes.amax().clamp_min(1)).clamp_max(LARGEST))
+        self.most: Tensor | None  # largest integer of a vector whose products with any row of bytes sum to less than 2³¹
+        most = None
+        if values.dtype == torch.int8:
+            sizes = values.abs().sum(-1, dtype=torch.int64)
+            most = ((2**31 - 1) // sizes.amax().clamp_min(1)).clamp_max(LARGEST)
+        for name, x in (("values", values.contiguous()), ("scales", scales), ("bias", bias), ("most", most)):
+            self.register_buffer(name, x)
+        self.columns = columns or values.shape[1] * (2 if values.dtype == torch.uint8 else 1)
 
     @classmethod
-    def from_weight(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """Quantize weight (rows, n) to the nearest int8 values; a row of zeros stays zero."""
-        weight = weight.detach().float()
-        scales = weight.abs().amax(-1) / 127
-        values = (weight / scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_().to(torch.int8)
-        return cls(values, scales, None if bias is None else bias.detach().clone())
+    def from_weight(cls, weight: Tensor, bias: Tensor | None = None, to: str = "int8") -> Self:
+        """Round weight (rows, n) to the nearest numbers of "bfloat16", "float16", "int8" or "int4"; zeros stay zeros.
+
+        Raises ConfigError if a number is too large for float16.
+        """
+        weight, bias = weight.detach().float(), None if bias is None else bias.detach().clone()
+        if to == "int4":
+            return cls(*round_to_int4(weight), bias, weight.shape[1])
+        if to == "int8":
+            return cls(*round_to_int8(weight), bias)
+        values = weight.to(WEIGHTS[to])
+        if not torch.equal(values.isfinite(), weight.isfinite()):
+            raise ConfigError(f"a weight of {float(weight.abs().amax()):.3g} is too large for {to}. Use bfloat16.")
+        return cls(values, None, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., n) to (..., rows)."""
-        numbers = [one for one in (x, self.scales, self.bias) if one is not None]
-        if (
-            x.numel()
-            and x.shape[-1] == self.values.shape[1]
-            and can_bypass_torch(*numbers)
-            and load_compiled_products() is not None
-        ):
-            output = torch.empty(*x.shape[:-1], len(self.values))
-            if x.numel() <= threads.MOST_UNQUANTIZED * x.shape[-1]:
-                launch_product("BYTES", self.values, self.scales, x, self.bias, output)
-                return output
-            if self.values.numel() >= LEAST and threads.find_barrier_address():
-                self.multiply_int16(x.contiguous(), output)
-                return output
         found = x.new_empty(*x.shape[:-1], len(self.values))
+        if self.can_run_compiled(x):
+            launch_product([self.values, self.scales, self.bias, self.most], x, found)
+            return found
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
-            found[..., part] = linear(x, self.values[part].to(x.dtype)).mul_(self.scales[part].to(x.dtype))
+            found[..., part] = linear(x, self.dequantize_rows(part, x.dtype))
         return found if self.bias is None else found.add_(self.bias.to(x.dtype))
 
-    def multiply_int16(self, x: Tensor, output: Tensor) -> None:
-        """Compute x Wᵀ + b into output, with the vectors quantized to int16."""
-        (rows, columns), several, products = self.values.shape, torch.get_num_threads(), load_compiled_products()
-        count = x.numel() // columns
-        padded = count + products.VECTORS  # with the padding of the last group of vectors
-        buffers = {"integers": torch.empty(padded, columns, dtype=torch.int16), "factors": torch.empty(padded)}
-        sizes = {"rows": rows, "columns": columns, "count": count, "block": choose_block_rows(rows, several)}
-        limits = {"largest": int(self.most), "barrier": threads.find_barrier_address()}
-        arrays = {"matrix": self.values, "scales": self.scales, "x": x, "bias": self.bias, "output": output}
-        threads.run_callback(products.multiply_quantized, several, **sizes, **limits, **arrays, **buffers)
+    def can_run_compiled(self, x: Tensor) -> bool:
+        """Return whether the compiled product reads this matrix, and is faster than widening it first."""
+        kind = self.values.dtype
+        if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < LEAST or kind not in DTYPES:
+            return False
+        if kind.is_floating_point and x.numel() > MOST * self.columns:
+            return False
+        if kind == torch.uint8 and (self.scales is None or self.scales.dtype != torch.bfloat16):
+            return False
+        floats = [x, *(one for one in (self.bias, self.scales if kind == torch.int8 else None) if one is not None)]
+        return can_bypass_torch(*floats) and load_compiled_products() is not None and threads.find_barrier_address() != 0
 
-    def dequantize_rows(self, index: Tensor) -> Tensor:
-        """Return W[index] in float32."""
-        return self.values[index] * self.scales[index].unsqueeze(-1)
+    def dequantize_rows(self, index: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return W[index]."""
+        values, wide = self.values[index], torch.promote_types(dtype, torch.float32)
+        if self.scales is None:
+            return values.to(dtype)
+        scales = self.scales[index].to(wide).unsqueeze(-1)
+        if values.dtype != torch.uint8:
+            return (values.to(wide) * scales).to(dtype)
+        halves = torch.stack([values & 15, values >> 4], -2).to(torch.int8)  # (..., 2, n / 2)
+        signed = (halves ^ 8) - 8
+        blocks = signed.unflatten(-1, (-1, GROUP)).transpose(-2, -3).flatten(-3, -2)  # (..., n / 32, 32)
+        found: Tensor = (blocks.to(wide) * scales).to(dtype).flatten(-2)
+        return found[..., : self.columns]
+
+
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight (rows, n) as int8 values (rows, n) times float32 scales (rows)."""
+    scales = weight.abs().amax(-1) / 127
+    return (weight / scales.clamp_min(TINY).unsqueeze(-1)).round_().to(torch.int8), scales
+
+
+def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round weight (rows, n) to groups of 4-bit integers: return their bytes and scales.
+
+    The number of largest size in a group becomes -8 times its scale, as in Q4_0 of llama.cpp.
+    """
+    rows, n = weight.shape
+    groups = nn.functional.pad(weight, (0, pad_columns(n) - n)).reshape(rows, -1, GROUP)
+    top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = (top / -8).bfloat16()
+    values = (groups / scales.float().masked_fill(scales == 0, 1)).round_().clamp_(-8, 7).to(torch.int8).view(torch.uint8)
+    low, high = values.view(rows, -1, 2, GROUP).unbind(-2)
+    return ((low & 15) | (high << 4)).view(rows, -1), scales.squeeze(-1)

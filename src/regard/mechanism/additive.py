@@ -33,14 +33,14 @@ def additive_attention(
     Source: Bahdanau et al. 2014, appendix A.1.2.
     """
     if has_torch_function((q, k, v, weight)):  # torch's protocol for function modes and tensor subclasses
-        watched: Tensor = handle_torch_function(additive_attention, (q, k, v, weight), q, k, v, weight, mask, offset=offset)
-        return watched
+        context: Tensor = handle_torch_function(additive_attention, (q, k, v, weight), q, k, v, weight, mask, offset=offset)
+        return context
     with disable_autocast(q.device):
         request = make_additive_request(q, k, v, weight, mask, offset)
         rows = max(1, MAX_TANHS // max(1, request.k.shape[2] * request.q.shape[0] * request.q.shape[1] * len(weight)))
-        whole = rows >= request.q.shape[2]
+        is_one_block = rows >= request.q.shape[2]
         return request.restore_rank(
-            compute_additive_context(request, weight) if whole else compute_in_blocks(request, weight, rows)
+            compute_additive_context(request, weight) if is_one_block else compute_in_blocks(request, weight, rows)
         )
 
 

@@ -86,8 +86,8 @@ def check_index(name: str, value: Any, size: int, of: str) -> int:
     """Return an index from 0 to size - 1, counted from the end if negative, or raise OutOfRangeError."""
     found = check_integer(name, value)
     if not -size <= found < size:
-        there = f"0 to {size - 1}" if size else "none"
-        raise OutOfRangeError(f"{name} {describe_value(found)} is out of range: {of} has {there}.")
+        valid = f"0 to {size - 1}" if size else "none"
+        raise OutOfRangeError(f"{name} {describe_value(found)} is out of range: {of} has {valid}.")
     return found % size
 
 

@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_bypass_dispatch, is_plain_tensor
-from regard.mechanism.mask_algebra import KeyRanges
+from regard.mechanism.mask_algebra import EVERYTHING, KeyRanges
+from regard.mechanism.masks import Causal
 from regard.mechanism.request import Request
 
 MOST = 2**15  # keys up to which these loops were measured to be faster: a block of scores grows with them
@@ -27,14 +28,27 @@ def find_supported_ranges(request: Request) -> KeyRanges | None:
         return None  # the quick checks first: this runs before every call
     if not (is_plain_tensor(q) and is_plain_tensor(k) and is_plain_tensor(v)):
         return None
-    more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
+    has_terms = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
     learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    count = q.shape[:3].numel() * k.shape[2]
     least = FEW if learns and q.dtype == torch.bfloat16 else LEAST
-    if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= least or k.shape[2] > MOST:
+    if has_terms or not isinstance(request.offset, int) or not count >= least or k.shape[2] > MOST:
         return None
-    return (
-        request.mask.find_key_ranges(q.shape[2], k.shape[2], request.offset) if kernel_choice.is_attention_compiled() else None
-    )
+    if not kernel_choice.is_attention_compiled() or (count >= LEAST and is_torch_faster(request, learns)):
+        return None
+    return request.mask.find_key_ranges(q.shape[2], k.shape[2], request.offset)
+
+
+def is_torch_faster(request: Request, learns: bool) -> bool:
+    """Return whether torch's kernel is faster than the compiled loops on this processor, see `kernel_choice`."""
+    is_whole = request.mask == EVERYTHING
+    is_one_call = is_whole or is_causal_from_first_key(request)
+    return kernel_choice.is_torch_attention_faster(request.q.dtype, is_one_call, is_whole, learns)
+
+
+def is_causal_from_first_key(request: Request) -> bool:
+    """Return whether the mask is causal and the first query is at the first key, as torch's kernel has it with is_causal."""
+    return request.mask == Causal() and isinstance(request.offset, int) and not request.offset
 
 
 def run_compiled_attention(request: Request, seen: KeyRanges) -> Tensor:
@@ -79,8 +93,8 @@ def launch_loops(
     from regard.mechanism.compiled import dot_product  # imports numba, which is installed if this is called
 
     (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
-    strided = (q, k, v) if grad is None else (q, k, v, grad)
-    strides = (ctypes.c_int64 * 12)(*(x.stride(axis) for x in strided for axis in (0, 1, 2)))
+    tensors = (q, k, v) if grad is None else (q, k, v, grad)
+    strides = (ctypes.c_int64 * 12)(*(x.stride(axis) for x in tensors for axis in (0, 1, 2)))
     work = getattr(dot_product, name)(NUMBA_DTYPES[q.dtype])
     sizes = {"b": b, "h": h, "g": g, "q_tokens": t, "k_tokens": keys, "d": d, "e": e, "ranges": len(stretches[0])}
     ends = {"first_keys": stretches[0], "stop_keys": stretches[1]}

@@ -35,8 +35,8 @@ def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -
     block_mask = None if mask == EVERYTHING else make_block_mask(mask, q.shape[0], q.shape[2], k.shape[2], offset, q.device)
     options = {"scale": request.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": make_score_mod(request)}
     if sinks is None:
-        plain: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
-        return plain
+        output: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
+        return output
     context, aux = flex_attention(q, k, v, block_mask=block_mask, return_aux=AuxRequest(lse=True), **options)
     share = (aux.lse - sinks.view(-1, 1)).sigmoid()  # the keys' share of the denominator; 0 if a row sees nothing
     shared: Tensor = context * share.unsqueeze(-1).to(context.dtype)
@@ -73,21 +73,21 @@ def make_block_mask(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[
     from torch.nn.attention.flex_attention import BlockMask
 
     least, greatest = (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))
-    where: Offset = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
+    offset_on_device: Offset = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
     full, partial = [], []
     for start in range(0, q, BLOCK):
         rows = QueryBlock(start, min(start + BLOCK, q), least, greatest)
         may = spans.align_spans(mask.find_possible_keys(rows, k), BLOCK, k)
         must = mask.find_certain_keys(rows, k)
-        touched = [block for i, j in may for block in range(i // BLOCK, -(-j // BLOCK))]
-        filled = [n for n in touched if spans.is_superset(must, spans.clamp_span(n * BLOCK, (n + 1) * BLOCK, k))]
-        full.append(filled)
-        partial.append([n for n in touched if n not in set(filled)])
+        blocks = [block for i, j in may for block in range(i // BLOCK, -(-j // BLOCK))]
+        full_blocks = [n for n in blocks if spans.is_superset(must, spans.clamp_span(n * BLOCK, (n + 1) * BLOCK, k))]
+        full.append(full_blocks)
+        partial.append([n for n in blocks if n not in set(full_blocks)])
     return BlockMask.from_kv_blocks(
         *pad_block_lists(partial, -(-k // BLOCK), device),
         *pad_block_lists(full, -(-k // BLOCK), device),
         BLOCK_SIZE=BLOCK,
-        mask_mod=lambda b, h, i, j: mask.can_see(b, h, i, j, where),
+        mask_mod=lambda b, h, i, j: mask.can_see(b, h, i, j, offset_on_device),
         seq_lengths=(q, k),
     )
 

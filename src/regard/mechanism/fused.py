@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.mechanism import cpu, flex, kernels
+from regard.mechanism.kernels import can_hold_sinks
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.mechanism.request import Request, make_request
-from regard.mechanism.sinks import can_hold_sinks
 from regard.mechanism.steps import is_finite
 
 
@@ -89,8 +89,8 @@ def attention(
             "offset": offset,
             "dropout": dropout,
         }
-        watched: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
-        return watched
+        output: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
+        return output
     request = simplify_request(make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
     seen = cpu.find_supported_ranges(request)
     kernel = LOOPS.kernel if seen else select_torch_kernel(request).kernel
@@ -176,8 +176,7 @@ def select_torch_kernel(request: Request) -> Choice:
     written = request.softcap is not None or (sinks and not can_hold_sinks(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:
         return WITH_SINKS if sinks else BIASED if bias else WHOLE
-    from_the_first = request.mask == Causal() and isinstance(request.offset, int) and not request.offset
-    if from_the_first and not (written or sinks or bias):
+    if cpu.is_causal_from_first_key(request) and not (written or sinks or bias):
         return CAUSAL
     if flex.is_flex_preferred(request):
         return FLEX

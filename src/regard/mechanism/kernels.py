@@ -1,4 +1,7 @@
-"""The kernels by which `attention` computes a context; each takes a Request of four axes. `fused.py` chooses among them."""
+"""The kernels by which `attention` computes a context; each takes a Request of four axes. `fused.py` chooses among them.
+
+Torch's kernel has no sinks: it gets them as one more key with a value of zeros.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -7,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.mechanism import masks, sinks, spans, steps
+from regard.mechanism import masks, spans, steps
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, QueryBlock
+from regard.mechanism.masks import Given
 from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
 from regard.mechanism.spans import Spans
@@ -16,12 +20,14 @@ from regard.mechanism.spans import Spans
 BLOCK = 128  # queries of a block
 GAP = 64  # largest gap between two ranges that is cheaper to compute than to cut out
 FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it gets a table
+LARGEST_SINK = 400.0  # a score this far from the others has all of the weight, or none
+FLOAT32_PARTS = {torch.bfloat16: 3, torch.float16: 3}  # count of numbers of this dtype that sum to a float32
 
 
 def run_sdpa(request: Request) -> Tensor:
     """Call torch's kernel once, without a mask or with a Given table; table and bias are passed as one, sinks as a key."""
     if request.sinks is not None:
-        return run_sdpa(sinks.append_sink_keys(request))
+        return run_sdpa(append_sink_keys(request))
     table = request.bias
     if isinstance(request.mask, masks.Given):
         exact = score_dtype(request.q.dtype)
@@ -53,9 +59,8 @@ def run_formula_in_blocks(request: Request) -> Tensor:
 
 def run_checkpointed_formula(request: Request) -> Tensor:
     """Compute the formula with activation checkpointing: intermediate results are recomputed for the gradient."""
-    context: Tensor = checkpoint(
-        run_formula, request, use_reentrant=False, preserve_rng_state=False
-    )  # there is no dropout here
+    # there is no dropout here
+    context: Tensor = checkpoint(run_formula, request, use_reentrant=False, preserve_rng_state=False)
     return context
 
 
@@ -118,9 +123,9 @@ def call_sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | Non
 def split_queries(request: Request) -> Iterator[QueryBlock]:
     """Yield blocks of BLOCK queries; one block of all queries if mask and bias are the same for each."""
     queries, offset = request.q.shape[2], request.offset
-    same = not request.mask.is_query_dependent and (request.bias is None or request.bias.shape[2] == 1)
+    is_shared = not request.mask.is_query_dependent and (request.bias is None or request.bias.shape[2] == 1)
     least, greatest = (offset, offset) if isinstance(offset, int) else (int(offset.min()), int(offset.max()))
-    step = queries if same and request.softcap is None else BLOCK
+    step = queries if is_shared and request.softcap is None else BLOCK
     for start in range(0, queries, step):
         yield QueryBlock(start, min(start + step, queries), least, greatest)
 
@@ -150,3 +155,38 @@ def select_spans(x: Tensor, ranges: Spans, axis: int) -> Tensor:
 def select_bias_spans(bias: Tensor | None, ranges: Spans) -> Tensor | None:
     """Select the bias of these ranges of keys; an axis of size 1 stays."""
     return bias if bias is None or bias.shape[3] == 1 else select_spans(bias, ranges, 3)
+
+
+def append_sink_keys(request: Request) -> Request:
+    """Replace the sinks of a request: q gains columns that hold them, and k a last key that reads only those columns.
+
+    q' = [q, s / scale], k' = [k, 0; 0, 1], v' = [v; 0]: the last score of head h is s_h, and visible to every query.
+    """
+    q, k, v, mask, bias, sinks = request.q, request.k, request.v, request.mask, request.bias, request.sinks
+    assert sinks is not None
+    most = torch.finfo(q.dtype).max / 4  # a sink of -inf would make NaN of 0 · -inf
+    exact = sinks.to(score_dtype(q.dtype)) / request.scale
+    columns = split_numbers(exact.clamp(-most, most), q.dtype)  # (h, n)
+    count = columns.shape[1]
+    q = torch.cat((q, columns.unsqueeze(1).expand(*q.shape[:3], count)), 3)
+    last = F.pad(k.new_ones(1, count), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
+    k = torch.cat((F.pad(k, (0, count)), last), 2)
+    if isinstance(mask, Given):
+        mask = Given.from_shared_table(F.pad(mask.given.expand(*mask.given.shape[:3], v.shape[2]), (0, 1), value=True))
+    if bias is not None:
+        bias = F.pad(bias.expand(*bias.shape[:3], v.shape[2]), (0, 1))
+    return request._replace(q=q, k=k, v=F.pad(v, (0, 0, 0, 1)), mask=mask, bias=bias, sinks=None)
+
+
+def can_hold_sinks(scale: float, dtype: torch.dtype) -> bool:
+    """Return whether a column of this dtype can hold s / scale for any sink s up to LARGEST_SINK."""
+    return abs(scale) * torch.finfo(dtype).max > LARGEST_SINK
+
+
+def split_numbers(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Split numbers (n,) into columns (n, parts) of a dtype that sum to them; the gradient goes to the first column."""
+    parts, rest = [exact.to(dtype)], exact.detach()
+    for _ in range(FLOAT32_PARTS.get(dtype, 1) - 1):
+        rest = rest - parts[-1].detach()
+        parts.append(rest.to(dtype))
+    return torch.stack(parts, -1)

@@ -22,6 +22,7 @@ Offset = int | Tensor  # shared by the batch, or (b,)
 LARGEST_TABLE = 2**32  # entries of a table
 LARGEST_DRAWN_TABLE = 2**20  # entries of a table drawn in characters
 KeyRanges = tuple[Tensor, Tensor]  # first and stop key of each query, (b or 1, q), int32, on the CPU
+NEVER = 2**62  # the end of a key that every later query sees
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class Mask(ABC):
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         """Return the one contiguous range of keys of each query; None if a query may see several, or heads differ."""
+        return None
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        """Return the position from which a causal query does not see each key, (b or 1, h or 1, k); None if there is none.
+
+        With these ends a query at position p sees the key j, where j is at most p, exactly if p is before the end of j.
+        """
         return None
 
     @property
@@ -212,16 +220,14 @@ class Mask(ABC):
 class Everything(Mask):
     """Every query sees every key."""
 
-    @property
-    def is_query_dependent(self) -> bool:
-        return False
-
-    @property
-    def is_relative(self) -> bool:
-        return True
+    is_query_dependent = False
+    is_relative = True
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.full((q,), k), k)
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        return torch.full((1, 1, k), NEVER)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return torch.ones_like(j, dtype=torch.bool)
@@ -276,6 +282,10 @@ class And(CombinedMask):
         one, other = self.one.find_key_ranges(q, k, offset), self.other.find_key_ranges(q, k, offset)
         return None if one is None or other is None else (torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1]))
 
+    def find_key_ends(self, k: int) -> Tensor | None:
+        one, other = self.one.find_key_ends(k), self.other.find_key_ends(k)
+        return None if one is None or other is None else torch.minimum(one, other)
+
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return self.one.can_see(b, h, i, j, offset) & self.other.can_see(b, h, i, j, offset)
 
@@ -310,6 +320,10 @@ class Or(CombinedMask):
         if one is None or other is None or not torch.equal(*torch.broadcast_tensors(one[0], other[0])):
             return None
         return torch.broadcast_tensors(one[0], other[0])[0].contiguous(), torch.maximum(one[1], other[1])
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        one, other = self.one.find_key_ends(k), self.other.find_key_ends(k)
+        return None if one is None or other is None else torch.maximum(one, other)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return self.one.can_see(b, h, i, j, offset) | self.other.can_see(b, h, i, j, offset)

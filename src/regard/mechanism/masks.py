@@ -12,6 +12,7 @@ from regard.mechanism import spans
 from regard.mechanism.arguments import check_count, describe_value
 from regard.mechanism.mask_algebra import (
     EVERYTHING,
+    NEVER,
     And,
     Everything,
     KeyRanges,
@@ -34,20 +35,18 @@ __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "
 class Causal(Mask):
     """A query sees the keys up to its own position."""
 
-    @property
-    def is_relative(self) -> bool:
-        return True
+    is_relative = True
+    condition = "(j <= i)"
 
     @property
     def similar(self) -> tuple[Mask, ...]:
         return (Window(right=1),)
 
-    @property
-    def condition(self) -> str:
-        return "(j <= i)"
-
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.arange(q) + offset + 1, k)
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        return torch.full((1, 1, k), NEVER)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j <= query_position(b, i, offset)
@@ -63,6 +62,8 @@ class Causal(Mask):
 class Window(Mask):
     """A query sees `left` keys before its own position, its own, and `right` keys after it; None means no bound."""
 
+    is_relative = True
+
     left: int | None = None
     right: int | None = None
 
@@ -70,10 +71,6 @@ class Window(Mask):
         for name, bound in (("left", self.left), ("right", self.right)):
             if bound is not None:
                 object.__setattr__(self, name, check_key_count(f"Window({name})", bound, " or None for no bound"))
-
-    @property
-    def is_relative(self) -> bool:
-        return True
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -95,6 +92,10 @@ class Window(Mask):
         first = torch.zeros_like(p) if self.left is None else p - self.left
         return clamp_key_ranges(first, torch.full_like(p, k) if self.right is None else p + self.right + 1, k)
 
+    def find_key_ends(self, k: int) -> Tensor | None:
+        keys = torch.arange(k).view(1, 1, k)
+        return torch.full_like(keys, NEVER) if self.left is None else keys + self.left + 1
+
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         ahead = j - query_position(b, i, offset)
         near = torch.ones_like(ahead, dtype=torch.bool) if self.left is None else ahead >= -self.left
@@ -113,11 +114,9 @@ class Window(Mask):
 class Prefix(Mask):
     """A query sees the first n keys. `Causal() | Prefix(n)` makes a prompt of n tokens fully visible to itself."""
 
-    n: int
+    is_query_dependent = False
 
-    @property
-    def is_query_dependent(self) -> bool:
-        return False
+    n: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", check_key_count("Prefix(n)", self.n))
@@ -128,6 +127,9 @@ class Prefix(Mask):
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.full((q,), self.n), k)
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        return torch.where(torch.arange(k).view(1, 1, k) < self.n, NEVER, 0)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j < self.n
@@ -143,11 +145,10 @@ class Prefix(Mask):
 class Padding(Mask):
     """A query sees the first lengths[b] keys of its batch row; the keys after them are padding."""
 
-    lengths: tuple[int, ...]
+    is_query_dependent = False
+    is_batch_specific = True
 
-    @property
-    def is_query_dependent(self) -> bool:
-        return False
+    lengths: tuple[int, ...]
 
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
         hides_numbers = isinstance(lengths, Tensor) and (
@@ -163,10 +164,6 @@ class Padding(Mask):
     @property
     def batch(self) -> int:
         return len(self.lengths)
-
-    @property
-    def is_batch_specific(self) -> bool:
-        return True
 
     @property
     def padding(self) -> Mask:
@@ -201,6 +198,8 @@ class Documents(Mask):
     position lies outside has no document. Two sets are the ids of this call's queries and of its keys.
     """
 
+    is_batch_specific = True
+
     queries: Tensor
     keys: Tensor
     has_shared_ids: bool
@@ -217,10 +216,6 @@ class Documents(Mask):
     @property
     def batch(self) -> int:
         return broadcast_size("batch rows", len(self.queries), len(self.keys))
-
-    @property
-    def is_batch_specific(self) -> bool:
-        return True
 
     @property
     def key_count(self) -> int:
@@ -257,11 +252,11 @@ class Documents(Mask):
         inside = (p >= 0) & (p < queries.shape[-1])
         if not queries.shape[-1]:
             return inside & (j < 0)  # no ids to index
-        same = (
+        is_equal = (
             queries[broadcast_index(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)]
             == keys[broadcast_index(b, len(keys)), j]
         )
-        return same & inside
+        return is_equal & inside
 
     def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
         seen = torch.isin(self.keys, self.select_ids(rows).unique())
@@ -304,6 +299,8 @@ class Documents(Mask):
 class Given(Mask):
     """A mask given as a table: bool, broadcastable from the right to (b, h, q, k); its rows are this call's queries."""
 
+    is_batch_specific = True
+
     given: Tensor
 
     def __init__(self, table: Tensor) -> None:
@@ -335,16 +332,16 @@ class Given(Mask):
         return self.given.shape[2] > 1
 
     @property
-    def is_batch_specific(self) -> bool:
-        return True
-
-    @property
     def key_count(self) -> int | None:
         return self.given.shape[3] if self.given.shape[3] > 1 else None
 
     def truncate(self, queries: int | None = None, keys: int | None = None) -> Mask:
         q, k = self.given.shape[2:]
         return Given.from_shared_table(self.given[:, :, : queries if q > 1 else None, : keys if k > 1 else None])
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        is_shared = self.given.shape[2] == 1  # by all queries
+        return torch.where(self.given[:, :, 0].expand(-1, -1, k), NEVER, 0) if is_shared else None
 
     def select_heads(self, heads: Sequence[int] | slice) -> Mask:
         return Given.from_shared_table(self.given[:, heads]) if self.heads > 1 else self

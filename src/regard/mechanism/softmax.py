@@ -35,10 +35,8 @@ def blockwise(scores: Tensor, block: int = 256) -> Tensor:
     Source: Milakov and Gimelshein 2018, algorithm 3.
     """
     block = check_count("block", block)
-    dtype, scores = (
-        check_tensor_axes("scores", scores, 1).dtype,
-        scores.to(score_dtype(scores.dtype)),
-    )  # a long sum stops growing in bfloat16
+    # a long sum stops growing in bfloat16
+    dtype, scores = check_tensor_axes("scores", scores, 1).dtype, scores.to(score_dtype(scores.dtype))
     top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     for part in scores.split(block, dim=-1):

@@ -5,7 +5,7 @@ no part of it was replaced.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,32 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
+from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, describe_matrix, pad_columns
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
 from regard.layers.multi_head import MultiHeadAttention
 from regard.matmul import Linear, QuantizedLinear
 from regard.matmul.float32_linear import LEAST
 
-MOST = {torch.float32: 4, torch.int8: 16}  # most vectors, by dtype of the matrices; more are faster in the plain model
+MOST = {torch.float32: 4, torch.bfloat16: 16, torch.float16: 16, torch.int8: 16, torch.uint8: 16}  # most vectors, by dtype
 NORMS = ("norm_attention", "norm_feed")  # norms of a block
 MATRICES = ("attention.W_query", "attention.W_key", "attention.W_value", "attention.out_proj", "up", "down")
 PARTS = {MultiHeadAttention, Linear, QuantizedLinear, QuantizedEmbedding, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList}
-Form = tuple[tuple[int, ...], tuple[torch.dtype | None, ...]]  # shape and allowed dtypes of a tensor, None if optional
+
+
+class Part(NamedTuple):
+    """A tensor of a model or its cache, and the shape and dtypes that compiled code reads; None stands for no tensor."""
+
+    tensor: Tensor | None
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype | None, ...]
+
+    def fits(self) -> bool:
+        """Return whether the tensor is as compiled code reads it."""
+        x = self.tensor
+        if x is None:
+            return None in self.dtypes
+        return x.dtype in self.dtypes and x.shape == self.shape and x.is_contiguous() and is_plain_tensor(x)
 
 
 class CompiledGPT2:
@@ -34,10 +49,10 @@ class CompiledGPT2:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.hooks = -1  # RemovableHandle.next_id when the model was last checked
-        self.tensors: list[Tensor | None] = []  # the model's, which these references keep in memory
+        self.groups: list[list[Part]] = []  # the model's tensors, which these references keep in memory
         self.cache: Cache | None = None  # the cache last checked
         self.addresses: Any = None
-        self.dtype: torch.dtype | None = None  # dtype of the matrices; None if something does not fit
+        self.most = 0  # most vectors at a time; 0 if something does not fit
 
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Compute the logits of the next token after each of (b, t), or after those that the cache selects."""
@@ -50,42 +65,42 @@ class CompiledGPT2:
         """Return whether the compiled call is observably identical to the model, except in time."""
         if tokens.dim() != 2 or not 0 < tokens.numel() <= max(MOST.values()) or not cache.longest or self.model.training:
             return False
-        watched = not can_bypass_dispatch() or torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu")
-        if watched or torch.is_grad_enabled():
+        is_intercepted = not can_bypass_dispatch() or torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu")
+        if is_intercepted or torch.is_grad_enabled():
             return False
         if any(not 0 <= token < self.model.config.vocabulary for row in tokens.tolist() for token in row):
             return False  # the model raises the error
         if self.hooks != RemovableHandle.next_id:  # a part may have a new hook
             self.hooks, self.cache = RemovableHandle.next_id, None
-            self.tensors = list_tensors(self.model) if has_standard_parts(self.model) else []
+            self.groups = list_parts(self.model) if has_standard_parts(self.model) else []
         if self.cache is not cache:
-            both = [*self.tensors, *(x for layer in cache.keys_and_values for x in layer)] if self.tensors else []
-            self.cache, self.dtype = (
-                cache,
-                find_matrix_dtype(both, self.model.config, len(tokens), cache.capacity) if both else None,
-            )
-            self.addresses = (ctypes.c_int64 * len(both))(*(0 if x is None else x.data_ptr() for x in both))
-        return self.dtype is not None and tokens.numel() <= MOST[self.dtype]
+            self.cache, self.most = cache, 0
+            groups = [*self.groups, *list_cache_parts(cache, self.model.config, len(tokens))]
+            if self.groups and all(part.fits() for group in groups for part in group):
+                self.most = min(find_most_vectors(group) for group in groups)
+                fields = [n for group in groups[1:] for n in list_fields(group)]
+                self.addresses = (ctypes.c_int64 * len(fields))(*fields)
+        return tokens.numel() <= self.most
 
     def run(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Compute the logits in one compiled call."""
-        from regard.compiled.int8_gemm import VECTORS  # imports numba, which is installed if this is called
-        from regard.models import numba_gpt2
+        from regard.models import numba_gpt2  # imports numba, which is installed if this is called
 
         config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape
         starts = cache.advance(t)
         firsts = starts.tolist() if isinstance(starts, Tensor) else [starts] * b
         positions = [first + step for first in firsts for step in range(t)]
         wanted = list_outputs(cache.wanted, b, t)
-        spare = b * t + VECTORS  # padding to full groups of VECTORS
-        size = b * t * config.width + cache.capacity + spare + spare * max(config.width, config.inner)
+        padded = pad_columns(max(config.width, config.inner))
+        size = b * t * (config.width + 1 + padded // 2) + cache.capacity
         own = torch.empty(several, size)
-        shared = torch.empty(b * t * (6 * config.width + config.inner))
+        shared = torch.empty(b * t * (5 * config.width + config.inner))
         logits = torch.empty(b, len(wanted) // b, config.vocabulary)
         counters = (ctypes.c_int64 * (2 + numba_gpt2.STAGES * config.layers))()
-        ids, places, outputs = ((ctypes.c_int64 * len(some))(*some) for some in (tokens.flatten().tolist(), positions, wanted))
+        places, outputs = torch.tensor(positions), torch.tensor(wanted)
+        x = self.model.tokens(tokens.flatten()) + self.model.positions(places)
         threads.run_callback(
-            numba_gpt2.FLOATS if self.dtype == torch.float32 else numba_gpt2.BYTES,
+            numba_gpt2.run_worker,
             several,
             threads=several,
             layers=config.layers,
@@ -97,13 +112,14 @@ class CompiledGPT2:
             inner=config.inner,
             capacity=cache.capacity,
             vocabulary=config.vocabulary,
+            padded=padded,
             size=size,
             barrier=threads.find_barrier_address(),
             counters=ctypes.addressof(counters),
-            tokens=ctypes.addressof(ids),
-            positions=ctypes.addressof(places),
-            outputs=ctypes.addressof(outputs),
+            positions=places,
+            outputs=outputs,
             parts=ctypes.addressof(self.addresses),
+            x=x,
             own=own,
             shared=shared,
             logits=logits,
@@ -134,8 +150,8 @@ def has_standard_parts(model: Any) -> bool:
 
 def is_modified(module: nn.Module) -> bool:
     """Return whether a module is in training mode, has hooks or a replaced forward, or is an embedding with max_norm."""
-    hooked = module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return bool(hooked) or getattr(module, "max_norm", None) is not None
+    has_hooks = module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return bool(has_hooks) or getattr(module, "max_norm", None) is not None
 
 
 def has_standard_settings(block: Any, config: Any) -> bool:
@@ -145,48 +161,65 @@ def has_standard_settings(block: Any, config: Any) -> bool:
     return gelu and epsilons == [config.epsilon] * 2 and block.attention.num_heads == config.heads
 
 
-def find_matrix_dtype(both: list[Tensor | None], config: Any, b: int, room: int) -> torch.dtype | None:
-    """Return the dtype of all matrices if each tensor of a model and its cache is as the compiled form reads it; else None."""
-    c, inner = config.width, config.inner
-    holds = torch.float32 if both[1] is None else torch.int8  # both[1]: scales of the token embedding
-    vector: list[Form] = [((c,), (torch.float32,))]
-
-    def matrix_forms(count: int, columns: int) -> list[Form]:
-        scales, most = (None, None) if holds == torch.float32 else (torch.float32, torch.int64)
-        return [((count, columns), (holds,)), ((count,), (scales,)), ((count,), (torch.float32, None)), ((), (most,))]
-
-    ends: list[Form] = [*2 * matrix_forms(config.vocabulary, c), *2 * vector, ((config.context, c), (torch.float32,))]
-    layer = 4 * vector + 4 * matrix_forms(c, c) + matrix_forms(inner, c) + matrix_forms(c, inner)
-    kept: list[Form] = [((b, config.heads, room, c // config.heads), (torch.float32,))] * 2
-    known = ends + config.layers * layer + config.layers * kept
-    fits = c * c >= LEAST and len(known) == len(both) and all(map(has_form, both, known))
-    return holds if fits else None
-
-
-def has_form(x: Tensor | None, form: Form) -> bool:
-    """Return whether a tensor has the shape, dtype and memory layout that the compiled form reads."""
-    shape, kinds = form
-    return None in kinds if x is None else x.dtype in kinds and x.shape == shape and x.is_contiguous() and is_plain_tensor(x)
-
-
-def list_tensors(model: Any) -> list[Tensor | None]:
-    """List the tensors of a model, in the order in which the compiled form takes them."""
+def list_parts(model: Any) -> list[list[Part]]:
+    """List the tensors of a model: its embeddings, which torch reads, then the others in the order of the compiled form."""
+    config, c, inner = model.config, model.config.width, model.config.inner
+    words = model.tokens.weight if isinstance(model.tokens, nn.Embedding) else None
     head = model.tokens if model.head is None else model.head
     found = [
-        *list_matrix_tensors(model.tokens),
-        *list_matrix_tensors(head),
-        model.norm.weight,
-        model.norm.bias,
-        model.positions.weight,
+        [
+            Part(words, (config.vocabulary, c), (torch.float32, None)),
+            Part(model.positions.weight, (config.context, c), (torch.float32,)),
+        ],
+        list_matrix_parts(head, config.vocabulary, c),
+        list_norm_parts(model.norm, c),
     ]
+    sizes = dict.fromkeys(MATRICES, (c, c)) | {"up": (inner, c), "down": (c, inner)}
     for block in model.blocks:
-        found += [getattr(block.get_submodule(name), kind) for name in NORMS for kind in ("weight", "bias")]
-        found += [x for name in MATRICES for x in list_matrix_tensors(block.get_submodule(name))]
-    return [None if x is None else x.detach() for x in found]
+        found += [list_norm_parts(block.get_submodule(name), c) for name in NORMS]
+        found += [list_matrix_parts(block.get_submodule(name), *size) for name, size in sizes.items()]
+    return found if c * c >= LEAST and len(model.blocks) == config.layers else []
 
 
-def list_matrix_tensors(of: Any) -> list[Tensor | None]:
-    """List the numbers of a linear layer or an embedding, their scales, its bias, and how large its vectors may be."""
-    of = of.matrix if isinstance(of, QuantizedEmbedding) else of
-    small = isinstance(of, QuantizedLinear)
-    return [of.values, of.scales, of.bias, of.most] if small else [of.weight, None, getattr(of, "bias", None), None]
+def list_norm_parts(norm: Any, width: int) -> list[Part]:
+    """List the weight and the bias of a norm."""
+    return [Part(x, (width,), (torch.float32,)) for x in (norm.weight, norm.bias)]
+
+
+def list_matrix_parts(module: Any, rows: int, columns: int) -> list[Part]:
+    """List the numbers, scales, bias and largest integer of a linear layer, or of an embedding that is the head."""
+    module = module.matrix if isinstance(module, QuantizedEmbedding) else module
+    none, bias = Part(None, (), (None,)), Part(getattr(module, "bias", None), (rows,), (torch.float32, None))
+    if not isinstance(module, QuantizedLinear):
+        return [Part(module.weight, (rows, columns), (torch.float32,)), none, bias, none]
+    if module.values.dtype == torch.int8:
+        scales, most = Part(module.scales, (rows,), (torch.float32,)), Part(module.most, (), (torch.int64,))
+        return [Part(module.values, (rows, columns), (torch.int8,)), scales, bias, most]
+    if module.values.dtype == torch.uint8:
+        padded = pad_columns(columns) if module.columns == columns else 0
+        scales = Part(module.scales, (rows, padded // GROUP), (torch.bfloat16,))
+        return [Part(module.values, (rows, padded // 2), (torch.uint8,)), scales, bias, none]
+    return [Part(module.values, (rows, columns), tuple(DTYPES)), Part(module.scales, (), (None,)), bias, none]
+
+
+def list_cache_parts(cache: Cache, config: Any, b: int) -> list[list[Part]]:
+    """List the keys and values of each layer."""
+    shape = b, config.heads, cache.capacity, config.width // config.heads
+    return [[Part(x, shape, (torch.float32,)) for x in layer] for layer in cache.keys_and_values]
+
+
+def is_matrix(group: list[Part]) -> bool:
+    """Return whether these are the parts of a matrix, and not of a norm, the embeddings or a cache."""
+    return len(group) == FIELDS - 1
+
+
+def find_most_vectors(group: list[Part]) -> int:
+    """Return for how many vectors the compiled form reads a matrix faster than the model does."""
+    numbers = group[0].tensor
+    return MOST[numbers.dtype] if is_matrix(group) and numbers is not None else max(MOST.values())
+
+
+def list_fields(group: list[Part]) -> list[int]:
+    """Return what compiled code reads of a matrix, or the addresses of other tensors."""
+    tensors = [part.tensor for part in group]
+    return describe_matrix(tensors) if is_matrix(group) else [0 if x is None else x.data_ptr() for x in tensors]

@@ -30,6 +30,11 @@ class GPT2Adapter:
         return self.model.config.layers
 
     @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.model.parameters()).device
+
+    @property
     def words(self) -> BytePair | Letters | NumberTokenizer:
         """The vocabulary; if the model has none, tokens are written as numbers."""
         return self.model.text or NumberTokenizer()
@@ -56,5 +61,5 @@ class GPT2Adapter:
 
     def run(self, ids: Tensor) -> Tensor:
         """Compute the logits of tokens."""
-        logits: Tensor = self.model(ids)
+        logits: Tensor = self.model(ids.to(self.device))
         return logits

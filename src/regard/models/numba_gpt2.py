@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from regard.compiled.gemv import multiply_rows
-from regard.compiled.int8_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, MOST_UNQUANTIZED, Arguments, integer_fields
+from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8
+from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
 from regard.compiled.vectors import (
     HALF,
     LEAST,
@@ -29,12 +28,12 @@ from regard.compiled.vectors import (
     exponentiate_with_sums,
     hyperbolic_tangent,
 )
+from regard.matmul.numba_quantized import multiply_matrix, quantize_for
 
-# The addresses of the model's tensors by position, 0 for none. All keys and values follow the layers.
-NUMBERS, SCALES, BIAS, LARGEST, MATRIX = range(5)  # of a matrix; LARGEST is the largest integer its vectors may hold
-EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 * MATRIX + 3
+# The model's parts by position: FIELDS numbers of a matrix, two addresses of a norm. All keys and values follow the layers.
+HEAD, NORM, FIRST = 0, FIELDS, FIELDS + 2
 NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
-OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
+OUT, UP, DOWN, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6))
 # The stages of a layer that threads share, each with a counter of the rows or heads taken; those of q, k and v are 0 to 2.
 HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
@@ -44,18 +43,18 @@ class GPT2Arguments(Arguments):
     """The arguments of a thread.
 
     The numbers of threads and layers; of vectors, of new tokens in each sequence, and of vectors whose logits are wanted; the
-    sizes of the model, of its cache and of the buffers of a thread; OpenMP's barrier. Then addresses: of the counters, tokens,
-    positions and wanted vectors, of the addresses of the model's tensors, of the buffers and the logits. The norms' epsilon.
+    sizes of the model, of its cache and of the buffers of a thread; OpenMP's barrier. Then addresses: of the counters,
+    positions and wanted vectors, of the model's parts, of the embedded tokens, the buffers and the logits. The norms' epsilon.
     """
 
     _fields_ = [  # noqa: RUF012  # as ctypes has it
-        *integer_fields("threads layers count new output_count heads width inner capacity vocabulary size barrier"),
-        *integer_fields("counters tokens positions outputs parts own shared logits"),
+        *integer_fields("threads layers count new output_count heads width inner capacity vocabulary padded size barrier"),
+        *integer_fields("counters positions outputs parts x own shared logits"),
         ("epsilon", ctypes.c_float),
     ]
 
 
-FIELDS = np.dtype(GPT2Arguments)
+ARGUMENTS = np.dtype(GPT2Arguments)
 
 
 class Buffers(NamedTuple):
@@ -68,8 +67,8 @@ class Buffers(NamedTuple):
     hidden: Any  # (count, inner)
     normed: Any  # (count, width), of this thread
     scores: Any  # (capacity,), of this thread
-    factors: Any  # (padded,), of this thread: the scales of quantized vectors
-    integers: Any  # (padded * the largest width,), of this thread: quantized vectors
+    factors: Any  # (count,), of this thread: the scales of quantized vectors
+    integers: Any  # (count * padded,), of this thread: quantized vectors
     positions: Any  # (count,)
 
 
@@ -79,14 +78,13 @@ def arrange_buffers(a):
     count, width, inner = a.count, a.width, a.inner
     thread = atomic_increment(cast_to_pointer(a.counters))
     own = view_array(a.own + 4 * a.size * thread, a.size, np.float32)
-    normed, scores = own[: count * width].reshape(count, width), own[count * width : count * width + a.capacity]
-    padded = (count + VECTORS - 1) // VECTORS * VECTORS
-    factors, rest = own[count * width + a.capacity :][:padded], own[count * width + a.capacity + padded :]
-    integers = view_array(rest.ctypes.data, padded * max(width, inner), np.int16)
-    shared = view_array(a.shared, (6, count, width), np.float32)
-    hidden = view_array(a.shared + 4 * 6 * count * width, (count, inner), np.float32)
+    normed, own = own[: count * width].reshape(count, width), own[count * width :]
+    scores, factors, rest = own[: a.capacity], own[a.capacity : a.capacity + count], own[a.capacity + count :]
+    integers = view_array(rest.ctypes.data, count * a.padded, np.int16)
+    x, shared = view_array(a.x, (count, width), np.float32), view_array(a.shared, (5, count, width), np.float32)
+    hidden = view_array(a.shared + 4 * 5 * count * width, (count, inner), np.float32)
     positions = view_array(a.positions, count, np.int64)
-    return Buffers(shared[0], shared[1:4], shared[4], shared[5], hidden, normed, scores, factors, integers, positions)
+    return Buffers(x, shared[:3], shared[3], shared[4], hidden, normed, scores, factors, integers, positions)
 
 
 @njit
@@ -98,15 +96,15 @@ def locate_counter(a, layer, stage):
 @njit
 def view_cache(a, layer):
     """Return the keys and values of a layer, (b, h, capacity, d)."""
-    kept = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
+    cache = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
     shape = a.count // a.new, a.heads, a.capacity, a.width // a.heads
-    return view_array(kept[0], shape, np.float32), view_array(kept[1], shape, np.float32)
+    return view_array(cache[0], shape, np.float32), view_array(cache[1], shape, np.float32)
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
-def apply_layer_norm(x, of, epsilon, out):
+def apply_layer_norm(x, parts, epsilon, out):
     """Compute the layer norm of a vector, with the weight and the bias at two addresses."""
-    weight, bias = view_array(of[0], len(x), np.float32), view_array(of[1], len(x), np.float32)
+    weight, bias = view_array(parts[0], len(x), np.float32), view_array(parts[1], len(x), np.float32)
     mean = ZERO
     for c in range(len(x)):
         mean += x[c]
@@ -119,13 +117,6 @@ def apply_layer_norm(x, of, epsilon, out):
         out[c] = (x[c] - mean) * factor * weight[c] + bias[c]
 
 
-@njit(fastmath=REASSOCIATED)
-def embed_token(row, scale, place, out):
-    """Compute the vector of a token: its embedding, scaled, plus that of its position."""
-    for c in range(len(out)):
-        out[c] = np.float32(row[c]) * scale + place[c]
-
-
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def apply_gelu(x):
     """Apply GELU, by tanh, in place."""
@@ -134,12 +125,12 @@ def apply_gelu(x):
 
 
 @njit
-def write_cache(x, first, last, positions, new, kept):
+def write_cache(x, first, last, positions, new, cache):
     """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
-    d = kept.shape[3]
+    d = cache.shape[3]
     for one in range(len(x)):
         for c in range(first, last):
-            kept[one // new, c // d, positions[one], c % d] = x[one, c]
+            cache[one // new, c // d, positions[one], c % d] = x[one, c]
 
 
 @njit
@@ -169,121 +160,102 @@ def attend_heads(a, layer, buffers):
         attend_query(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores, out)
 
 
-def compile_worker(dtype):
-    """Compile what one thread computes, for matrices of this dtype."""
-    small = dtype == np.int8
+@njit
+def quantize_vectors(x, matrix, buffers):
+    """Quantize vectors for a matrix of integers: return them, (count, padded columns), and set their scales."""
+    padded = (x.shape[1] + BLOCK - 1) // BLOCK * BLOCK
+    integers = buffers.integers[: len(x) * padded].reshape(len(x), padded)
+    if matrix[FORMAT] >= INT8:
+        for one in range(len(x)):
+            buffers.factors[one] = quantize_for(matrix, x[one], integers[one])
+    return integers
 
-    @njit
-    def quantize_vectors(x, of, buffers):
-        """Quantize vectors for a matrix of bytes: their integers, one vector after the other, and their scales."""
-        if small and len(x) > MOST_UNQUANTIZED:
-            most = view_array(of[LARGEST], 1, np.int64)[0]
-            for one in range(len(x)):
-                integers = buffers.integers[one * x.shape[1] : (one + 1) * x.shape[1]]
-                buffers.factors[one] = quantize_vector(x[one], most, integers)
 
-    @njit
-    def multiply_next_rows(a, counter, x, of, rows, buffers, out):
-        """Multiply the vectors by the next untaken rows of a matrix; return the first row and one past the last."""
-        run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
-        first = atomic_increment(cast_to_pointer(counter)) * run
-        last = min(first + run, rows)
-        if first < rows:
-            matrix = view_array(of[NUMBERS], (rows, x.shape[1]), dtype)
-            scales, bias = view_array(of[SCALES], rows, np.float32), view_array(of[BIAS], rows, np.float32)
-            if small and len(x) > MOST_UNQUANTIZED:
-                factors, width = buffers.factors, x.shape[1]
-                vectors = buffers.integers[: len(factors) * width].reshape(len(factors), width)
-                multiply_int8_rows(vectors, factors, first, last, matrix, scales, bias, out)
-            else:
-                multiply_rows(x, first, last, matrix, scales, bias, out)
-        return first, last
+@njit
+def multiply_next_rows(a, counter, x, integers, parts, rows, buffers, out):
+    """Multiply the vectors by the next untaken rows of a matrix; return the first row and one past the last."""
+    run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
+    first = atomic_increment(cast_to_pointer(counter)) * run
+    last = min(first + run, rows)
+    if first < rows:
+        multiply_matrix(parts, x, integers, buffers.factors, first, last, out)
+    return first, last
 
-    @njit
-    def embed_tokens(a, parts, buffers):
-        """Set x to the embeddings of the tokens plus those of their positions."""
-        words = view_array(parts[EMBEDDING + NUMBERS], (a.vocabulary, a.width), dtype)
-        scales = view_array(parts[EMBEDDING + SCALES], a.vocabulary, np.float32)
-        places = view_array(parts[PLACES], (a.capacity, a.width), np.float32)
-        tokens = view_array(a.tokens, a.count, np.int64)
-        for one in range(a.count):
-            scale = scales[tokens[one]] if len(scales) else ONE
-            embed_token(words[tokens[one]], scale, places[buffers.positions[one]], buffers.x[one])
 
-    @njit
-    def normalize_vectors(a, norm, buffers):
-        """Set `normed` to the layer norm of x."""
-        for one in range(a.count):
-            apply_layer_norm(buffers.x[one], norm, a.epsilon, buffers.normed[one])
+@njit
+def normalize_vectors(a, norm, buffers):
+    """Set `normed` to the layer norm of x."""
+    for one in range(a.count):
+        apply_layer_norm(buffers.x[one], norm, a.epsilon, buffers.normed[one])
 
-    @njit
-    def project_and_cache(a, layer, of, buffers):
-        """Compute queries, keys and values, and write keys and values to the cache."""
-        keys, values = view_cache(a, layer)
-        for which in range(3):
-            matrix, out = of[QUERY + MATRIX * which :], buffers.projected[which]
-            quantize_vectors(buffers.normed, matrix, buffers)
-            first = 0
-            while first < a.width:
-                counter = locate_counter(a, layer, which)
-                first, last = multiply_next_rows(a, counter, buffers.normed, matrix, a.width, buffers, out)
-                if which and first < a.width:
-                    write_cache(out, first, last, buffers.positions, a.new, keys if which == 1 else values)
 
-    @njit
-    def add_projection(a, counter, vectors, of, buffers):
-        """Add a projection of vectors to x."""
-        quantize_vectors(vectors, of, buffers)
+@njit
+def project_and_cache(a, layer, parts, buffers):
+    """Compute queries, keys and values, and write keys and values to the cache."""
+    keys, values = view_cache(a, layer)
+    for which in range(3):
+        matrix, out = parts[QUERY + FIELDS * which :], buffers.projected[which]
+        integers = quantize_vectors(buffers.normed, matrix, buffers)
         first = 0
         while first < a.width:
-            first, last = multiply_next_rows(a, counter, vectors, of, a.width, buffers, buffers.added)
-            for one in range(a.count):
-                add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
-
-    @njit
-    def expand_vectors(a, counter, of, buffers):
-        """Set `hidden` to GELU of the up projection of `normed`."""
-        quantize_vectors(buffers.normed, of, buffers)
-        first = 0
-        while first < a.inner:
-            first, last = multiply_next_rows(a, counter, buffers.normed, of, a.inner, buffers, buffers.hidden)
-            for one in range(a.count):
-                apply_gelu(buffers.hidden[one, first:last])
-
-    @njit
-    def compute_logits(a, parts, buffers):
-        """Compute the logits of the wanted vectors."""
-        outputs, normed = view_array(a.outputs, a.output_count, np.int64), buffers.normed[: a.output_count]
-        for place in range(a.output_count):
-            apply_layer_norm(buffers.x[outputs[place]], parts[NORM:], a.epsilon, normed[place])
-        quantize_vectors(normed, parts[HEAD:], buffers)
-        first, logits = 0, view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
-        while first < a.vocabulary:
-            counter = locate_counter(a, a.layers, 0)
-            first, _ = multiply_next_rows(a, counter, normed, parts[HEAD:], a.vocabulary, buffers, logits)
-
-    @callback_with_cache(GPT2Arguments)
-    def run_worker(place):
-        a = view_array(place, 1, FIELDS)[0]
-        parts, buffers = view_array(a.parts, FIRST, np.int64), arrange_buffers(a)
-        embed_tokens(a, parts, buffers)
-        for layer in range(a.layers):
-            of = view_array(a.parts + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
-            normalize_vectors(a, of[NORM_ATTENTION:], buffers)
-            project_and_cache(a, layer, of, buffers)
-            wait_at_barrier(a.barrier)
-            attend_heads(a, layer, buffers)
-            wait_at_barrier(a.barrier)
-            add_projection(a, locate_counter(a, layer, OUT_STAGE), buffers.context, of[OUT:], buffers)
-            wait_at_barrier(a.barrier)
-            normalize_vectors(a, of[NORM_FEED:], buffers)
-            expand_vectors(a, locate_counter(a, layer, UP_STAGE), of[UP:], buffers)
-            wait_at_barrier(a.barrier)
-            add_projection(a, locate_counter(a, layer, DOWN_STAGE), buffers.hidden, of[DOWN:], buffers)
-            wait_at_barrier(a.barrier)
-        compute_logits(a, parts, buffers)
-
-    return run_worker
+            counter = locate_counter(a, layer, which)
+            first, last = multiply_next_rows(a, counter, buffers.normed, integers, matrix, a.width, buffers, out)
+            if which and first < a.width:
+                write_cache(out, first, last, buffers.positions, a.new, keys if which == 1 else values)
 
 
-FLOATS, BYTES = compile_worker(np.float32), compile_worker(np.int8)
+@njit
+def add_projection(a, counter, vectors, parts, buffers):
+    """Add a projection of vectors to x."""
+    integers = quantize_vectors(vectors, parts, buffers)
+    first = 0
+    while first < a.width:
+        first, last = multiply_next_rows(a, counter, vectors, integers, parts, a.width, buffers, buffers.added)
+        for one in range(a.count):
+            add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
+
+
+@njit
+def expand_vectors(a, counter, parts, buffers):
+    """Set `hidden` to GELU of the up projection of `normed`."""
+    integers = quantize_vectors(buffers.normed, parts, buffers)
+    first = 0
+    while first < a.inner:
+        first, last = multiply_next_rows(a, counter, buffers.normed, integers, parts, a.inner, buffers, buffers.hidden)
+        for one in range(a.count):
+            apply_gelu(buffers.hidden[one, first:last])
+
+
+@njit
+def compute_logits(a, parts, buffers):
+    """Compute the logits of the wanted vectors."""
+    outputs, normed = view_array(a.outputs, a.output_count, np.int64), buffers.normed[: a.output_count]
+    for place in range(a.output_count):
+        apply_layer_norm(buffers.x[outputs[place]], parts[NORM:], a.epsilon, normed[place])
+    integers = quantize_vectors(normed, parts[HEAD:], buffers)
+    first, logits = 0, view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
+    while first < a.vocabulary:
+        counter = locate_counter(a, a.layers, 0)
+        first, _ = multiply_next_rows(a, counter, normed, integers, parts[HEAD:], a.vocabulary, buffers, logits)
+
+
+@callback_with_cache(GPT2Arguments)
+def run_worker(place):
+    """Compute what one thread does: every layer, then the logits."""
+    a = view_array(place, 1, ARGUMENTS)[0]
+    parts, buffers = view_array(a.parts, FIRST, np.int64), arrange_buffers(a)
+    for layer in range(a.layers):
+        layer_parts = view_array(a.parts + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
+        normalize_vectors(a, layer_parts[NORM_ATTENTION:], buffers)
+        project_and_cache(a, layer, layer_parts, buffers)
+        wait_at_barrier(a.barrier)
+        attend_heads(a, layer, buffers)
+        wait_at_barrier(a.barrier)
+        add_projection(a, locate_counter(a, layer, OUT_STAGE), buffers.context, layer_parts[OUT:], buffers)
+        wait_at_barrier(a.barrier)
+        normalize_vectors(a, layer_parts[NORM_FEED:], buffers)
+        expand_vectors(a, locate_counter(a, layer, UP_STAGE), layer_parts[UP:], buffers)
+        wait_at_barrier(a.barrier)
+        add_projection(a, locate_counter(a, layer, DOWN_STAGE), buffers.hidden, layer_parts[DOWN:], buffers)
+        wait_at_barrier(a.barrier)
+    compute_logits(a, parts, buffers)

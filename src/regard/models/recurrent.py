@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.errors import ConfigError
 from regard.layers import AdditiveAttention, checks
 from regard.mechanism.request import check_probability
-from regard.models.padded_batch import Lengths, check_lengths, check_token_matrix, make_padding_mask
-from regard.models.vocabulary import Vocabulary
+from regard.models.translator_parts import Lengths, Vocabulary, check_lengths, check_token_matrix, make_padding_mask
 from regard.text import BytePair
 from regard.weights import translator_weights as files
 

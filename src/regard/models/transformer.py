@@ -20,8 +20,7 @@ from regard.mechanism import Causal, Mask, attention, heads
 from regard.mechanism.heads import describe_indivisible_width
 from regard.mechanism.positions import sinusoidal
 from regard.mechanism.request import check_probability
-from regard.models.padded_batch import Lengths, check_lengths, check_token_matrix, make_padding_mask
-from regard.models.vocabulary import Vocabulary
+from regard.models.translator_parts import Lengths, Vocabulary, check_lengths, check_token_matrix, make_padding_mask
 from regard.text import BytePair
 from regard.weights import translator_weights as files
 
@@ -143,8 +142,8 @@ class Transformer(nn.Module):
                 f"{first} tokens are read and {x.shape[1]} more follow, but the model's context is {self.context}."
             )
         places = cast(Tensor, self.positions)[first : first + x.shape[1]]
-        placed: Tensor = self.dropout(x + places.to(x.dtype))
-        return placed
+        vectors: Tensor = self.dropout(x + places.to(x.dtype))
+        return vectors
 
     def init_weights(self) -> None:
         """Initialize every matrix but the embeddings as Glorot's uniform, q, k and v separately; biases as zero."""

@@ -1,17 +1,27 @@
 """What is stored of an attention call: copies of its tensors, of the selected heads, in the dtype and place to keep them."""
 
+import math
+import weakref
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map.relative_bias import compress_bias
 from regard.mechanism.request import autocast_tensor, is_autocast_on
-from regard.mechanism.scores import default_scale
+from regard.mechanism.scores import default_scale, score_dtype
 from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.selection import Selection
-from regard.observe.store import Store
+from regard.observe.tensor_store import Store
+
+UNWRITTEN = (
+    "no mask hides the unwritten slots of its cache: the weight that they take in the model is that of a sink in the map, so "
+    "that its rows sum to less than 1"
+)
 
 
 class CallStore:
@@ -20,6 +30,7 @@ class CallStore:
     def __init__(self, selection: Selection, store: Store) -> None:
         self.selection, self.store = selection, store
         self.weight: Tensor | None = None  # of the last call with additive scores
+        self.bias: tuple[weakref.ref[Tensor], Tensor] | None = None  # that of the last call with one, and how it is stored
 
     @property
     def is_lossless(self) -> bool:
@@ -67,8 +78,7 @@ class CallStore:
         """Return what is stored of a call besides its keys, which are a slice of the keys of its history."""
         first, stop = keys.start, keys.stop
         mask = call.mask if stop - first == call.k.shape[2] else call.mask.truncate(keys=stop - first)
-        bias = None if call.bias is None else call.bias[..., : stop - first]
-        sinks = call.sinks
+        bias, sinks = None if call.bias is None else self.share_bias(call.bias)[..., : stop - first], call.sinks
         if self.selection.heads is not None:
             mask = mask.select_heads(self.selection.heads)
             bias = bias if bias is None or bias.shape[1] == 1 else bias[:, self.selection.heads]
@@ -89,6 +99,12 @@ class CallStore:
             weight=None if call.weight is None else self.share_weight(call.weight.detach()),
             graph=graph,
         )
+
+    def share_bias(self, bias: Tensor) -> Tensor:
+        """Return a bias by its diagonals if they suffice; consecutive calls with the same one share them."""
+        if self.bias is None or self.bias[0]() is not bias:
+            self.bias = weakref.ref(bias), compress_bias(bias.detach())
+        return self.bias[1]
 
     def share_weight(self, weight: Tensor) -> Tensor:
         """Return a copy of the weight of additive scores, shared by consecutive calls with the same weight."""
@@ -130,3 +146,38 @@ class CallStore:
 def cast_for_autocast(call: AttentionCall, x: Tensor) -> Tensor:
     """Return queries, keys or values of a call as its kernel sees them under torch.autocast."""
     return autocast_tensor(x.detach()) if is_autocast_on(x.device) and call.weight is None else x.detach()
+
+
+def fold_unwritten_slots(call: AttentionCall) -> AttentionCall:
+    """Return a call without the last slots of its cache whose keys and values are 0, where its queries see them.
+
+    Each has the score 0 and adds nothing to the context, as a sink does. A sink is the same for all queries; their number of
+    unwritten slots is not, so the bias of each row is lowered instead. The call itself if there are none, or if one query does
+    not see them.
+    """
+    new, n = call.q.shape[2], call.k.shape[2]
+    can_be_cache = call.can_use_cache and call.weight is None and n > new and call.q.numel() > 0
+    if not can_be_cache or call.k[0, 0, -1].any():
+        return call
+    queries, slots = (torch.arange(count, device=call.k.device) for count in (new, n))
+    if not call.mask.block(queries[[0, -1]], slots[-1:], call.offset).all():
+        return call
+    filled = call.k.ne(0).any(-1).flatten(0, 1).any(0).nonzero()
+    written = max(new, int(filled.max()) + 1 if len(filled) else 0)
+    if written == n or (call.v is not None and call.v[:, :, written:].any()):
+        return call
+    seen = call.mask.block(queries, slots[written:], call.offset)
+    bias = call.q.new_zeros(1, 1, 1, n) if call.bias is None else call.bias
+    bias = bias.detach().to(score_dtype(call.q.dtype))
+    weight = bias[..., written:].masked_fill(~seen, -math.inf).logsumexp(-1, keepdim=True)  # (b or 1, h or 1, q, 1)
+    if not weight.isfinite().all():
+        return call
+    if call.sinks is None:
+        sinks, lowered = torch.zeros(call.q.shape[1], dtype=weight.dtype, device=seen.device), -weight
+    else:
+        sinks, lowered = call.sinks, call.sinks.view(-1, 1, 1) - weight.logaddexp(call.sinks.view(-1, 1, 1))
+    k, v = call.k[:, :, :written], None if call.v is None else call.v[:, :, :written]
+    note = "; ".join(filter(None, (call.note, UNWRITTEN)))
+    return replace(
+        call, k=k, v=v, mask=call.mask.truncate(keys=written), bias=bias[..., :written] + lowered, sinks=sinks, note=note
+    )

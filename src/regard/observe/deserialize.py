@@ -20,6 +20,7 @@ from regard.observe.header_values import (
     require_four_axes,
     require_list,
     require_offset,
+    require_relative_bias,
     require_rows,
     require_text,
 )
@@ -146,7 +147,11 @@ def deserialize_history(
 
 def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: MaskReader) -> StoredCall:
     """Build a stored call from its part of the header."""
-    named: dict[str, Any] = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
+    names = {name: found.get(name) for name in CALL_TENSORS}
+    named: dict[str, Any] = {name: None if x is None or name == "bias" else tensors[x] for name, x in names.items()}
+    if names["bias"] is not None:
+        is_relative = isinstance(names["bias"], list)
+        named["bias"] = require_relative_bias(names["bias"], tensors) if is_relative else tensors[names["bias"]]
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
         raise ValueError("queries must be floating-point numbers with four axes")
     unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]

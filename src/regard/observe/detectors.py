@@ -8,6 +8,7 @@ those that need values.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ RECEIVER_DISTANCE = 4  # sentences between one that receives weight and those th
 SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
 ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
-SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 
 
 @average_over_queries
@@ -92,7 +92,7 @@ def breadth(m: MapView) -> QueryScores:
 
     The mean is over at most 256 of the queries that count, evenly spaced. This share is defined here, after Hill 1973.
     """
-    return score_sample(m, lambda rows, heads, queries, seen: m.overview.entropy[rows, heads, queries].exp() / seen.sum(-1))
+    return m.score_sample(lambda rows, heads, queries, seen: m.overview.entropy[rows, heads, queries].exp() / seen.sum(-1))
 
 
 @average_over_queries
@@ -125,7 +125,7 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
         distance = m.positions[rows, None, queries].unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
         return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
 
-    return score_sample(m, compute_local_share)
+    return m.score_sample(compute_local_share)
 
 
 def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tensor:
@@ -134,13 +134,57 @@ def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tenso
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
     look, share = view_map(m), check_number("share", share)
-    received = look.overview.received
-    if not torch.equal(look.is_counted, look.has_visible_keys):
-        received = (look.map.mT @ look.is_counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
-    ranked = received.where(look.is_real_key, 0).double().sort(-1, descending=True).values
+    ranked = sum_columns(look).where(look.is_real_key, 0).sort(-1, descending=True).values
     most = (look.is_real_key.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
     among = torch.arange(ranked.shape[-1], device=ranked.device) < most
     return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
+
+
+def sum_columns(look: MapView) -> Tensor:
+    """Return the weight that each key receives from the queries that count, (b, h, k)."""
+    received = look.overview.received
+    if not torch.equal(look.is_counted, look.has_visible_keys):
+        received = (look.map.mT @ look.is_counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
+    return received.double()
+
+
+@average_over_queries
+def stripe_weight(m: MapView, share: float = HEAVY) -> QueryScores:
+    """Return the mean of Σ w_j over the same few keys: the heavy hitters other than the first token, a `share` of the keys.
+
+    Source: the keys with the largest column sums, Zhang et al. 2023 (heavy hitters); heads that attend to the same keys from
+    everywhere, Jiang et al. 2024 (vertical lines). Leaving out the first token, which may be a sink, is defined here.
+    """
+    marked = mark_stripes(m, share)
+    found = torch.zeros_like(m.overview.largest, dtype=torch.float64)
+    if m.is_batch:
+        for rows, weights in m.iterate_row_blocks():
+            found[rows] = weights.where(marked[rows].unsqueeze(2), 0).sum(-1, dtype=torch.float64)
+    else:
+        for row, head in itertools.product(*map(range, m.map.shape[:2])):
+            found[row, head] = m.map.select(batch=[row], heads=[head]).mass(marked[row, head])[0, 0].double()
+    scores = m.score_queries(found)
+    keys = m.score_sample(lambda rows, heads, queries, seen: (seen & marked[rows, heads].unsqueeze(2)).sum(-1))
+    return add_chance(m, scores, keys.values)
+
+
+def mark_stripes(look: MapView, share: float = HEAVY) -> Tensor:
+    """Return whether a key is one of the few with the largest column sums, the first token aside, bool (b, h, k)."""
+    received = sum_columns(look).where(look.is_real_key, -1)
+    received[torch.arange(len(received)), :, look.first_token_indices] = -1
+    most = (look.is_real_key.sum(-1, keepdim=True) * check_number("share", share)).ceil().clamp(min=1)
+    places = received.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return (places < most) & (received > 0)
+
+
+def add_chance(look: MapView, found: QueryScores, keys: Tensor | int) -> QueryScores:
+    """Return a score with its chance: the mean of keys / n for queries that may see n keys, of at most 256 that count.
+
+    keys (b, h, q) is the number of keys that the weight of a query is summed over.
+    """
+    seen = look.visible_counts
+    share = QueryScores(keys / seen.values, seen.among & found.among)
+    return replace(found, chance=share.mean())
 
 
 def positional_variance(m: AttentionMap | MapView) -> Tensor:
@@ -327,27 +371,3 @@ def scatter_scores(look: MapView, questions: Queries, score: Callable[[Tensor], 
     for rows in mark_queries(look, questions).nonzero().flatten().split(max(1, BLOCK_NUMBERS // max(b * h * k, 1))):
         found[:, :, rows] = score(rows).double()
     return found
-
-
-def score_sample(look: MapView, score: SampleScore) -> QueryScores:
-    """Return, for at most 256 queries of each row, a score that depends on which keys they may see, bool (n, k)."""
-    b, h, q, k = look.map.shape
-    every = torch.arange(k, device=look.map.device)
-    found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
-    sampled = torch.zeros(b, 1, q, dtype=torch.bool, device=look.map.device)
-    if look.is_batch:  # with at most as many queries as a sample has
-        queries = torch.arange(q, device=every.device)
-        for rows in (slice(start, start + ROWS) for start in range(0, b, ROWS)):
-            seen = look.can_rows_see(rows, queries.unsqueeze(-1), every)
-            found[rows] = score(rows, slice(None), queries, seen).double()
-        return look.score_queries(found, look.is_counted.any(1, keepdim=True))
-    for row in range(b):
-        for queries in select_spaced(look.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
-            sampled[row, 0, queries] = True
-            seen = torch.empty(0)
-            for head in range(h):
-                if not look.has_shared_mask or not head:
-                    seen = look.can_see(row, head, queries.unsqueeze(-1), every)
-                place = slice(row, row + 1), slice(head, head + 1), queries
-                found[place] = score(*place, seen[None, None]).double()
-    return look.score_queries(found, sampled)

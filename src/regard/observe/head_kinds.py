@@ -28,7 +28,10 @@ THRESHOLDS = {  # of the weight that names a head
     "induction": 0.4,
     "first token": 0.3,  # Gu et al. 2024
 }
+STRIPE, STRIPED = "stripe", 0.4  # a kind, and the weight that names it
+STRIPE_WORDS = 3  # that its sentence names
 BROAD = 0.5  # of the keys
+FAIR = 0.2  # of a score corrected for chance, above which agreement is more than slight (Landis and Koch 1977)
 MIN_SUPPORT = 8  # queries that count, with fewer of which no kind is claimed
 UNCLEAR = "unclear"  # the kind of a head whose scores leave it open
 ACTIONS = {
@@ -37,6 +40,7 @@ ACTIONS = {
     "duplicate": "attends to earlier occurrences of its token",
     "induction": "attends to what followed its token before",
     "first token": "attends to the first token",
+    STRIPE: "attends to the same few tokens from everywhere",
     "broad": "attends to half of its keys or more",
     "local": "attends to tokens nearby",
 }
@@ -52,6 +56,7 @@ SHORT = {  # names of columns
     "first token": "first",
     "distance": "dist",
 }
+CHANCE = 0.2  # of a score, above which its sentence says what it would be by chance
 LISTED_SCORES = 3  # scores in the sentence of a head that is unclear
 
 
@@ -67,6 +72,7 @@ class Head:
     head: int
     kind: str
     scores: Mapping[str, Score]
+    words: tuple[str, ...] = ()  # the tokens of a stripe, with the most attention first
 
     @property
     def sentence(self) -> str:
@@ -76,6 +82,8 @@ class Head:
             found = (
                 f"{ACTIONS[self.kind]}: {describe_interval(score)} on {score.count:,} quer{'y' if score.count == 1 else 'ies'}"
             )
+            found += f", {score.chance:.2f} by chance" if score.chance > CHANCE * score else ""
+            found += f": {', '.join(map(quote_word, self.words))}" if self.words else ""
             if self.kind == "first token" and "first value" in self.scores:
                 found += f"; its value is {self.scores['first value']:.2f} times as long as the others' median"
             if self.kind == "induction" and "copying" in self.scores:
@@ -230,8 +238,10 @@ def heads(
 
     The interval is over documents, the rows of the batch; of a single one over eight segments of its queries. A head has the
     kind previous token, itself, duplicate or induction if the interval of that score is above 0.4, or first token if it is
-    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. A kind is claimed only of a score to which
-    at least 8 queries count. Otherwise it is "broad" if the interval of
+    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. Early queries see few keys: corrected for
+    chance, by Cohen's kappa, the interval must be above 0.2 too. A kind is claimed only of a score to which at least 8 queries
+    count. Otherwise it is "stripe" if the interval of the weight on the same few tokens is above 0.4, under the same
+    conditions, "broad" if the interval of
     e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
     and else "unclear": its sentence lists the largest scores.
     """
@@ -280,7 +290,24 @@ def classify_heads(
         found = estimate_heads(look, theirs, values, projection)
         halfway = compute_halfway_weights(look, wanted.window)
         for place, head in enumerate(asked):
-            yield Head(number, names[number], numbers[head], infer_kind(found[place], halfway[place]), found[place])
+            head_kind = infer_kind(found[place], halfway[place])
+            stripes = list_stripe_words(look, place, theirs.tokens) if head_kind == STRIPE else ()
+            yield Head(number, names[number], numbers[head], head_kind, found[place], stripes)
+
+
+def list_stripe_words(look: MapView, head: int, tokens: Tokens | None) -> tuple[str, ...]:
+    """Return the tokens of a head's stripe in the first document, or their positions, with the most attention first."""
+    marked = detectors.mark_stripes(look)[0, head].nonzero().flatten()
+    keys = marked[look.overview.received[0, head, marked].argsort(descending=True)].tolist()
+    if tokens is None or isinstance(tokens, Tensor):
+        return tuple(f"token {key}" for key in keys[:STRIPE_WORDS])
+    row: Any = tokens if isinstance(tokens[0], str) else tokens[0]
+    return tuple(dict.fromkeys(str(row[key]) for key in keys))[:STRIPE_WORDS]
+
+
+def quote_word(word: str) -> str:
+    """Quote a token without the spaces around it, a line end by its sign."""
+    return f"‘{word.replace(chr(10), '↵').strip() or word}’"
 
 
 def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
@@ -308,11 +335,18 @@ def infer_kind(scores: Mapping[str, Score], halfway: float = math.nan) -> str:
     for name, score in known.items():
         others = [other.high for key, other in known.items() if key != name]
         copies = name != "induction" or "copying" not in scores or scores["copying"].low > 0
-        if has_support(score) and score.low > THRESHOLDS[name] and all(score.low > high for high in others) and copies:
+        if exceeds(score, THRESHOLDS[name]) and all(score.low > high for high in others) and copies:
             return name
+    if STRIPE in scores and exceeds(scores[STRIPE], STRIPED):
+        return STRIPE
     if has_support(scores["breadth"]) and scores["breadth"].low > BROAD:
         return "broad"
     return "local" if "local" in scores and has_support(scores["local"]) and scores["local"].low > halfway else UNCLEAR
+
+
+def exceeds(score: Score, threshold: float) -> bool:
+    """Return whether a kind can be claimed of a score: enough queries count, and its interval is above threshold and chance."""
+    return has_support(score) and score.low > threshold and not score.low_above_chance <= FAIR
 
 
 def has_support(score: Score) -> bool:

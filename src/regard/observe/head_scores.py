@@ -12,16 +12,17 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.indexing import check_slice
 from regard.mechanism.arguments import check_count, check_floating, check_instance, check_sequence, describe_value
-from regard.observe import detectors, patterns, words
-from regard.observe.detectors import NEAR, Queries
+from regard.observe import detectors, words
+from regard.observe.detectors import NEAR, Queries, add_chance
 from regard.observe.map_view import MapView
-from regard.observe.patterns import Duplicate, Induction
+from regard.observe.patterns import Duplicate, Induction, Pattern
 from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.observe.value_norms import weight_by_norm
 from regard.observe.words import Class, Tokens
 
 PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
 UNBOUNDED_SCORES = ("distance", "keys", "entropy", "first value", "receiver")  # all others are shares, from 0 to 1
+PATTERNS: Mapping[str, Pattern] = {"duplicate": Duplicate(), "induction": Induction()}
 UserScore = Callable[[AttentionMap], Tensor]
 
 
@@ -90,16 +91,21 @@ class HeadOptions:
         return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
 
 
+def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:
+    """Return the weight of each query on the keys of a pattern, as patterns.score, with its chance."""
+    found = pattern.match(look)
+    return add_chance(look, look.score_queries(found.weight, found.count > 0), found.count)
+
+
 def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores | Tensor]:
     """Return the score of every detector by its name, in the order of the columns: of each query, or (b, h) of each head."""
     found: dict[str, QueryScores | Tensor] = {}
     if look.own:
-        found["previous token"] = detectors.weight_on_previous.queries(look)
-        found["itself"] = detectors.weight_on_self.queries(look)
+        found["previous token"] = add_chance(look, detectors.weight_on_previous.queries(look), 1)
+        found["itself"] = add_chance(look, detectors.weight_on_self.queries(look), 1)
         if look.tokens is not None:
-            found["duplicate"] = patterns.score.queries(look, Duplicate())
-            found["induction"] = patterns.score.queries(look, Induction())
-    found["first token"] = detectors.weight_on_first.queries(look)
+            found |= {name: score_pattern(look, pattern) for name, pattern in PATTERNS.items()}
+    found["first token"] = add_chance(look, detectors.weight_on_first.queries(look), 1)
     found["sink"] = detectors.sink_rate.queries(look)
     if look.own:
         found |= {f"back {back}": detectors.weight_on_previous.queries(look, back) for back in wanted.offsets}
@@ -111,6 +117,8 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
         found["distance"] = detectors.distance.queries(look)
     found["keys"] = detectors.effective_keys.queries(look)
     found["heavy"] = detectors.heavy_hitter_share(look)
+    if look.own:
+        found["stripe"] = detectors.stripe_weight.queries(look)
     if rules := wanted.available_classes:
         b, _, _, k = look.map.shape
         marked = words.mark_classes(wanted.tokens, rules, b, k, look.map.device)

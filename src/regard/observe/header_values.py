@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.map.relative_bias import RelativeBias
+
 LARGEST = 2**30  # numbers of an empty tensor, its batch or position axis of 0 counted as 1
 MOST_HEADS = 2**16
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -66,6 +68,15 @@ def require_four_axes(x: Tensor) -> Tensor:
     if not (0 < h <= MOST_HEADS and d and max(b, 1) * h * max(t, 1) * d <= max(x.numel(), LARGEST)):
         raise ValueError(f"expected batch rows, heads, positions and numbers, got {(b, h, t, d)}")
     return x
+
+
+def require_relative_bias(x: Any, tensors: dict[str, Tensor]) -> RelativeBias:
+    """Return the bias of x, the name of its diagonals, (b, h, q + k - 1), and its number of queries."""
+    name, queries = require_list(x, 2)
+    diagonals = tensors[name]
+    if diagonals.dim() != 3 or not 0 < require_count(queries) <= diagonals.shape[2]:
+        raise ValueError(f"diagonals {tuple(diagonals.shape)} are no bias of {queries} queries")
+    return RelativeBias(diagonals, queries)
 
 
 def require_rows(x: Tensor) -> Tensor:

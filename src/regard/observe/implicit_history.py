@@ -12,11 +12,12 @@ from regard.map import factors
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import ImplicitMap, Mechanism, SampledOutputs
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.map.relative_bias import compress_bias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
 from regard.observe.interception.recurrence_call import RecurrenceFactors
 from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
-from regard.observe.store import Store
+from regard.observe.tensor_store import Store
 
 SAMPLED_ROWS = 64  # outputs of a call that are stored, for the certificate of its map
 STATE_TOLERANCE = 1e-2  # relative to a state's norm: a cache in bfloat16 rounds by 4e-3
@@ -44,12 +45,17 @@ class StoredRecurrence:
         )
         assert outputs is not None
         copies: dict[Any, Tensor] = {}
-        for x in found.mechanism.tensors.values():
+        tensors = found.mechanism.tensors
+        if isinstance(found.mechanism, ScoredMatrix) and found.mechanism.bias is not None:
+            tensors["bias"] = compress_bias(found.mechanism.bias)
+        for x in tensors.values():
             if identify_numbers(x) not in copies:
                 copies[identify_numbers(x)] = store.copy_tensor(x.detach())
-        given = found.mechanism.tensors.items()
+        given = {name: (copies[identify_numbers(x)], x.shape) for name, x in tensors.items()}
         return cls(
-            found.mechanism.replace_tensors({name: copies[identify_numbers(x)].view(x.shape) for name, x in given}),
+            found.mechanism.replace_tensors(
+                {name: x if x.shape == shape else x.view(shape) for name, (x, shape) in given.items()}
+            ),
             store.copy_tensor(found.values.detach()),
             queries,
             outputs,

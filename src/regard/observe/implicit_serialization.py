@@ -7,6 +7,7 @@ from torch import Tensor
 from regard.map.convolution import Convolution
 from regard.map.implicit_map import MECHANISMS, Mechanism
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.map.relative_bias import RelativeBias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe.header_values import (
@@ -16,6 +17,7 @@ from regard.observe.header_values import (
     require_four_axes,
     require_list,
     require_offset,
+    require_relative_bias,
     require_rows,
     require_text,
 )
@@ -47,7 +49,8 @@ def serialize_mechanism(mechanism: Mechanism, packed: Any) -> dict[str, Any]:
 
     Tensors are flat in the file, so that the same numbers with other axes are there once.
     """
-    tensors = {name: [packed.add(x.reshape(-1)), list(x.shape)] for name, x in mechanism.tensors.items()}
+    given = mechanism.tensors.items()
+    tensors = {name: [packed.add(x if isinstance(x, RelativeBias) else x.reshape(-1)), list(x.shape)] for name, x in given}
     if isinstance(mechanism, Convolution):
         return {"kind": "convolution", "tensors": tensors, "batch": mechanism.batch, "length": mechanism.length}
     if isinstance(mechanism, StoredMatrix):
@@ -110,7 +113,8 @@ def deserialize_mechanism(found: dict[str, Any], tensors: dict[str, Tensor], mas
     kind, named = MECHANISMS[found["kind"]], {}
     for name, flat in found["tensors"].items():
         x, shape = require_list(flat, 2)
-        named[name] = tensors[x].view([require_count(size) for size in require_list(shape)])
+        sizes = [require_count(size) for size in require_list(shape)]
+        named[name] = require_relative_bias(x, tensors) if isinstance(x, list) else tensors[x].view(sizes)
     if kind is Convolution:
         kernel = named["kernel"]
         if kernel.dtype not in REAL or kernel.numel() == 0:

@@ -55,6 +55,10 @@ class Change:
         """Return the call that the kernel gets instead; the call itself if it does not change."""
         return call
 
+    def compute_context(self, changed: AttentionCall, call: AttentionCall, name: str, number: int) -> Tensor | None:
+        """Return the context (b, h, q, e) of a call that only this change has changed; None to compute it by `attention`."""
+        return None
+
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
@@ -312,8 +316,8 @@ class Intervention:
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Do nothing when a recurrence ran: it stays unchanged."""
 
-    def handle_recurrent_module(self, module: nn.Module) -> None:
-        """Do nothing when a recurrent module ran."""
+    def handle_token_mixer(self, module: nn.Module) -> None:
+        """Do nothing when a module that mixes tokens ran."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Do nothing for a call that could not be intercepted: it stays unchanged."""
@@ -342,7 +346,11 @@ class Intervention:
         for change in meant:
             changed = change.change_call(changed, name, number)
         result = proceed(changed, adapter if changed is call else replace(adapter, read_weights=None))
-        context = adapter.context(result) if changed is call else compute_context(changed)
+        if changed is call:
+            context = adapter.context(result)
+        else:
+            own = meant[0].compute_context(changed, call, name, number) if len(meant) == 1 else None
+            context = compute_context(changed) if own is None else own
         for change in meant:
             context = change.change_context(context, changed, name, number)
         return adapter.result(context, result)

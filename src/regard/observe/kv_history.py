@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, TooLargeError
 from regard.map import AttentionMap, DifferentiableMap
+from regard.map.relative_bias import compress_bias
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.call_graph import CallGraph
@@ -247,7 +248,7 @@ class KVHistory:
             if stored.bias is not None:
                 whole[..., stored.first : stored.stop] = stored.bias
             rows.append(self.reorder_rows(whole, stored.step, self.stored_calls[-1].step) if len(whole) > 1 else whole)
-        return stack_tables(rows)
+        return compress_bias(stack_tables(rows))
 
 
 def reorder_rows(parent_rows: Mapping[int, Tensor], x: Tensor, made: int, wanted: int) -> Tensor:

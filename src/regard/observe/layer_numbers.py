@@ -6,14 +6,19 @@ from functools import lru_cache
 from regard.observe.interception.attention_call import AttentionCall
 
 PATHS = 4096  # paths cached
-CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last two components of a path
+CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last components of a path
+INNER = ".attention.self"  # BERT's path of the module that attends, in one of either kind
 
 
 @lru_cache(PATHS)
 def infer_kind_from_path(name: str) -> str | None:
-    """Return the kind that a module's path states: self, cross, or None."""
-    path = ".".join(name.lower().rsplit(".", 2)[-2:])
-    return "cross" if CROSSES.search(path) else "self" if "self" in path else None
+    """Return the kind that a module's path states in its last two components: self, cross, or None.
+
+    In BERT's own path the component before counts as well, and the last one does not: it is "self" in cross attention too.
+    """
+    path = name.lower()
+    path = ".".join(path.rsplit(".", 2 + path.endswith(INNER))[-2 - path.endswith(INNER) :])
+    return "cross" if CROSSES.search(path) else "self" if "self" in path.removesuffix(INNER) else None
 
 
 class LayerNumbers:

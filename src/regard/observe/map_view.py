@@ -17,6 +17,8 @@ from regard.mechanism.arguments import check_instance, describe_value
 from regard.observe.score_interval import QueryScores
 
 SAMPLE = 256  # rows, for a detector that samples them
+BATCH_ROWS = 256  # batch rows of many small matrices that are sampled at a time
+SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 P = ParamSpec("P")
 
 
@@ -137,6 +139,34 @@ class MapView:
         chosen = torch.zeros_like(among)
         chosen[..., self.queries] = among[..., self.queries]
         return QueryScores(found, chosen)
+
+    @cached_property
+    def visible_counts(self) -> QueryScores:
+        """How many keys a query may see, of at most 256 of the queries that count."""
+        return self.score_sample(lambda rows, heads, queries, seen: seen.sum(-1))
+
+    def score_sample(self, score: SampleScore) -> QueryScores:
+        """Return, for at most 256 queries of each row, a score that depends on which keys they may see, bool (n, k)."""
+        b, h, q, k = self.map.shape
+        every = torch.arange(k, device=self.map.device)
+        found = torch.zeros(b, h, q, dtype=torch.float64, device=self.map.device)
+        sampled = torch.zeros(b, 1, q, dtype=torch.bool, device=self.map.device)
+        if self.is_batch:  # with at most as many queries as a sample has
+            queries = torch.arange(q, device=every.device)
+            for rows in (slice(start, start + BATCH_ROWS) for start in range(0, b, BATCH_ROWS)):
+                seen = self.can_rows_see(rows, queries.unsqueeze(-1), every)
+                found[rows] = score(rows, slice(None), queries, seen).double()
+            return self.score_queries(found, self.is_counted.any(1, keepdim=True))
+        for row in range(b):
+            for queries in select_spaced(self.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
+                sampled[row, 0, queries] = True
+                seen = torch.empty(0)
+                for head in range(h):
+                    if not self.has_shared_mask or not head:
+                        seen = self.can_see(row, head, queries.unsqueeze(-1), every)
+                    place = slice(row, row + 1), slice(head, head + 1), queries
+                    found[place] = score(*place, seen[None, None]).double()
+        return self.score_queries(found, sampled)
 
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""

@@ -11,10 +11,11 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.observe import interception
 from regard.observe.block_outputs import watch_blocks
+from regard.observe.interception.observer_op import IMPLEMENTATION
 from regard.observe.recorder import Recorder
 from regard.observe.recording import Recording
 from regard.observe.selection import Selection
-from regard.observe.store import Store
+from regard.observe.tensor_store import Store
 
 
 @contextmanager
@@ -36,10 +37,13 @@ def record(
     to=FOLDER writes what is kept to the folder as it is recorded and memory-maps it. The output, gradients and random numbers
     of the model do not change. A Hugging Face model called with output_attentions=True returns maps. Calls that could not be
     recorded are listed in recording.missed, and a warning is issued once.
-    Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments.
+    Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments. A model that is compiled in
+    the context, or whose attn_implementation is "regard" (regard.register_attention), is recorded while compiled.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
+    if uses_op(model):
+        model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     modules = dict(model.named_modules())
     refuse_compiled(modules)
     store = Store.from_arguments(keep, to)
@@ -50,14 +54,21 @@ def record(
     warn_missed(recorder.recording)
 
 
+def uses_op(model: nn.Module) -> bool:
+    """Return whether a model's attention hands its arguments to record in compiled code too."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == IMPLEMENTATION
+
+
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError if a module was compiled by torch.compile or torch.jit: its calls cannot be intercepted."""
+    """Raise ConfigError if a module was compiled by torch.compile or torch.jit, and its calls cannot be intercepted."""
     for name, module in modules.items():
         what = f"its module {name}" if name else "the model"
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        is_compiled = type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        if is_compiled and not uses_op(modules[""]):
             raise ConfigError(
                 f"{what} is compiled, and torch.compile bypasses the hooks of regard. Use the module that "
-                "was compiled (compiled._orig_mod), or an uncompiled copy."
+                "was compiled (compiled._orig_mod) or an uncompiled copy, compile it inside record, or load a model of "
+                "transformers with attn_implementation='regard'."
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(

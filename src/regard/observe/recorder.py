@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from regard.mechanism import attend
 from regard.mechanism.masks import Given
 from regard.observe.block_outputs import is_inside
 from regard.observe.call_graph import CallGraph
-from regard.observe.call_store import CallStore, cast_for_autocast
+from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritten_slots
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrences import is_recurrent_name
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import Media, join_media, read_media
@@ -26,11 +28,12 @@ from regard.observe.place_inference import infer_places
 from regard.observe.recording import IMPLICIT, Call, Recording
 from regard.observe.run_tracker import RunTracker
 from regard.observe.selection import Selection
-from regard.observe.store import Store
+from regard.observe.tensor_store import Store
 
 WEIGHT_TOLERANCE = 2e-2  # tolerance to weights that a model's own code computed, perhaps in half precision
 OTHERWISE = "its own attention does not compute a softmax of q and k"
 UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
+UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
 ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
@@ -49,8 +52,8 @@ class Recorder:
         self.recording = Recording(type(modules[""]).__name__)
         self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
         self.attended: set[str] = set()  # modules with self-attention
-        self.read_modules: set[str] = set()  # recurrent modules that ran
-        self.tracker = RunTracker(self.names, self.store.cast_and_select, self.report_missed)
+        self.read_modules: set[str] = set()  # modules that mix tokens and ran
+        self.tracker = RunTracker(self.names, self.store.cast_and_select, partial(add_once, self.recording.missed))
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward of a watched module that no other watched module called."""
@@ -129,16 +132,16 @@ class Recorder:
         tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
 
-    def handle_recurrent_module(self, module: nn.Module) -> None:
-        """Report a recurrent module as missed if nothing of it is in the recording, neither as recorded nor as missed."""
-        path = self.names[id(module)]
+    def handle_token_mixer(self, module: nn.Module) -> None:
+        """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
+        name, path = type(module).__name__, self.names[id(module)]
         if path in self.read_modules:
             return
         self.read_modules.add(path)
         known = [*(call.name for call in self.tracker.run.calls), *(one.module for one in self.recording.missed)]
         is_known = any(not path or name == path or name.startswith(f"{path}.") for name in known)
         if not is_known and self.selection.has_layer(path, lambda: -1):
-            self.report_missed(MissedCall(type(module).__name__, path, UNREAD))
+            self.report_missed(MissedCall(name, path, UNREAD if is_recurrent_name(name) else UNFOLLOWED))
 
     def add_run(self) -> None:
         """Add the current run to the recording, if it is new."""
@@ -147,13 +150,12 @@ class Recorder:
 
     def add_note(self, note: str, name: str) -> None:
         """Add what is stored of a module, and why, to `recording.notes`, once; nothing if there is nothing to say."""
-        if note and f"{name}: {note}" not in self.recording.notes:
-            self.recording.notes.append(f"{name}: {note}")
+        if note:
+            add_once(self.recording.notes, f"{name}: {note}")
 
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
-        if missed not in self.recording.missed:
-            self.recording.missed.append(missed)
+        add_once(self.recording.missed, missed)
 
     def build_full_map(self, call: AttentionCall, recorded: Call | None) -> AttentionMap:
         """Return the map of everything the kernel was given: all heads, and the unwritten slots of a cache."""
@@ -185,6 +187,8 @@ class Recorder:
         self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
+        if kind == "self":
+            call = fold_unwritten_slots(call)
         key, history, match = tracker.place_call(call, name, kind)
         if history is None or match is None:
             history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows, graph)
@@ -231,3 +235,9 @@ def has_different_weights(call: AttentionCall, weights: Tensor | None) -> bool:
     steps = attend(q, k, k, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
     ours, theirs = steps.weights, weights.detach()[:1, :, -1:]
     return ours.shape != theirs.shape or not torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)
+
+
+def add_once(entries: list[Any], new: Any) -> None:
+    """Append an entry to a list that does not have it."""
+    if new not in entries:
+        entries.append(new)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -10,10 +11,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
-from regard.html_repr import HtmlRepr
+from regard.html_repr import HtmlFragment, HtmlRepr
 from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
-from regard.mechanism.arguments import check_choice, check_flag, check_instance, check_integer, check_path, describe_value
+from regard.mechanism.arguments import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_path,
+    describe_value,
+)
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Causal, Documents
 from regard.observe import recording_file
@@ -23,7 +32,7 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.media import Media
 from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
-from regard.observe.serialize import serialize_recording
+from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, select_axis_words
 from regard.terminal_escapes import escape_controls
 
@@ -351,10 +360,15 @@ class Recording(HtmlRepr):
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
-        version = (
-            recording_file.VERSION if any(call.kind == IMPLICIT for call in self.calls) else recording_file.BEFORE_RECURRENCES
-        )
-        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self), version)
+        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self), find_version(self))
+
+    def page(self, height: int = 720) -> HtmlFragment:
+        """Return the page of the recording, as regard.page writes it, for the output cell of a notebook, `height` pixels high.
+
+        It is one file in a frame that can reach neither the notebook nor the network.
+        """
+        found: HtmlFragment = import_module(str(HtmlRepr.renderer)).frame_page(self, check_count("height", height, 1))
+        return found
 
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""

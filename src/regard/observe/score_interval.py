@@ -16,33 +16,52 @@ MOST_FREEDOM = 1000  # degrees of freedom; above, Student's t is the normal dist
 class Score(float):
     """A mean, with the limits `low` and `high` of its 95 % interval and `count`, the number of queries it is a mean of.
 
-    The limits are NaN where they are not known: see `estimate_scores`.
+    `chance` is what the mean would be if these queries attended equally to all keys that they may see. The limits and chance
+    are NaN where they are not known: see `estimate_scores`.
     """
 
     low: float
     high: float
     count: int
+    chance: float
 
-    def __new__(cls, mean: float, low: float = math.nan, high: float = math.nan, count: int = 0) -> "Score":
+    def __new__(
+        cls, mean: float, low: float = math.nan, high: float = math.nan, count: int = 0, chance: float = math.nan
+    ) -> "Score":
         score = super().__new__(cls, mean)
-        score.low, score.high, score.count = low, high, count
+        score.low, score.high, score.count, score.chance = low, high, count, chance
         return score
 
-    def __reduce__(self) -> tuple[type["Score"], tuple[float, float, float, int]]:
-        return Score, (float(self), self.low, self.high, self.count)
+    def __reduce__(self) -> tuple[type["Score"], tuple[float, float, float, int, float]]:
+        return Score, (float(self), self.low, self.high, self.count, self.chance)
+
+    @property
+    def low_above_chance(self) -> float:
+        """The lower limit, corrected for chance: 0 at chance, 1 at 1; the limit itself where chance is not known.
+
+        Source: (p - e) / (1 - e), Cohen 1960, with the share e that is expected by chance.
+        """
+        if math.isnan(self.chance):
+            return self.low
+        return (self.low - self.chance) / (1 - self.chance) if self.chance < 1 else -math.inf
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """Return mean, low, high and count; None for what is not known."""
+        """Return mean, low, high, count and, where it is known, chance; None for what is not known."""
         numbers = {"mean": float(self), "low": self.low, "high": self.high}
-        return {**{name: x if math.isfinite(x) else None for name, x in numbers.items()}, "count": self.count}
+        found = {**{name: x if math.isfinite(x) else None for name, x in numbers.items()}, "count": self.count}
+        return found if math.isnan(self.chance) else {**found, "chance": self.chance}
 
 
 @dataclass(frozen=True, eq=False)
 class QueryScores:
-    """A score of each query, `values`, and whether the query counts, `among`, both (b, h, q)."""
+    """A score of each query, `values`, and whether the query counts, `among`, both (b, h, q).
+
+    `chance`, (b, h), is the mean of a head that attends equally to all keys that its queries may see, if it is known.
+    """
 
     values: Tensor
     among: Tensor
+    chance: Tensor | None = None
 
     def mean(self) -> Tensor:
         """Return the mean over the queries that count, (b, h); NaN where there are none."""
@@ -61,19 +80,25 @@ def estimate_scores(found: QueryScores | Tensor, limits: tuple[float, float] = (
         means, counts = found.double(), torch.zeros(found.shape, dtype=torch.int64)
     else:
         means, counts = found.mean(), found.among.sum(-1)
+    chance = None if isinstance(found, Tensor) or found.chance is None else found.chance.nanmean(0).tolist()
     return [
         estimate_score(
             means[:, head].tolist(),
             [] if isinstance(found, Tensor) else average_segments(found, head),
             int(counts[:, head].sum()),
             limits,
+            math.nan if chance is None else chance[head],
         )
         for head in range(means.shape[1])
     ]
 
 
 def estimate_score(
-    documents: Sequence[float], segments: Sequence[float], count: int, limits: tuple[float, float] = (-math.inf, math.inf)
+    documents: Sequence[float],
+    segments: Sequence[float],
+    count: int,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+    chance: float = math.nan,
 ) -> Score:
     """Return the Score of a head from its means by document, NaN for a document that has none, and by segment if it is one."""
     known = [mean for mean in documents if not math.isnan(mean)]
@@ -82,10 +107,10 @@ def estimate_score(
     mean = math.fsum(known) / len(known)
     sample = known if len(known) > 1 else segments
     if len(sample) < 2:
-        return Score(mean, count=count)
+        return Score(mean, count=count, chance=chance)
     middle = math.fsum(sample) / len(sample)
     variance = math.fsum((x - middle) ** 2 for x in sample) / (len(sample) - 1)
-    return make_score(mean, variance, len(sample), count, limits)
+    return make_score(mean, variance, len(sample), count, limits, chance)
 
 
 def estimate_from_sums(documents: int, total: float, squares: float, count: int, limits: tuple[float, float]) -> Score:
@@ -98,10 +123,12 @@ def estimate_from_sums(documents: int, total: float, squares: float, count: int,
     return make_score(total / documents, variance, documents, count, limits)
 
 
-def make_score(mean: float, variance: float, number: int, count: int, limits: tuple[float, float]) -> Score:
+def make_score(
+    mean: float, variance: float, number: int, count: int, limits: tuple[float, float], chance: float = math.nan
+) -> Score:
     """Return the Score with Student's interval, of a sample of this variance and number."""
     half = compute_student_quantile(number - 1) * math.sqrt(variance / number)
-    return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count)
+    return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count, chance)
 
 
 def average_segments(found: QueryScores, head: int) -> list[float]:

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.observe import implicit_serialization
+from regard.map.relative_bias import RelativeBias
+from regard.observe import implicit_serialization, recording_file
 from regard.observe.implicit_history import ImplicitCall
 from regard.observe.kv_history import StoredCall
 from regard.observe.mask_serialization import serialize_mask
@@ -29,10 +30,15 @@ class NamedTensors:
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[tuple[Any, ...], str] = {}
 
-    def add(self, x: Tensor | None) -> str | None:
-        """Return the name of a tensor in the file, adding it if needed; None for None."""
+    def add(self, x: Tensor | None) -> Any:
+        """Return the name of a tensor in the file, adding it if needed; None for None.
+
+        A relative bias is the name of its diagonals, and its queries.
+        """
         if x is None:
             return None
+        if isinstance(x, RelativeBias):
+            return [self.add(x.diagonals), x.shape[-2]]
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
         if key not in self.names or not x.numel():
             self.names[key] = f"t{len(self.tensors)}"
@@ -52,6 +58,16 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors
+
+
+def find_version(recording: Any) -> int:
+    """Return the version of the file of a Recording: the earliest that can hold it."""
+    implicit = [call for call in recording.calls if isinstance(call, ImplicitCall)]
+    biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
+    biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
+    if any(isinstance(x, RelativeBias) for x in biases):
+        return recording_file.VERSION
+    return recording_file.BEFORE_DIAGONALS if implicit else recording_file.BEFORE_RECURRENCES
 
 
 def serialize_tokens(tokens: Any) -> Any:

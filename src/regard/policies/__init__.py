@@ -2,16 +2,14 @@
 
 from regard.policies.attention_inputs import AttentionInputs
 from regard.policies.budget import spread_budget
-from regard.policies.causality import check_causality
 from regard.policies.eviction import H2O, TOVA
 from regard.policies.key_masks import ChosenPages, Lifetime, Lines
 from regard.policies.parse_policy import parse_policy
-from regard.policies.policy import Policy, PromptPolicy
+from regard.policies.policy import Policy, PromptPolicy, check_causality
 from regard.policies.prompt_policies import ExpectedAttention, Knorm, ObservedAttention, SnapKV
 from regard.policies.quantised import Quantised
-from regard.policies.query_policies import BlockSparse, Oracle, Quest
+from regard.policies.query_policies import BlockSparse, Oracle, Quest, VerticalSlash
 from regard.policies.streaming import DuoAttention, StreamingLLM
-from regard.policies.vertical_slash import VerticalSlash
 
 __all__ = [
     "H2O",

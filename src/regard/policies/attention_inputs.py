@@ -18,7 +18,8 @@ class AttentionInputs:
     """The queries (b, h, t, d), keys (b, g, t, d) and values (b, g, t, e) of a layer's tokens, and how they attend.
 
     The first `prompt` tokens are read at once; the others follow one by one. mask, scale, softcap, bias and sinks are those of
-    attend. layer is the number of the layer. Values are None where only keys are known.
+    attend. layer is the number of the layer. Values are None where only keys are known. weight_sums are what `sum_weights`
+    returns, where they were computed with something else.
     """
 
     q: Tensor
@@ -31,6 +32,7 @@ class AttentionInputs:
     softcap: float | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    weight_sums: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -66,6 +68,10 @@ class AttentionInputs:
             sinks=self.sinks,
             offset=first,
         )
+
+    def sum_weights(self) -> Tensor:
+        """Return the sum of the weights of the prompt's queries on each of its keys, (b, h, prompt)."""
+        return self.select_prompt().build_map().received() if self.weight_sums is None else self.weight_sums
 
     def average_group(self, x: Tensor) -> Tensor:
         """Average numbers of query heads (b, h, ...) over the heads that share a key head, (b, g, ...)."""

@@ -59,10 +59,10 @@ class Cache:
         order = kept.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices[:, :, :slots]  # kept keys first
         width = order.shape[2]
         self.slots = torch.full((b, g, slots), -1, device=device)  # the key in each slot, -1 for none
-        there = torch.arange(width, device=device) < self.filled.unsqueeze(-1)
-        self.slots[:, :, :width] = order.masked_fill(~there, -1)
+        is_filled = torch.arange(width, device=device) < self.filled.unsqueeze(-1)
+        self.slots[:, :, :width] = order.masked_fill(~is_filled, -1)
         self.scores = torch.zeros(b, g, slots, dtype=dtype, device=device)
-        self.scores[:, :, :width] = scores.gather(2, order).masked_fill(~there, 0)
+        self.scores[:, :, :width] = scores.gather(2, order).masked_fill(~is_filled, 0)
         self.keys = torch.zeros(b, g, slots, inputs.k.shape[3], dtype=dtype, device=device)
         self.keys[:, :, :width] = inputs.k.to(dtype).gather(2, order.unsqueeze(-1).expand(-1, -1, -1, inputs.k.shape[3]))
         self.free = self.filled.clone()  # the slot of the next key

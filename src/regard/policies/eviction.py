@@ -40,8 +40,7 @@ class H2O(Policy):
                 f"{self.label} keeps the last {int(recent.max()):,} keys, which must be fewer than its budget of "
                 f"{int(counts.min()):,}: pass a larger budget or a smaller recent."
             )
-        prompt = inputs.select_prompt()
-        sums = prompt.average_group(prompt.build_map().received())  # (b, g, k)
+        sums = inputs.average_group(inputs.sum_weights())  # (b, g, k)
         first = (inputs.prompt - recent).clamp(min=0).to(sums.device)  # of the recent keys
         is_recent = torch.arange(inputs.prompt, device=sums.device) >= first.view(1, -1, 1)
         kept = select_largest(sums.masked_fill(is_recent, torch.inf), counts)

@@ -11,15 +11,11 @@ from regard.mechanism import spans
 from regard.mechanism.mask_algebra import Mask, Offset, QueryBlock, broadcast_index, query_position
 from regard.mechanism.spans import Spans, clamp_span
 
-NEVER = 2**62  # the end of a key that is never evicted
-
 
 class HeadMask(Mask):
     """Base class of masks by batch row and head: dataclasses whose first field is a tensor (b or 1, h or 1, ...)."""
 
-    @property
-    def is_batch_specific(self) -> bool:
-        return True
+    is_batch_specific = True
 
     @property
     def batch(self) -> int:
@@ -58,6 +54,9 @@ class Lifetime(HeadMask):
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
         if self.ends.shape[2] != k:
             raise ShapeError(f"Lifetime has the ends of {self.ends.shape[2]} keys, but there are {k}.")
+
+    def find_key_ends(self, k: int) -> Tensor | None:
+        return self.ends
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         ends = self.ends.to(j.device)[broadcast_index(b, self.batch), broadcast_index(h, self.heads), j]

@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 """The cache of `cache_replay.py` compiled by numba, for causal attention in float32 on a CPU without sinks and softcap."""
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,7 +8,8 @@ import torch
 from numba import njit
 
 from regard.compiled.jit_cache import njit_with_cache
-from regard.compiled.vectors import REASSOCIATED
+from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
+from regard.compiled.vectors import LEAST, add_scaled_row, exponentiate_with_sums
 from regard.mechanism.scores import default_scale
 from regard.policies.policy import end_at_prompt
 
@@ -18,8 +18,8 @@ def replay_evictions(inputs, kept, counts, recent, scores, how):
     """Return the end of each key, (b, g, t), as cache_replay.replay_plainly does; key heads run in parallel, a thread each."""
     scale = default_scale(inputs.q) if inputs.scale is None else inputs.scale
     ends = end_at_prompt(kept.clone(), inputs)
-    q, k = (x.float().contiguous().numpy() for x in (inputs.q, inputs.k))
-    held = scores.float().numpy()
+    q, k = (x.contiguous().numpy() for x in (inputs.q.float() * scale, inputs.k.float()))
+    rows_of_scores = scores.float().numpy()
     b, g, _ = kept.shape
     share = inputs.heads_per_key
 
@@ -30,10 +30,10 @@ def replay_evictions(inputs, kept, counts, recent, scores, how):
         slots = np.full(min(count, inputs.tokens) + 1, -1, np.int64)
         slots[: len(keys)] = keys
         sums = np.zeros(len(slots), np.float32)
-        sums[: len(keys)] = held[row, first, keys]
+        sums[: len(keys)] = rows_of_scores[row, first, keys]
         out = ends[row, first].numpy()
-        given = q[row, first * share : stop * share], k[row, first:stop], slots, sums, out, len(keys), inputs.prompt
-        replay_head(*given, count, int(recent[first]), np.float32(scale), how == "sum")
+        arguments = q[row, first * share : stop * share], k[row, first:stop], slots, sums, out, len(keys), inputs.prompt
+        replay_head(*arguments, count, int(recent[first]), how == "sum")
 
     units = [(row, n, n + 1) for row in range(b) for n in range(g)] if how == "sum" else [(row, 0, g) for row in range(b)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -41,49 +41,49 @@ def replay_evictions(inputs, kept, counts, recent, scores, how):
     return ends if how == "sum" else ends[:, :1].repeat(1, g, 1)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
-def score_slots(q, keys, n, scale, out):
-    """Compute the scaled scores of a query (d,) with the first n keys (slots, d); return the largest."""
-    largest = np.float32(-np.inf)
-    for slot in range(n):
-        total = np.float32(0)
-        for c in range(len(q)):
-            total += q[c] * keys[slot, c]
-        out[slot] = total * scale
-        largest = max(largest, out[slot])
-    return largest
+@njit(nogil=True)
+def weigh_slots(q, panels, i, n, some, e, weights):
+    """Compute the weights of query i of all heads (h, t, d), scaled, on the first n slots, in the mean over the heads."""
+    weights[:n] = 0
+    groups, width, depth, _ = panels.shape
+    share, full, stride = len(q) // groups, -(-n // COLUMNS) * COLUMNS, e.shape[1]
+    for head in range(len(q)):
+        place = head % share % ROWS  # in the tile
+        some[place] = q[head, i]
+        if place < ROWS - 1 and head % share < share - 1:
+            continue
+        for j in range(0, full, COLUMNS):
+            start = (head // share * width * COLUMNS + j) * depth
+            multiply_tile(some, 0, depth, 1, panels, start, depth, e, j, stride)
+        for r in range(place + 1):
+            e[r, n:full] = LEAST
+            total = exponentiate_with_sums(e[r, :full], find_maximum(e, r * stride, full))[0]
+            add_scaled_row(e[r, :n], np.float32(1 / (total * len(q))), weights[:n])
 
 
 @njit(nogil=True)
-def weigh_slots(q, keys, i, n, scale, scores, weights):
-    """Compute the weights of query i of all heads (h, t, d) on the first n slots, in the mean over the heads."""
-    weights[:n] = 0
-    share = len(q) // len(keys)
-    for head in range(len(q)):
-        largest = score_slots(q[head, i], keys[head // share], n, scale, scores)
-        total = 0.0
-        for slot in range(n):
-            scores[slot] = math.exp(scores[slot] - largest)
-            total += scores[slot]
-        for slot in range(n):
-            weights[slot] += scores[slot] / (total * len(q))
+def store_key(k, i, panels, slot):
+    """Store key i of some key heads (g, t, d) in a slot of the panels (g, panels, d, COLUMNS)."""
+    for group in range(len(k)):
+        for c in range(k.shape[2]):
+            panels[group, slot // COLUMNS, c, slot % COLUMNS] = k[group, i, c]
 
 
 @njit_with_cache()
-def replay_head(q, k, slots, sums, ends, filled, prompt, count, recent, scale, is_summed):
+def replay_head(q, k, slots, sums, ends, filled, prompt, count, recent, is_summed):
     """Replay the cache of some key heads (g, t, d) that keep the same keys, with the queries of all their heads (h, t, d)."""
-    keys = np.zeros((len(k), len(slots), k.shape[2]), np.float32)
+    width = -(-len(slots) // COLUMNS)
+    panels = np.zeros((len(k), width, k.shape[2], COLUMNS), np.float32)
     for slot in range(filled):
-        for group in range(len(k)):
-            keys[group, slot] = k[group, slots[slot]]
-    scores, weights = np.zeros(len(slots), np.float32), np.zeros(len(slots), np.float32)
+        store_key(k, slots[slot], panels, slot)
+    some, e = np.zeros((ROWS, k.shape[2]), np.float32), np.zeros((ROWS, (width + 1) * COLUMNS), np.float32)
+    weights = np.zeros(len(slots), np.float32)
     free = filled
     for i in range(prompt, q.shape[1]):
         slots[free], sums[free] = i, 0
-        for group in range(len(k)):
-            keys[group, free] = k[group, i]
+        store_key(k, i, panels, free)
         n = min(filled + 1, len(slots))
-        weigh_slots(q, keys, i, n, scale, scores, weights)
+        weigh_slots(q, panels, i, n, some, e, weights)
         for slot in range(n):
             sums[slot] = sums[slot] + weights[slot] if is_summed else weights[slot]
         if filled < count:

@@ -9,9 +9,8 @@ from regard.policies.eviction import H2O, TOVA
 from regard.policies.policy import Policy
 from regard.policies.prompt_policies import ExpectedAttention, Knorm, ObservedAttention, SnapKV
 from regard.policies.quantised import Quantised
-from regard.policies.query_policies import BlockSparse, Oracle, Quest
+from regard.policies.query_policies import BlockSparse, Oracle, Quest, VerticalSlash
 from regard.policies.streaming import DuoAttention, StreamingLLM
-from regard.policies.vertical_slash import VerticalSlash
 
 POLICIES: tuple[type[Policy], ...] = (
     StreamingLLM,

@@ -60,7 +60,7 @@ class ObservedAttention(PromptPolicy):
     """
 
     def score_keys(self, prompt: AttentionInputs) -> Tensor:
-        received = prompt.average_group(prompt.build_map().received())  # (b, g, k)
+        received = prompt.average_group(prompt.sum_weights())  # (b, g, k)
         return received / torch.arange(prompt.tokens, 0, -1, device=received.device)
 
 
@@ -116,8 +116,8 @@ class ExpectedAttention(PromptPolicy):
             q = rotate_halves(q, -compute_angles(torch.arange(t), d, self.rotary_base).to(q))
         q = q[:, :, self.sinks :]
         mean = q.mean(2)
-        apart = q - mean.unsqueeze(2)
-        covariance = apart.mT @ apart / q.shape[2]
+        deviation = q - mean.unsqueeze(2)
+        covariance = deviation.mT @ deviation / q.shape[2]
         if self.rotary_base is None:
             return mean, covariance
         turn = average_rotation(compute_angles(torch.arange(t, t + self.future), d, self.rotary_base).to(q))

@@ -1,4 +1,4 @@
-"""Policies that choose keys for each query, or each block of queries: Oracle, Quest and BlockSparse."""
+"""Policies that choose keys for each query, or each block of queries: Oracle, Quest, BlockSparse and VerticalSlash."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,8 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.scores import score_dtype
 from regard.policies.attention_inputs import AttentionInputs
 from regard.policies.budget import Budget, check_budget, count_keys
-from regard.policies.key_masks import ChosenPages
+from regard.policies.key_masks import ChosenPages, Lines
+from regard.policies.largest_keys import find_largest_keys
 from regard.policies.policy import Policy, require_prompt
 
 BLOCK_NUMBERS = 2**22  # scores of pages that are computed at a time
@@ -37,10 +38,8 @@ class Oracle(Policy):
         if inputs.prompt == inputs.tokens:
             return EVERYTHING
         counts = count_keys(self.budget, inputs.prompt, inputs.layer, inputs.k.shape[1]).repeat_interleave(inputs.heads_per_key)
-        rest = inputs.build_map(inputs.prompt)
-        found = [
-            rest.select(heads=[head]).top(count)[1].int() for head, count in enumerate(counts.clamp(max=inputs.tokens).tolist())
-        ]
+        amounts = counts.clamp(max=inputs.tokens).tolist()
+        found = [find_largest_keys(inputs, head, count) for head, count in enumerate(amounts)]
         width = max(keys.shape[-1] for keys in found)
         pages = torch.cat([repeat_last(keys, width) for keys in found], 1)
         return ChosenPages(pages, page=1, rows=1, start=inputs.prompt, stop=inputs.tokens)
@@ -138,3 +137,39 @@ def choose_largest_pages(scores: Tensor, own: Tensor, count: int) -> Tensor:
     hidden = torch.arange(width, device=scores.device) >= own.unsqueeze(-1)  # (n, pages)
     best = scores.masked_fill(hidden, -torch.inf).topk(min(count - 1, width))
     return torch.cat([torch.where(best.values == -torch.inf, last, best.indices), last], -1).int()
+
+
+@dataclass(frozen=True)
+class VerticalSlash(Policy):
+    """Read, in the prompt, the `vertical` columns and the `slash` diagonals to which its last queries attend most.
+
+    The weights of the `last` queries of the prompt are summed over each key, and over each distance of query and key. A query
+    always reads its own key; queries after the prompt read every key. Source: Jiang et al. 2024 (MInference), algorithm 2.
+    """
+
+    vertical: int = 256
+    slash: int = 256
+    last: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("vertical", "slash", "last"):
+            check_count(f"VerticalSlash({name})", getattr(self, name))
+
+    def choose_keys(self, inputs: AttentionInputs) -> Mask:
+        require_prompt(self, inputs, self.last)
+        prompt = inputs.select_prompt()
+        first = prompt.tokens - self.last
+        weights = prompt.build_map(first)[...]  # (b, h, last, prompt)
+        rows = torch.arange(first, prompt.tokens, device=weights.device).view(-1, 1)
+        back = (rows - torch.arange(prompt.tokens, device=weights.device)).clamp(min=0).expand_as(weights)
+        by_distance = weights.new_zeros(*weights.shape[:2], prompt.tokens)
+        by_distance.scatter_add_(2, back.flatten(2), weights.flatten(2))  # keys after their query have weight 0
+        by_distance[:, :, 0] = torch.inf
+        columns = mark_largest(weights.sum(2), self.vertical, inputs.tokens)
+        return Lines(columns, mark_largest(by_distance, self.slash, inputs.tokens), inputs.prompt)
+
+
+def mark_largest(x: Tensor, n: int, size: int) -> Tensor:
+    """Mark the n largest numbers of x (b, h, t), as a bool (b, h, size) whose rest is False."""
+    found = torch.zeros(*x.shape[:2], size, dtype=torch.bool, device=x.device)
+    return found.scatter_(2, x.topk(min(n, x.shape[2])).indices, True)

@@ -2,6 +2,7 @@
 
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Audit, WorstRow, audit
+from regard.policy_audit.certificate import AuditCertificate
 from regard.policy_audit.downstream import Downstream, find_needles, measure_downstream
 from regard.policy_audit.needle_tasks import NeedleTask, make_needle_tasks
 from regard.policy_audit.summary import Summary
@@ -9,6 +10,7 @@ from regard.policy_audit.summary import Summary
 __all__ = [
     "ApplyPolicy",
     "Audit",
+    "AuditCertificate",
     "Downstream",
     "NeedleTask",
     "Summary",

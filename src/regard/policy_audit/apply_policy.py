@@ -7,12 +7,14 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_count
+from regard.mechanism.mask_algebra import And
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.intervene import Change
 from regard.policies import AttentionInputs, Policy
 from regard.policies.policy import check_policy
-from regard.policy_audit.recorded_inputs import make_inputs
+from regard.policy_audit.policy_context import compute_policy_context
+from regard.policy_audit.recorded_inputs import join_inputs, make_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +22,8 @@ class ApplyPolicy(Change):
     """Let each query use only the keys that a policy chooses, from the queries and keys of this very forward.
 
     The first `prompt` tokens are read at once; the model reads the whole text in one forward, whose later queries then see what
-    the cache would have held. The context is computed by the fastest kernel, which never reads keys that a block of queries
-    does not use. layer and head select, as in other changes; all by default.
+    the cache would have held. In float32 on a CPU the context is computed by the compiled passes of an audit,
+    which read the kept keys alone, else by the fastest kernel. layer and head select, as in other changes; all by default.
     """
 
     policy: Policy
@@ -40,10 +42,16 @@ class ApplyPolicy(Change):
             mask = mask | Given(others)
         return replace(call, mask=call.mask & mask)
 
+    def compute_context(self, changed: AttentionCall, call: AttentionCall, name: str, number: int) -> Tensor | None:
+        mask = changed.mask.other if isinstance(changed.mask, And) and changed.mask.one is call.mask else None
+        if mask is None or call.dropout:
+            return None
+        return compute_policy_context(self.make_inputs(call, name, number), mask)
+
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         if type(self.policy).change_cache is Policy.change_cache:
             return context
-        inputs = self.make_inputs(call, name, number)
+        inputs = join_inputs(call, call.v, number, self.prompt)  # the mask is also that of the policy
         cache = self.policy.change_cache(inputs)
         if cache is None or self.prompt == inputs.tokens:
             return context

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -10,17 +10,21 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.html_repr import HtmlRepr
-from regard.mechanism.arguments import check_count, check_index, check_instance, check_sequence, describe_value
+from regard.map.pooling import bin_edges
+from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_sequence, describe_value
 from regard.mechanism.mask_algebra import Mask
 from regard.observe.recording import Recording
 from regard.policies import AttentionInputs, Policy, check_causality
 from regard.policies.policy import check_policy
+from regard.policy_audit.certificate import CERTIFIED_ROWS, AuditCertificate, certify_layer, join_certificates
 from regard.policy_audit.measure import measure_layer
 from regard.policy_audit.recorded_inputs import find_prompt, read_inputs
-from regard.policy_audit.summary import Summary, format_summaries, summarize_part
+from regard.policy_audit.row_measures import RowMeasures
+from regard.policy_audit.summary import Summary, format_positions, format_summaries, summarize_part
 
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]
 PARTS = ("generated", "prompt")
+MEASURES = ("recall", "kl", "output_error", "kept", "dropped_distance")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class Audit(HtmlRepr):
     recall is the share of a row's weights on the keys that the policy lets it use, exp(lse_kept - lse), and kl is
     KL(kept || complete) = -log recall. Of a policy that changes keys instead, recall is Σ min(p, p'), what the weights have in
     common. The total variation is 1 - recall. output_error is `|o_kept - o| / |o|` of the head's
-    output. A sink of the model counts as kept. The first `prompt` queries are those of the prompt.
+    output. A sink of the model counts as kept. dropped_distance, of the same shape, is how far before the query what is dropped
+    lies, in tokens, in the mean over the dropped weight; NaN where that is less than 0.0001, and of a policy that changes keys.
+    The first `prompt` queries are those of the prompt. certificate is how far some rows are from those computed in float64.
     """
 
     policies: tuple[Policy, ...]
@@ -69,6 +75,8 @@ class Audit(HtmlRepr):
     kl: Tensor
     output_error: Tensor
     kept: Tensor
+    dropped_distance: Tensor
+    certificate: AuditCertificate
     words: Any = field(default=None, repr=False)
     recording: Recording | None = field(default=None, repr=False)
 
@@ -101,6 +109,17 @@ class Audit(HtmlRepr):
             for n, label in enumerate(self.labels)
         ]
 
+    def average_by_position(self, measure: str = "recall", bins: int = 8) -> tuple[Tensor, Tensor]:
+        """Return the edges of runs of queries, (bins + 1,), and the mean of a measure in each of them, (policy, layer, bins).
+
+        measure is the name of a tensor, such as "recall" or "dropped_distance"; NaN does not count.
+        """
+        check_choice("measure", measure, MEASURES)
+        check_count("bins", bins)
+        edges = bin_edges(0, self.recall.shape[-1], min(bins, self.recall.shape[-1]))
+        parts = getattr(self, measure).double().split(edges.diff().tolist(), -1)
+        return edges, torch.stack([part.nanmean((2, 3, 4)) for part in parts], -1)
+
     def find_worst(self, n: int = 5, policy: int = 0) -> list[WorstRow]:
         """Return the n rows of which a policy keeps least, with the key that mattered most among those dropped."""
         check_count("n", n)
@@ -122,18 +141,10 @@ class Audit(HtmlRepr):
         dropped = weights.masked_fill(kept, -1)
         key = int(dropped.argmax())
         words = self.words if self.words is None or isinstance(self.words[0], str) else self.words[b]
-        named = (None, None) if words is None else (words[query], words[key])
+        names = (None, None) if words is None else (words[query], words[key])
         recall = float(self.recall[policy, layer, b, h, query])
         return WorstRow(
-            self.labels[policy],
-            self.layers[layer],
-            b,
-            self.heads[h],
-            query,
-            recall,
-            key,
-            max(float(dropped[key]), 0.0),
-            *named,
+            self.labels[policy], self.layers[layer], b, self.heads[h], query, recall, key, max(float(dropped[key]), 0.0), *names
         )
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -172,6 +183,11 @@ class Audit(HtmlRepr):
         """Return the table of a part as lines of at most `width` columns."""
         return format_summaries(self.summarize(part), width)
 
+    def format_positions(self, width: int = 80) -> list[str]:
+        """Return the mean recall of each policy by the position of the query as aligned lines of at most `width` columns."""
+        edges, means = self.average_by_position()
+        return format_positions(self.labels, edges.tolist(), means.mean(1).tolist(), width)
+
     def __str__(self) -> str:
         queries = self.recall.shape[-1]
         rows = f"{queries - self.prompt:,} queries after a prompt of {self.prompt:,}"
@@ -184,13 +200,15 @@ def audit(
     *,
     prompt: int | None = None,
     layers: Sequence[int] | None = None,
+    certified_rows: int = CERTIFIED_ROWS,
     watch: Watch = lambda layers, count: layers,
 ) -> Audit:
     """Measure what policies drop from the attention of a recorded model, exactly, for every layer, head and query.
 
     The recording must have kept the values. prompt is the number of tokens that are read at once: by default the prompt of a
-    recorded generation, else half of the text. layers are numbers of layers, all by default. A policy that is not of
-    regard.policies is first tested: one that looks ahead is refused. Raises ConfigError.
+    recorded generation, else half of the text. layers are numbers of layers, all by default. certified_rows is how many rows of
+    each head are computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
+    that looks ahead is refused. Raises ConfigError.
     """
     check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
     chosen = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
@@ -200,6 +218,7 @@ def audit(
         raise ConfigError(f"watch must be a function of the layers and their number, got {describe_value(watch)}.")
     for one in chosen:
         check_policy(one)
+    check_count("certified_rows", certified_rows)
     count = len(recording.layers())
     numbers = (
         range(count)
@@ -209,19 +228,30 @@ def audit(
     if not numbers:
         raise ConfigError("there are no layers to audit: record a model with self-attention, and pass layers=None for all.")
     length = find_prompt(recording, prompt, recording.map(numbers[0]).shape[2])
-    found = []
+    found, certificates = [], []
     for number in watch(numbers, len(numbers)):
         inputs = read_inputs(recording, number, length)
         for policy in chosen if number == numbers[0] else ():
             refuse_lookahead(policy, inputs)
-        found.append(measure_layer(inputs, chosen))
+        measured, masks = measure_layer(inputs, chosen)
+        found.append(measured)
+        certificates.append(certify_layer(inputs, chosen, masks, measured, certified_rows))
     if len({one.recall.shape for one in found}) > 1:
         raise ConfigError("the layers have different numbers of heads: audit those of one kind at a time, with layers=.")
-    measures = {
-        name: torch.stack([getattr(one, name) for one in found], 1) for name in ("recall", "kl", "output_error", "kept")
+    measures: dict[str, Any] = {
+        one.name: torch.stack([getattr(layer, one.name) for layer in found], 1) for one in fields(RowMeasures)
     }
     words, heads = recording.words(numbers[0])[0], recording.heads(numbers[0])
-    return Audit(tuple(chosen), tuple(numbers), heads, length, **measures, words=words, recording=recording)
+    return Audit(
+        tuple(chosen),
+        tuple(numbers),
+        heads,
+        length,
+        **measures,
+        certificate=join_certificates(certificates),
+        words=words,
+        recording=recording,
+    )
 
 
 def refuse_lookahead(policy: Policy, inputs: AttentionInputs) -> None:

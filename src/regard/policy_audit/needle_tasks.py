@@ -1,6 +1,8 @@
-"""Needle tasks of any length: sentences hidden in a text, and a question after it whose answer they are, as in RULER."""
+"""Tasks of any length, as in RULER: sentences hidden in a text, or a list of words, and a question after it."""
 
+import bisect
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,12 +11,14 @@ from typing import Protocol
 from regard.errors import DataError
 from regard.mechanism.arguments import check_choice, check_count
 
-KINDS = ("single", "multi key", "multi value", "variable tracking")
+COMMON_WORDS = "common words"
+KINDS = ("single", "multi key", "multi value", "variable tracking", COMMON_WORDS)
 KEYS = ("harbor", "lantern", "orchard", "violin", "glacier", "compass", "meadow", "thimble")
 SENTENCE = "The magic number of the {key} is {number}."
 QUESTION = "The magic number of the {key} is"
 VALUES = 3  # numbers of a key, and variables of a chain
 DIGITS = 5  # of a number
+COMMON, RARE = 30, 3  # times that the common word is listed, and every other one, as in RULER
 
 
 class Encoder(Protocol):
@@ -43,16 +47,20 @@ def make_needle_tasks(
     """Make `count` tasks of each kind, of at most `length` tokens, from a text in which the needles are hidden.
 
     single: one sentence with a number. multi key: four of them, one is asked for. multi value: three numbers of one key, in
-    order. variable tracking: a chain of assignments, whose names are asked for. Any language model can be asked, since
-    the question begins the sentence of the answer. Needles lie at random depths. Source: Hsieh et al. 2024 (RULER), section 3.
+    order. variable tracking: a chain of assignments, whose names are asked for. common words: a numbered list of words of the
+    text in random order, of which one stands ten times as often as every other one; it is asked for (RULER asks for the ten
+    most common ones, in any order, which a single greedy answer cannot be). Any language model can be asked, since the question
+    begins the sentence of the answer. Needles lie at random depths. Source: Hsieh et al. 2024 (RULER), section 3.
     Raises DataError for a text that is too short.
     """
     check_count("length", length)
     check_count("count", count)
     draw = random.Random(seed)
-    text = vocabulary.encode(haystack)
+    text, words = vocabulary.encode(haystack), sorted(set(re.findall(r"\b[a-z]{4,}\b", haystack)))
     return [
-        hide_needles(vocabulary, text, length, kind, *write_needles(kind, draw), draw)
+        list_words(vocabulary, words, length, draw)
+        if kind == COMMON_WORDS
+        else hide_needles(vocabulary, text, length, kind, *write_needles(kind, draw), draw)
         for kind in kinds
         for _ in range(count)
         if check_choice("a kind", kind, KINDS)
@@ -89,9 +97,8 @@ def hide_needles(
 ) -> NeedleTask:
     """Hide needles at random depths of a text, in their order, and append the question and its answer."""
     hidden = [vocabulary.encode(f"\n{needle}\n") for needle in needles]
-    question_ids, whole = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
-    first = next((n for n, (a, b) in enumerate(zip(question_ids, whole, strict=False)) if a != b), len(question_ids))
-    room = length - sum(map(len, hidden)) - len(whole)
+    all_ids, first = join_question(vocabulary, question, answer)
+    room = length - sum(map(len, hidden)) - len(all_ids)
     if not 1 <= room <= len(text):
         raise DataError(
             f"the text has {len(text):,} tokens; tasks of {length:,} tokens need {max(room, 1):,} and their needles."
@@ -100,4 +107,33 @@ def hide_needles(
     tokens: list[int] = []
     for start, stop, needle in zip([0, *places], [*places, room], [*hidden, []], strict=True):
         tokens += [*text[start:stop], *needle]
-    return NeedleTask(kind, (*tokens, *whole), len(tokens), len(tokens) + first)
+    return NeedleTask(kind, (*tokens, *all_ids), len(tokens), len(tokens) + first)
+
+
+def list_words(vocabulary: Encoder, words: Sequence[str], length: int, draw: random.Random) -> NeedleTask:
+    """List as many words as `length` tokens have room for, one of them more often, and append the question and its answer."""
+    common, *others = draw.sample(words, len(words)) or [""]
+    question, first = join_question(vocabulary, "The most common word in the list is", f" {common}")
+    seed = draw.random()
+
+    def encode_list(count: int) -> list[int]:
+        entries = [common] * COMMON + others[:count] * RARE
+        random.Random(seed).shuffle(entries)
+        return vocabulary.encode(" ".join(f"{n}. {word}" for n, word in enumerate(entries, 1)))
+
+    counts = range(1, len(others) + 1)
+    fitting = bisect.bisect_right(counts, length - len(question), key=lambda count: len(encode_list(count)))
+    if not fitting:
+        least = len(encode_list(1)) + len(question)
+        raise DataError(
+            f"a list of common words needs {least:,} tokens and two different words of the text: the text has {len(words):,}, "
+            f"and tasks have {length:,} tokens."
+        )
+    tokens = encode_list(fitting)
+    return NeedleTask(COMMON_WORDS, (*tokens, *question), len(tokens), len(tokens) + first)
+
+
+def join_question(vocabulary: Encoder, question: str, answer: str) -> tuple[list[int], int]:
+    """Return the tokens of a question and its answer, and the place of the first token of the answer."""
+    question_ids, all_ids = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
+    return all_ids, next((n for n, (a, b) in enumerate(zip(question_ids, all_ids, strict=False)) if a != b), len(question_ids))

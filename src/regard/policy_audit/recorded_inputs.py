@@ -35,6 +35,11 @@ def make_inputs(request: Request | AttentionCall, v: Tensor | None, name: str, l
             f"a policy needs causal self-attention of every token of a text, in one forward or recorded from its start, "
             f"without padding; {name} has {q:,} queries on {k:,} keys with the mask {request.mask}."
         )
+    return join_inputs(request, v, layer, prompt)
+
+
+def join_inputs(request: Request | AttentionCall, v: Tensor | None, layer: int, prompt: int) -> AttentionInputs:
+    """Return the inputs of a policy for a layer whose mask is known to be causal, or that of a policy as well."""
     settings = {field: getattr(request, field) for field in ("q", "k", "mask", "scale", "softcap", "bias", "sinks")}
     return AttentionInputs(**settings, v=v, layer=layer, prompt=prompt)
 

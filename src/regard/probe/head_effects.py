@@ -35,8 +35,8 @@ class HeadEffect:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: layer, name, head, effect (mean, low, high, count) and estimate."""
-        plain = {name: getattr(self, name) for name in ("layer", "name", "head", "estimate")}
-        return {**plain, "effect": self.effect.to_dict()}
+        fields = {name: getattr(self, name) for name in ("layer", "name", "head", "estimate")}
+        return {**fields, "effect": self.effect.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -130,21 +130,21 @@ def effects(
         with torch.enable_grad(), require_gradients(model), record(model, keep="values") as recording:
             numbers = check_numbers(measure(call_model(model, inputs)))
         chosen = select_heads(recording, heads)
-        whole = numbers.detach().double()
+        exact = numbers.detach().double()
         estimates = estimate_effects(recording, numbers, KnockOut(by=by, source=source))
-        header = {"by": by, "numbers": [float(number) for number in whole.cpu()], "heads": [list(pair) for pair in chosen]}
+        header = {"by": by, "numbers": [float(number) for number in exact.cpu()], "heads": [list(pair) for pair in chosen]}
         known = {} if file is None else read_effects(file, header)
         rows, names = [], recording.layers()
         for layer, head in watch(chosen, len(chosen)):
             rise = known.get((layer, head))
             if rise is None:
                 with torch.no_grad(), intervene(model, KnockOut(names[layer], head, by=by, source=source)):
-                    rise = check_numbers(measure(call_model(model, inputs)), len(whole)).double().cpu() - whole.cpu()
+                    rise = check_numbers(measure(call_model(model, inputs)), len(exact)).double().cpu() - exact.cpu()
                 if file is not None:
                     append_line(file, {"layer": layer, "head": head, "rise": rise.tolist()})
             (effect,) = estimate_scores(QueryScores(rise.view(-1, 1, 1), torch.ones(len(rise), 1, 1, dtype=torch.bool)))
             rows.append(HeadEffect(layer, names[layer], head, effect, estimates[layer][head]))
-    return HeadEffects(tuple(rows), float(whole.mean()), by)
+    return HeadEffects(tuple(rows), float(exact.mean()), by)
 
 
 @contextmanager
@@ -214,18 +214,18 @@ def read_effects(file: Path, header: dict[str, Any]) -> dict[tuple[int, int], Te
         append_line(file, header)
         return {}
     data = file.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+    complete = data[: data.rfind(b"\n") + 1]
     try:
-        first, *lines = [json.loads(line) for line in whole.splitlines()]
+        first, *lines = [json.loads(line) for line in complete.splitlines()]
         found = {(line["layer"], line["head"]): torch.tensor(line["rise"], dtype=torch.float64) for line in lines}
         is_same = first == header
     except (ValueError, KeyError, TypeError):
         is_same = False
     if not is_same or any(len(rise) != len(header["numbers"]) for rise in found.values()):
         raise DataError(f"{file} is not of this call: numbers, heads or replacement differ. Choose another path, or delete it.")
-    if len(whole) < len(data):
+    if len(complete) < len(data):
         with file.open("r+b") as opened:
-            opened.truncate(len(whole))
+            opened.truncate(len(complete))
     return found
 
 

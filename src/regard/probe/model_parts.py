@@ -125,8 +125,8 @@ class ActivationTrace:
             x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
             if x is None or not isinstance(result, Tensor) or x.dim() < 2:
                 return
-            given, made = (cut_positions(one, self.positions) for one in (x, result))
-            found = Activation(module, name, given, made, get_tolerance(result.dtype))
+            given, outputs = (cut_positions(one, self.positions) for one in (x, result))
+            found = Activation(module, name, given, outputs, get_tolerance(result.dtype))
             if module.weight.dim() == 2:  # type: ignore[operator]
                 self.linear.append(found)
             elif x.shape == result.shape:
@@ -280,10 +280,10 @@ def fit_norm(one: Activation) -> Norm | None:
     None if the best fit is not near.
     """
     weight: Any = one.module.weight
-    drawn = torch.randn(POSITIONS, one.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(weight)
-    x = torch.cat([one.x.double().cpu(), drawn.double().cpu()])
+    inputs = torch.randn(POSITIONS, one.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(weight)
+    x = torch.cat([one.x.double().cpu(), inputs.double().cpu()])
     with evaluate_mode(one.module):
-        y = torch.cat([one.y.double().cpu(), one.module(drawn).double().cpu()])
+        y = torch.cat([one.y.double().cpu(), one.module(inputs).double().cpu()])
     named = [getattr(one.module, name, 0.0) for name in ("eps", "variance_epsilon")]
     fits = []
     for eps in (0.0, *(float(eps) for eps in named if isinstance(eps, float) and eps > 0)):

@@ -165,13 +165,9 @@ def add_circuits(recording: Recording, probe: Probe, parts: ModelParts | None) -
             scores = dict(row.scores)
             if parts is not None and layer.output is not None:
                 scores |= {"copying": copying[row.head], "ov": circuits[min(row.head, len(circuits) - 1)]}
-                row = replace(row, scores=scores, kind=confirm_kind(row.kind, scores))
+                # the kind was inferred without copying: an induction head that does not copy is none
+                row = replace(row, scores=scores, kind=infer_kind(scores) if row.kind == "induction" else row.kind)
             yield row
-
-
-def confirm_kind(kind: str, scores: dict[str, Score]) -> str:
-    """Return the kind that was inferred without copying, unless it is induction and the head does not copy."""
-    return infer_kind(scores) if kind == "induction" else kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,8 +76,8 @@ def make_probe(
     rows = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
-        drawn = candidates[torch.randperm(len(candidates), generator=generator)[:length]]
-        rows.append(torch.cat([torch.tensor([] if begin is None else [begin], dtype=torch.int64), drawn.repeat(repeats)]))
+        sequence = candidates[torch.randperm(len(candidates), generator=generator)[:length]]
+        rows.append(torch.cat([torch.tensor([] if begin is None else [begin], dtype=torch.int64), sequence.repeat(repeats)]))
     return Probe(torch.stack(rows), before, length)
 
 

@@ -58,16 +58,16 @@ def make_needle_prompts(
     text = vocabulary.encode(haystack)
     found = []
     for question, answer in needles:
-        hidden, whole = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
-        begin = next((n for n, (a, b) in enumerate(zip(hidden, whole, strict=False)) if a != b), len(hidden))
-        asked = vocabulary.encode(f"\n{question}")
-        room = length - len(whole) - len(asked)
+        hidden, all_ids = vocabulary.encode(f"\n{question}"), vocabulary.encode(f"\n{question}{answer}")
+        begin = next((n for n, (a, b) in enumerate(zip(hidden, all_ids, strict=False)) if a != b), len(hidden))
+        question_ids = vocabulary.encode(f"\n{question}")
+        room = length - len(all_ids) - len(question_ids)
         if len(text) < room or room < 1:
             raise DataError(f"the text has {len(text):,} tokens; prompts of {length:,} tokens need {max(room, 1):,}.")
         for depth in depths:
             place = round(depth * room)
-            tokens = (*text[:place], *whole, *text[place:room], *asked)
-            found.append(NeedlePrompt(tokens, range(place + begin, place + len(whole))))
+            tokens = (*text[:place], *all_ids, *text[place:room], *question_ids)
+            found.append(NeedlePrompt(tokens, range(place + begin, place + len(all_ids))))
     return found
 
 

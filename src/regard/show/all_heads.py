@@ -26,12 +26,8 @@ from regard.show.figure import (
 )
 
 BINS = 64  # bins of a small picture along an axis
-MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = (
-    6.6,
-    8.8,
-    1.2,
-    0.06,
-)  # inches: maximum width and height of all pictures; maximum side of one; gap
+# inches: maximum width and height of all pictures; maximum side of one; gap
+MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = 6.6, 8.8, 1.2, 0.06
 ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # margins in inches
 
 

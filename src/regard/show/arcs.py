@@ -25,11 +25,8 @@ from regard.show.head_figure import resolve_slice
 
 MAX_WORDS = 60  # maximum number of words on the line
 MIN_WEIGHT = 0.05  # smallest weight that is drawn
-MAX_WIDTH, HEIGHT_RATIO, LINE_WIDTH = (
-    7.0,
-    0.5,
-    3.0,
-)  # maximum inches of unrotated words; height of an arc by its half width; line width of weight 1 in points
+# maximum inches of unrotated words; height of an arc by its half width; line width of weight 1 in points
+MAX_WIDTH, HEIGHT_RATIO, LINE_WIDTH = 7.0, 0.5, 3.0
 
 
 def draw_arcs(
@@ -63,10 +60,10 @@ def draw_arcs(
         )
     words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
     weights = m[0, 0, slice(*rows), slice(*columns)].double().numpy()
-    at, upright = place_words(words)
+    places, upright = place_words(words)
     found = list_links(weights, rows[0] - first, columns[0] - first, least)
     name = f"layer {layer}, head {head}" if title is None else title
-    return draw_links(words, at, upright, found, name, f"weights of at least {least:g}; a dot is a word's weight on itself")
+    return draw_links(words, places, upright, found, name, f"weights of at least {least:g}; a dot is a word's weight on itself")
 
 
 Link = tuple[float, int, int]  # weight, query, key
@@ -85,19 +82,21 @@ def place_words(words: Sequence[str]) -> tuple[Array, bool]:
     return (np.arange(len(words)) + 0.5) * LINE_HEIGHT * TEXT_SIZE / POINTS_PER_INCH, True
 
 
-def draw_links(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
+def draw_links(words: Sequence[str], places: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
     """Draw the words on a line, and the arcs above and below it."""
-    back, ahead = (max((sign * (at[i] - at[j]) * HEIGHT_RATIO / 2 for _, i, j in found), default=0.0) for sign in (1, -1))
+    back, ahead = (
+        max((sign * (places[i] - places[j]) * HEIGHT_RATIO / 2 for _, i, j in found), default=0.0) for sign in (1, -1)
+    )
     high = (measure_widest(words) if upright else LINE_HEIGHT * TEXT_SIZE / POINTS_PER_INCH) + 0.16
     dots = 0.16  # inches between the line and the words
-    width = float(at[-1]) + measure_widest([words[-1]]) / 2 + 0.25 + 0.75
+    width = float(places[-1]) + measure_widest([words[-1]]) / 2 + 0.25 + 0.75
     above, below = max(back, 0.0) + 0.55, high + dots + max(ahead, 0.0) + 0.3
     width = max(width, measure_widest([title]) * 1.2 + 0.3, measure_widest([note]) + 0.3)
     picture = Picture(figsize=(width, above + below))
     axes = picture.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.15, width - 0.15), ylim=(-below, above))
     axes.axis("off")
-    for place, word in zip(at, words, strict=True):
+    for place, word in zip(places, words, strict=True):
         look = {"ha": "center", "va": "top", "fontsize": TEXT_SIZE, "parse_math": False, "rotation": 90 if upright else 0}
         axes.text(place, -dots, word, **look)  # type: ignore[arg-type]
     norm = LogNorm(min([MIN_WEIGHT, *(weight for weight, _, _ in found)]), 1)
@@ -105,10 +104,10 @@ def draw_links(words: Sequence[str], at: Array, upright: bool, found: Sequence[L
         colour = COLORMAP(norm(weight))
         if i == j:
             axes.plot(
-                at[i], -dots / 2, "o", color=colour, markersize=2 + 3 * weight, markeredgecolor=FAINT, markeredgewidth=0.3
+                places[i], -dots / 2, "o", color=colour, markersize=2 + 3 * weight, markeredgecolor=FAINT, markeredgewidth=0.3
             )
             continue
-        middle, wide = (at[i] + at[j]) / 2, abs(at[i] - at[j])
+        middle, wide = (places[i] + places[j]) / 2, abs(places[i] - places[j])
         base, ends = (0.0, (0, 180)) if i > j else (-dots - high + 0.1, (180, 360))
         axes.add_patch(
             Arc(

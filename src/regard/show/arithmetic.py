@@ -133,16 +133,17 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
     if bool((masked == -torch.inf).all()):
         return [ExampleStep("weights", "0", "The query may see nothing, so all its weights are 0.")]
     top = masked.max()
-    raised = (masked - top).exp()
-    total = raised.sum()
+    exponentials = (masked - top).exp()
+    total = exponentials.sum()
     lines = [
-        Line(words[j], f"e^({join_terms([format_number(masked[j]), format_number(-top)])}) = {format_number(raised[j])}")
+        Line(words[j], f"e^({join_terms([format_number(masked[j]), format_number(-top)])}) = {format_number(exponentials[j])}")
         for j in keys
     ]
-    lines.append(Line("sum", f"{join_terms([format_number(number) for number in raised])} = {format_number(total)}"))
+    lines.append(Line("sum", f"{join_terms([format_number(number) for number in exponentials])} = {format_number(total)}"))
     sentence = f"The greatest score, {format_number(top)}, is subtracted first: this changes no weight and prevents overflow."
     shares = tuple(
-        Line(words[j], f"{format_number(raised[j])} / {format_number(total)} = {format_number(row.weights[j])}") for j in keys
+        Line(words[j], f"{format_number(exponentials[j])} / {format_number(total)} = {format_number(row.weights[j])}")
+        for j in keys
     )
     return [
         ExampleStep("exponentials", "e^(score - greatest)", sentence, (), tuple(lines)),
@@ -153,14 +154,14 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
 def write_context(row: Steps, v: Tensor, formula: str, asks: str) -> ExampleStep:
     """Write out the weighted sum of the values, number by number, for at most the first 8 numbers."""
     lines = tuple(
-        Line(f"c{number}", format_dot_product(row.dropped, column, mixed))
-        for number, (column, mixed) in enumerate(zip(v.T[:MAX_TERMS], row.context, strict=False), 1)
+        Line(f"c{number}", format_dot_product(row.dropped, column, value))
+        for number, (column, value) in enumerate(zip(v.T[:MAX_TERMS], row.context, strict=False), 1)
     )
-    more = f" The first {MAX_TERMS} of {v.shape[-1]} numbers are written out." if v.shape[-1] > MAX_TERMS else ""
+    note = f" The first {MAX_TERMS} of {v.shape[-1]} numbers are written out." if v.shape[-1] > MAX_TERMS else ""
     return ExampleStep(
         "context",
         formula,
-        f"Each number of the new vector of {asks}: weight times value, summed over the words.{more}",
+        f"Each number of the new vector of {asks}: weight times value, summed over the words.{note}",
         (),
         lines,
     )

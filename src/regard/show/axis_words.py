@@ -19,11 +19,11 @@ def choose_attention_kind(recording: Recording, requested: str | None = None) ->
 
     Raises ConfigError where the recording has no attention of the kind `asked`.
     """
-    there = [kind for kind in KINDS if recording.layers(kind)]
+    kinds = [kind for kind in KINDS if recording.layers(kind)]
     implicit = describe_implicit_layers(recording)
-    if requested in there or (requested is None and (there or implicit is None)):
-        return requested or (there or KINDS)[0]
-    message = f"this recording has no {requested or KINDS[0]} attention; it has {' and '.join(there) or 'none at all'}."
+    if requested in kinds or (requested is None and (kinds or implicit is None)):
+        return requested or (kinds or KINDS)[0]
+    message = f"this recording has no {requested or KINDS[0]} attention; it has {' and '.join(kinds) or 'none at all'}."
     raise ConfigError(f"{message} {implicit}" if implicit else message)
 
 

@@ -42,11 +42,8 @@ SIGNED_COLORMAP = ListedColormap(
 INKS, DASHES, MARKERS = ("#302f4e", "#0a75af", "#c2571a", "#7a9a01"), ("-", "--", "-.", ":"), "osD^"  # of curves and arrows
 PAPER, FAINT = "#f6f6f4", "#b0b0aa"
 HATCHES = (("////", "hidden (−∞)", np.isneginf), ("xxxx", "NaN or ∞", lambda values: np.isnan(values) | np.isposinf(values)))
-TEXT_SIZE, MIN_TEXT_SIZE, LINE_HEIGHT = (
-    9.0,
-    5.5,
-    1.25,
-)  # text size and smallest readable size, in points; line height in text sizes
+# text size and smallest readable size, in points; line height in text sizes
+TEXT_SIZE, MIN_TEXT_SIZE, LINE_HEIGHT = 9.0, 5.5, 1.25
 POINTS_PER_INCH = 72  # points in an inch
 LINEAR, LINEAR_FROM_ZERO = Linear(), Linear(low=0)
 
@@ -55,11 +52,11 @@ class Picture(Figure):
     """A matplotlib figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        drawn, small, dots = BytesIO(), BytesIO(), 144
-        self.savefig(drawn, format="png", dpi=dots, bbox_inches="tight")
-        picture = Image.open(drawn).convert("RGB").quantize(256, kmeans=2)  # a third of the bytes, which the notebook stores
-        picture.save(small, format="png", optimize=True)
-        return small.getvalue(), {"width": picture.width * 96 // dots}
+        png, small_png, dots = BytesIO(), BytesIO(), 144
+        self.savefig(png, format="png", dpi=dots, bbox_inches="tight")
+        picture = Image.open(png).convert("RGB").quantize(256, kmeans=2)  # a third of the bytes, which the notebook stores
+        picture.save(small_png, format="png", optimize=True)
+        return small_png.getvalue(), {"width": picture.width * 96 // dots}
 
 
 @dataclass(frozen=True)
@@ -233,8 +230,8 @@ def draw_lines(
     axes.set_xscale("log" if isinstance(scales[0], Log) else "linear")
     axes.set_yscale("log" if isinstance(scales[1], Log) else "linear")
     axes.set(xlim=(scales[0].low, scales[0].high), ylim=(scales[1].low, scales[1].high))
-    marked = x[:: math.ceil(len(x) / 8)]
-    axes.set_xticks(marked, labels=[f"{place:g}" for place in marked])
+    ticks = x[:: math.ceil(len(x) / 8)]
+    axes.set_xticks(ticks, labels=[f"{place:g}" for place in ticks])
     axes.minorticks_off()
     last = np.array([(x[-1], curve[-1]) for curve in curves]).reshape(-1, 2)
     label_points(axes, last, list(series), [INKS[n % 4] for n in range(len(curves))])
@@ -257,8 +254,8 @@ def draw_sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False
     """Draw panels in rows of `across` with a legend of the hatches, and a color bar for each or, if `shared`, the first row."""
     marks = [
         Patch(facecolor=PAPER, edgecolor=FAINT, hatch=hatch, linewidth=0, label=meaning)
-        for hatch, meaning, where in HATCHES
-        if any(where(one.values).any() for one in panels)
+        for hatch, meaning, find_cells in HATCHES
+        if any(find_cells(one.values).any() for one in panels)
     ]
     marks += [Patch(alpha=0, label=note)] if note else []
     columns = [panels[n::across] for n in range(min(across, len(panels)))]
@@ -283,17 +280,17 @@ def draw_sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False
 
 def draw_panel(axes: Axes, one: Panel) -> QuadMesh:
     """Draw the cells of a panel, its words, and its numbers where they are readable."""
-    few, finite = max(one.values.shape) <= 24, np.isfinite(one.values)
+    is_small, finite = max(one.values.shape) <= 24, np.isfinite(one.values)
     mesh = axes.pcolormesh(
         np.ma.masked_where(~finite, one.values),
         cmap=SIGNED_COLORMAP if isinstance(one.scale, Signed) else COLORMAP,
         norm=(LogNorm if isinstance(one.scale, Log) else Normalize)(*one.scale.ends(one.values.ravel().tolist()), clip=True),
-        edgecolors="white" if few else "face",
-        linewidth=1 if few else 0.1,
+        edgecolors="white" if is_small else "face",
+        linewidth=1 if is_small else 0.1,
         rasterized=one.values.size > 20_000,  # one vector per cell would make the file slow to open
     )
-    for hatch, _, where in HATCHES:
-        for row, line in enumerate(where(one.values)):
+    for hatch, _, find_cells in HATCHES:
+        for row, line in enumerate(find_cells(one.values)):
             for start, stop in np.flatnonzero(np.diff(line, prepend=False, append=False)).reshape(-1, 2):
                 look = Rectangle((start, row), stop - start, 1, hatch=hatch, facecolor=PAPER, edgecolor=FAINT, linewidth=0)
                 axes.add_patch(look)
@@ -374,12 +371,12 @@ def label_points(axes: Axes, points: Array, words: Sequence[str], inks: Sequence
     """Write words in a column right of the axes, each connected to its point, without overlap."""
     height = 3.4 * POINTS_PER_INCH  # approximate height of the axes of arrows and curves
     gap = min(LINE_HEIGHT * TEXT_SIZE / height, 1 / max(len(words) - 1, 1))
-    at = (axes.transData + axes.transAxes.inverted()).transform(points)[:, 1]
-    at = np.nan_to_num(at, nan=0.0, posinf=1.0, neginf=0.0)
+    heights = (axes.transData + axes.transAxes.inverted()).transform(points)[:, 1]
+    heights = np.nan_to_num(heights, nan=0.0, posinf=1.0, neginf=0.0)
     below = -math.inf
-    for rank, n in enumerate(np.argsort(at, kind="stable")):
-        below = at[n] = max(min(at[n], 1 - gap * (len(words) - 1 - rank)), below + gap)
-    for point, word, colour, place in zip(points, words, inks, at, strict=True):
+    for rank, n in enumerate(np.argsort(heights, kind="stable")):
+        below = heights[n] = max(min(heights[n], 1 - gap * (len(words) - 1 - rank)), below + gap)
+    for point, word, colour, place in zip(points, words, inks, heights, strict=True):
         look: dict[str, Any] = {
             "color": colour,
             "fontsize": min(TEXT_SIZE, gap * height / LINE_HEIGHT),

@@ -54,9 +54,9 @@ def describe_tokens(
     for chosen in steps:
         token = int(chosen.tokens)
         (word,) = text.pieces([token])
-        looked = find_attended(recording, layers, words) if recording is not None and layers else []
+        links = find_attended(recording, layers, words) if recording is not None and layers else []
         yield GeneratedToken(
-            token, word, float(chosen.log_probabilities.exp()), list_likeliest(chosen, top, text) if top else [], looked
+            token, word, float(chosen.log_probabilities.exp()), list_likeliest(chosen, top, text) if top else [], links
         )
         words.append(word)
 

@@ -1,4 +1,7 @@
-"""Summary of a recording as lines of text: the kinds of its heads, their table, and their strongest links."""
+"""Summary of a recording as lines of text: the kinds of its heads, their table, and their strongest links.
+
+Of a short text, every weight of every head too, as small grids of tenths: 7 is at least 0.7, a dot less than 0.1.
+"""
 
 import textwrap
 from collections import Counter
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from rich.cells import cell_len
 from rich.text import Text
+from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
@@ -14,7 +18,7 @@ from regard.observe.head_kinds import ACTIONS, UNCLEAR, Head, Heads
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
 from regard.show.shaded_text import BREAK, get_visible_text
-from regard.show.terminal import truncate_end, truncate_start
+from regard.show.terminal import get_heat_style, join_blocks, pack_blocks, truncate_end, truncate_start
 
 MAX_PER_KIND = 3  # heads of a kind in a short table
 RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "unclear": "entropy"}  # ranks a kind
@@ -22,6 +26,8 @@ UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose stronges
 KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is clearly above its threshold and the others"}
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
 WORDS_BEFORE = 4  # words shown before the source of a link
+MAX_TOKENS = 16  # maximum tokens of a text whose heads are drawn
+LABEL_CELLS = 6  # maximum cells of a row label
 
 
 def render_kinds(heads: Heads, width: int) -> Iterator[Text]:
@@ -42,9 +48,9 @@ def select_clearest(heads: Heads) -> Heads:
     return Heads(tuple(row for rows in best for row in rows), heads.notes)
 
 
-def render_table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
+def render_table(heads: Heads, width: int, show_all: bool) -> Iterator[Text]:
     """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit."""
-    shown = heads if whole else select_clearest(heads)
+    shown = heads if show_all else select_clearest(heads)
     (first, *rest), _ = shown.format_lines(width)
     yield Text(first, style="dim")
     yield from map(Text, rest)
@@ -84,10 +90,10 @@ def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, in
     """
     seen = head.overview()
     largest = seen.largest[0, 0]
-    plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
+    is_trivial = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
     if kind == "cross":  # the first word of another text is not special
-        plain = torch.zeros_like(plain)
-    query = int((largest if plain.all() else largest.masked_fill(plain, -1)).argmax())
+        is_trivial = torch.zeros_like(is_trivial)
+    query = int((largest if is_trivial.all() else largest.masked_fill(is_trivial, -1)).argmax())
     row = head[0, 0, query]
     return query, int(row.argmax()), float(row.max())
 
@@ -107,3 +113,38 @@ def render_link(
     place = f" {query - key} back" if query != key and kind == "self" else ""
     context = truncate_start(before, max(room - cell_len(source) - cell_len(target) - len(place) - 4, 0))
     return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))
+
+
+def render_grids(recording: Recording, heads: Heads, width: int, colours: str | None, kind: str = "self") -> Iterator[Text]:
+    """Generate the lines of all grids, side by side where they fit; none for a text of more than 16 tokens or without words."""
+    size = recording.map(0, kind=kind).shape[2:]
+    if not recording.tokens or max(len(recording.tokens), *size) > MAX_TOKENS:
+        return
+    asking, answering = get_axis_words(recording, 0, kind, None, 0, size)
+    legend = "weights in tenths: rows are queries, columns are keys"
+    yield from wrap_sentence(legend + (f": {' '.join(map(get_visible_text, answering))}" if kind == "cross" else ""), width)
+    words = [truncate_end(get_visible_text(word), LABEL_CELLS) for word in asking]
+    blocks = [
+        render_grid(
+            f"{row.layer}.{row.head} {row.kind}", words, recording.map(row.layer, row.head, kind).dense()[0, 0], colours
+        )
+        for row in heads
+    ]
+    for number, row in enumerate(pack_blocks(blocks, width)):
+        if number:
+            yield Text()
+        yield from join_blocks(row)
+
+
+def render_grid(title: str, words: list[str], weights: Tensor, colours: str | None) -> list[Text]:
+    """Format the weights of a head; the later keys are left empty where no query attends to them."""
+    side = max(map(cell_len, words)) + 1
+    lines = [Text(title, style="bold")]
+    causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query attends to a later key
+    for query, word in enumerate(words):
+        line = Text(word + " " * (side - cell_len(word)))
+        for weight in weights[query, : query + 1 if causal else None].tolist():
+            tenth = min(int(10 * weight + 1e-6), 9)
+            line.append(f" {tenth}" if tenth else " ·", style=get_heat_style(weight, colours))
+        lines.append(line)
+    return lines

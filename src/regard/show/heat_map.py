@@ -53,8 +53,8 @@ def render_heat_map(
     yield Text.assemble("weight ", heat.render_legend(window.colors, window.width - 7))
     yield from wrap_sentence(describe_cells(grid, m.shape[1]), window.width)
     if asking and k <= MAX_LINEAR_TOKENS:
-        named = (f"{n}\xa0{truncate_end(word, LABEL_CELLS).strip()}" for n, word in enumerate(words))
-        yield from wrap_sentence(f"The columns: {', '.join(named)}.", window.width)
+        row_labels = (f"{n}\xa0{truncate_end(word, LABEL_CELLS).strip()}" for n, word in enumerate(words))
+        yield from wrap_sentence(f"The columns: {', '.join(row_labels)}.", window.width)
 
 
 def make_grid(m: AttentionMap, window: Window, side: int) -> Grid:

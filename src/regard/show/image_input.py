@@ -62,8 +62,8 @@ def open_image(path: Path) -> Pixels:
     except OSError:  # a name that is too long
         is_file = False
     if not is_file:
-        named = str(path)[:MAX_NAME]
-        raise DataError(f"{named} is not a file: an image is a PNG, a JPEG or another file that Pillow reads.")
+        name = str(path)[:MAX_NAME]
+        raise DataError(f"{name} is not a file: an image is a PNG, a JPEG or another file that Pillow reads.")
     try:
         with pillow.open(path) as opened:
             return np.asarray(operations.exif_transpose(opened).convert("RGB"))
@@ -71,11 +71,11 @@ def open_image(path: Path) -> Pixels:
         raise DataError(f"{path} could not be read as an image: {str(error).rstrip('.')}.") from None
 
 
-def convert_array(found: npt.NDArray[Any], given: Any) -> Pixels:
+def convert_array(found: npt.NDArray[Any], value: Any) -> Pixels:
     """Return the pixels of an array (height, width, 3), (height, width, 1) or (height, width). Raises ConfigError."""
     array = found[..., None] if found.ndim == 2 else found
     if array.ndim != 3 or array.shape[2] not in (GREY, COLORS) or not array.size:
-        raise ConfigError(f"image must be {FORMS}; got {describe_value(given)}.")
+        raise ConfigError(f"image must be {FORMS}; got {describe_value(value)}.")
     if array.dtype != np.uint8:
         numbers = array.astype(np.float64)
         low, high = float(numbers.min()), float(numbers.max())

@@ -59,7 +59,7 @@ def draw_image_overlay(
 def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str | None = None) -> Picture:
     """Draw an image, and beside it the image under the numbers of each query, on one scale of colors."""
     values = np.concatenate([one.values.numpy().ravel() for one in found])
-    scale = choose_overlay_scale(found, values)
+    scale: ColorScale = Signed() if any(one.what.startswith("pull") for one in found) else Linear(low=0)
     ends = scale.ends(values.tolist())
     norm = (LogNorm if isinstance(scale, Log) else Normalize)(*ends, clip=True)
     colors = SIGNED_COLORMAP if isinstance(scale, Signed) else COLORMAP
@@ -93,11 +93,6 @@ def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
     return figure
-
-
-def choose_overlay_scale(found: Sequence[PatchWeights], values: Any) -> ColorScale:
-    """Return the scale of the colors: with a sign for pulls, else linear from 0 to the largest number."""
-    return Signed() if any(one.what.startswith("pull") for one in found) else Linear(low=0)
 
 
 def draw_pixels(axes: Axes, pixels: Pixels, title: str) -> None:

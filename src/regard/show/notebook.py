@@ -16,6 +16,7 @@ from torch.nn.functional import adaptive_max_pool2d
 from regard.errors import RegardError
 from regard.examination.report import Report
 from regard.map import AttentionMap
+from regard.map.pooling import bin_edges
 from regard.mechanism import Steps
 from regard.observe import Recording
 from regard.observe.head_kinds import Heads
@@ -24,21 +25,20 @@ from regard.observe.recording import KINDS
 from regard.show.axis_words import describe_implicit_layers, get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
-from regard.show.map_sampling import pool_cells
+from regard.show.page.single_file import frame_page as frame_page  # Recording.page calls it here
 from regard.show.report_html import render_report
 from regard.show.step_descriptions import make_titles
 from regard.show.svg_matrix import RAMP, Matrix, format_color, render_img
 from regard.show.terminal import escape_text
 
-MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = (
-    16,
-    96,
-    240,
-)  # heads of a map that are drawn; cells per side of each; of a single head
+# heads of a map that are drawn; cells per side of each; of a single head
+MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = 16, 96, 240
 TILE_CELLS, MAX_SHEET_WEIGHTS = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
 MAX_LETTERS, MAX_LISTED_WORDS = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
 MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
 THUMBNAIL_PIXELS = 150.0  # pixels of one head of several
+MAX_FULL_WEIGHTS = 2**24  # maximum weights of a head that are all read
+CHUNK_WEIGHTS = 2**22  # maximum weights in memory at a time
 
 
 def render_html(thing: object) -> str | None:
@@ -63,23 +63,16 @@ def render_map(m: AttentionMap) -> str:
     found, sampled = pool_cells(m.select(heads=list(range(shown))), SINGLE_HEAD_CELLS if h == 1 else HEAD_CELLS)
     words = [str(n) for n in range(k)]
     asides = words[k - q :] if k >= q else [str(n) for n in range(q)]
-    whole = h == 1 and found.shape[1:] == (q, k)
+    is_all = h == 1 and found.shape[1:] == (q, k)
     look = choose_weight_scale(found, max(q, k))  # one for all heads, so that their colors can be compared
     pictures = []
     for n, weights in enumerate(found):
-        matrix = Matrix(
-            weights,
-            asides if whole else None,
-            words if whole else None,
-            *look,
-            (q, k),
-            is_sampled=sampled,
-        )
+        matrix = Matrix(weights, asides if is_all else None, words if is_all else None, *look, (q, k), is_sampled=sampled)
         pictures.append(render_figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMBNAIL_PIXELS))
-    more = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {shown} of {h} heads."] * (h > shown)
-    more += [f"{found.shape[1]} of the {q:,} queries were sampled."] * sampled
+    notes = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {shown} of {h} heads."] * (h > shown)
+    notes += [f"{found.shape[1]} of the {q:,} queries were sampled."] * sampled
     title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m._request.mask))}"
-    return render_page(title, pictures, " ".join([*more, CAPTION]), asides, words)
+    return render_page(title, pictures, " ".join([*notes, CAPTION]), asides, words)
 
 
 CAPTION = "Rows are queries, from the top; columns are keys."
@@ -214,9 +207,10 @@ def render_score(score: float, share: bool) -> str:
 
 def render_page(title: str, pictures: Sequence[str], note: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     """Render a title, pictures side by side, a caption, and the script that enlarges the pictures."""
-    few = max(len(rows), len(columns)) <= MAX_LISTED_WORDS
+    are_listed = max(len(rows), len(columns)) <= MAX_LISTED_WORDS
     listed = {
-        name: [escape_text(word) for word in words] if few else [] for name, words in (("rows", rows), ("columns", columns))
+        name: [escape_text(word) for word in words] if are_listed else []
+        for name, words in (("rows", rows), ("columns", columns))
     }
     data = escaping.escape(json.dumps(listed, ensure_ascii=False))
     script = files("regard.show").joinpath("notebook.js").read_text(encoding="utf-8")
@@ -231,3 +225,31 @@ def render_page(title: str, pictures: Sequence[str], note: str, rows: Sequence[s
 def escape_html(text: str) -> str:
     """Escape text for HTML, with control characters spelled out and line ends as ↵."""
     return escaping.escape(escape_text(text).replace("\\n", "↵"))
+
+
+def pool_cells(m: AttentionMap, most: int, quick: int = MAX_FULL_WEIGHTS) -> tuple[Tensor, bool]:
+    """Compute the largest weights (h, rows, columns) of at most `most` bins per axis, and whether only some rows were sampled.
+
+    Uses the first batch row; a head of more than `quick` weights is sampled. A bin that is 0 everywhere, for example because
+    its keys are hidden, is NaN.
+    """
+    _, h, q, k = m.shape
+    size = min(q, most), min(k, most)
+    first = m.select(batch=[0])
+    if q * k <= quick:
+        found = first.pooled(*size, how="max")[0]
+    else:
+        found = torch.stack([sample_rows(first.select(heads=[head]), *size) for head in range(h)])
+    return found.double().cpu().masked_fill(found.cpu() == 0, torch.nan), q * k > quick
+
+
+def sample_rows(m: AttentionMap, rows: int, columns: int) -> Tensor:
+    """Compute some queries of a map of one matrix, with the columns in bins of the largest weight."""
+    q, k = m.shape[2:]
+    queries = bin_edges(0, q, rows)[1:] - 1  # the last of each bin, which sees the most keys
+    bins = torch.bucketize(torch.arange(k), bin_edges(0, k, columns)[1:], right=True)
+    found = []
+    for part in queries.split(max(CHUNK_WEIGHTS // k, 1)):
+        weights = m[0, 0, part].cpu()
+        found.append(weights.new_zeros(len(part), columns).scatter_reduce(1, bins.expand(len(part), -1), weights, "amax"))
+    return torch.cat(found)

@@ -5,10 +5,14 @@ within RELATIVE_ERROR of one with fewer places is written as that one, and one w
 the half is, away from 0.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_PLACES = 4  # decimal places, as the lectures print
 RELATIVE_ERROR = 2**-21  # relative: at least 4 units in the last place of float32, more than the error of short sums

@@ -98,9 +98,9 @@ def compute_patch_weights(
         number = int(cells[0, token + shape[3] - shape[2]])
         patch = None if number == EMPTY else divmod(number, grid.columns)
     values, what = compute_row(recording, layer, head, (kind, part), row * grid.windows + window, token, of)
-    named = name_query(recording, layer, kind, part, row, token, patch)
+    label = name_query(recording, layer, kind, part, row, token, patch)
     words = match_words(recording.words(layer, kind, part)[1], row, shape[3])
-    return lay_on_grid(grid, cells[window], values, words, (named, patch), what)
+    return lay_on_grid(grid, cells[window], values, words, (label, patch), what)
 
 
 def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: bool, kind: str) -> tuple[int, int, Any]:
@@ -108,8 +108,8 @@ def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: 
     q, k = size
     if query is None:
         start, rest = grid.find_start(k), k - grid.find_start(k) - grid.length
-        alone = has_patches and not rest and grid.windows == 1
-        query = 0 if alone and start else (grid.rows // 2, grid.columns // 2) if has_patches and not rest else -1
+        is_whole_image = has_patches and not rest and grid.windows == 1
+        query = 0 if is_whole_image and start else (grid.rows // 2, grid.columns // 2) if has_patches and not rest else -1
     if isinstance(query, tuple) and len(query) == 2:
         if not has_patches:
             raise ConfigError(f"the queries of {kind} attention are not patches: pass the number of a token, got {query}.")
@@ -129,14 +129,14 @@ def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: 
 
 
 def compute_row(
-    recording: Recording, layer: int | str, head: int | None, where: tuple[str, str | None], batch: int, token: int, of: Any
+    recording: Recording, layer: int | str, head: int | None, kind_part: tuple[str, str | None], batch: int, token: int, of: Any
 ) -> tuple[Tensor, str]:
     """Return the numbers (k,) of a query, and what they are."""
-    kind, part = where
-    named = "mean over the heads" if head is None else f"head {head}"
+    kind, part = kind_part
+    label = "mean over the heads" if head is None else f"head {head}"
     if isinstance(of, Attribution):
         pulls = of.map(layer, head, attention=kind, part=part)[batch, :, token]
-        return pulls.sum(0), f"pull, layer {layer}, {'all heads' if head is None else named}"
+        return pulls.sum(0), f"pull, layer {layer}, {'all heads' if head is None else label}"
     if check_choice("of", of, QUANTITIES) == "rollout":
         if head is not None:
             raise ConfigError(f"a rollout is over all heads: leave out head, got {head}.")
@@ -145,7 +145,7 @@ def compute_row(
         found = rollout(recording, [token], layers=range(last + 1), kind=kind, part=part)
         return found[batch, 0], f"rollout up to layer {last}"
     weights = recording.map(layer, head, kind, part)[batch, :, token].mean(0)
-    return weights, f"layer {layer}, {named}"
+    return weights, f"layer {layer}, {label}"
 
 
 def lay_on_grid(
@@ -153,12 +153,12 @@ def lay_on_grid(
 ) -> PatchWeights:
     """Return numbers (k,) of keys on the grid, given the patch of each key; a weight of exactly 0 is of a key not seen."""
     found = values.detach().double().cpu()
-    laid = torch.full((grid.rows * grid.columns,), torch.nan, dtype=torch.float64)
-    laid[cells[cells != EMPTY]] = found[cells != EMPTY].where(found[cells != EMPTY] != 0, torch.nan)
+    picture = torch.full((grid.rows * grid.columns,), torch.nan, dtype=torch.float64)
+    picture[cells[cells != EMPTY]] = found[cells != EMPTY].where(found[cells != EMPTY] != 0, torch.nan)
     names = grid.name_tokens(len(cells))
     rest = (cells == EMPTY).nonzero().flatten().tolist() if grid.windows == 1 else []
     others = [(names[n] if words[n] == str(n) else f"“{words[n].strip()}”", float(found[n])) for n in rest]
-    return PatchWeights(grid, laid.view(grid.rows, grid.columns), tuple(others), *query, what)
+    return PatchWeights(grid, picture.view(grid.rows, grid.columns), tuple(others), *query, what)
 
 
 def name_query(
@@ -180,6 +180,6 @@ def describe_others(one: PatchWeights) -> str:
     """Describe the numbers of the tokens that are no patches; of many the largest, and how many others there are."""
     order = sorted(one.others, key=lambda other: -abs(other[1]))
     shown = one.others if len(one.others) <= MAX_OTHERS else order[: MAX_OTHERS - 1]
-    said = [f"{name} {value:.2g}" for name, value in shown]
+    parts = [f"{name} {value:.2g}" for name, value in shown]
     rest = len(one.others) - len(shown)
-    return ", ".join([*said, *([f"{rest} other tokens"] if rest else [])])
+    return ", ".join([*parts, *([f"{rest} other tokens"] if rest else [])])

@@ -1,7 +1,10 @@
 """Details of a recording in the terminal: its words by the attention they receive, one head, one row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
+from rich.cells import cell_len
+from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
@@ -9,16 +12,21 @@ from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.head_kinds import heads
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
-from regard.show.bars import MAX_BARS as BARS
-from regard.show.bars import render_bars
 from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, wrap_sentence
-from regard.show.shaded_text import MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
-from regard.show.terminal_colors import Heat, Window
+from regard.show.shaded_text import BLANK, BREAK, MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
+from regard.show.terminal import truncate_end, truncate_start
+from regard.show.terminal_colors import Heat, Window, get_color
 
 PALEST_FRACTION = 0.01  # fraction of the largest value that has the palest color
 
 LayerHead = tuple[int, int | None]  # layer and head; head None is the mean of all heads
+MIN_WEIGHT = 5e-4  # smallest weight that rounds to 0.001
+MAX_BARS = 12  # number of bars by default
+WORD_CELLS, WORDS_BEFORE = 24, 3  # maximum cells of a word with those before it; how many words before it
+WIDE_SCREEN = 60  # cells of a screen from which number and distance both fit
+BAR_SHADE = 0.6  # shade of a bar, visible on dark and light screens
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def parse_layer_head(text: str) -> LayerHead:
@@ -29,7 +37,7 @@ def parse_layer_head(text: str) -> LayerHead:
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
-def render_text(recording: Recording, window: Window, whole: bool, kind: str = "self") -> Iterator[Text]:
+def render_text(recording: Recording, window: Window, show_all: bool, kind: str = "self") -> Iterator[Text]:
     """Generate the words, shaded by their share of all attention."""
     count = recording.map(0, kind=kind).shape[3]
     if not recording.tokens:
@@ -43,7 +51,7 @@ def render_text(recording: Recording, window: Window, whole: bool, kind: str = "
     words, values = get_layer_words(recording, 0, kind)[1], compute_attention_shares(recording, kind=kind)
     heat = make_log_heat(values)
     yield from wrap_sentence("the share of all attention, in all heads, that each word receives:", window.width)
-    yield from limit_lines(render_shaded_text(words, values, heat, window), whole, window, count)
+    yield from limit_lines(render_shaded_text(words, values, heat, window), show_all, window, count)
     yield heat.render_legend(window.colors, window.width)
 
 
@@ -62,7 +70,7 @@ def render_head(recording: Recording, place: LayerHead, window: Window, kind: st
 
 
 def render_row(
-    recording: Recording, place: LayerHead | None, query_text: str, window: Window, whole: bool, kind: str = "self"
+    recording: Recording, place: LayerHead | None, query_text: str, window: Window, show_all: bool, kind: str = "self"
 ) -> Iterator[Text]:
     """Generate what a word attends to, as shaded text and as bars: in one head, or the mean of a layer or of all layers."""
     layers = range(len(recording.layers(kind))) if place is None else [place[0]]
@@ -74,7 +82,8 @@ def render_row(
     key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
         raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
-    found = average_rows([m[0, :, query].mean(0) for m in maps])
+    rows = [m[0, :, query].mean(0) for m in maps]
+    found = sum(rows[1:], rows[0]) / len(rows)
     title = f"what {strip_markers(asking[query])!r}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
     yield from wrap_sentence(title, window.width, "bold")
     if len(places) > 1:
@@ -84,16 +93,11 @@ def render_row(
     heat = make_log_heat(found)
     if k <= MAX_TOKENS:
         yield from limit_lines(
-            render_shaded_text(words, found, heat, window, marked=key), whole, window, k, marked=key is not None
+            render_shaded_text(words, found, heat, window, marked=key), show_all, window, k, marked=key is not None
         )
         yield heat.render_legend(window.colors, window.width)
     yield Text()
-    yield from render_bars(found, words, key, window, k if whole else BARS)
-
-
-def average_rows(rows: list[Tensor]) -> Tensor:
-    """Compute the mean of rows."""
-    return sum(rows[1:], rows[0]) / len(rows)
+    yield from render_bars(found, words, key, window, k if show_all else MAX_BARS)
 
 
 def make_log_heat(values: Tensor) -> Heat:
@@ -113,3 +117,54 @@ def describe_place(recording: Recording, place: LayerHead | None, attention: str
     known = recording.map(layer, kind=attention).shape[3] <= MAX_TOKENS  # classifying a head traverses its map several times
     rows = heads(recording, kind=attention, layers=[layer]) if known else ()
     return f"layer {layer}, head {number}" + next((f": {row.kind}" for row in rows if row.head == number), "")
+
+
+def render_bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, most: int = MAX_BARS) -> Iterator[Text]:
+    """Generate a line for each of the largest weights (k,): the weight, the word, its position, and a bar of that length.
+
+    `own` is the key at the query's own position, if there is one.
+    """
+    order = torch.argsort(row, descending=True, stable=True)[:most].tolist()
+    order = [key for key in order if row[key] >= MIN_WEIGHT]
+    before = WORDS_BEFORE if window.colors else 0  # without color the word would look like those before it
+    labels = [format_label(words, key, before, min(WORD_CELLS, window.width // 4)) for key in order]
+    places = [format_position(key, own, len(f"{max(order):,}"), window.width >= WIDE_SCREEN) for key in order]
+    side, place = max((one.cell_len for one in labels), default=0), max(map(len, places), default=0)
+    room = window.width - side - place - 9
+    style = Style(color=get_color(BAR_SHADE, window.colors)) if window.colors else Style()
+    for key, word, far in zip(order, labels, places, strict=True):
+        weight = float(row[key])
+        line = Text.assemble(f"{weight:.3f}  ", word, " " * (side - word.cell_len + 2), (far.ljust(place), "dim"))
+        if room >= 4:
+            line.append(" ").append(format_bar(weight / float(row[order[0]]), room - 1, window.colors), style=style)
+        yield line
+    rest = float(row.sum() - row[order].sum())
+    left = int((row > 0).sum()) - len(order)
+    if left:
+        yield Text(f"{rest:.3f}  on {left:,} other{'s' * (left > 1)}", style="dim")
+
+
+def format_label(words: Sequence[str], key: int, count: int, room: int) -> Text:
+    """Format a word after as much of the `count` words before it as fits in `room` cells."""
+    word = truncate_end(words[key].replace("\n", BREAK).lstrip(" ") or BLANK, room)
+    gap = " " * words[key].startswith(" ")
+    before = "".join(words[max(key - count, 0) : key]).replace("\n", BREAK).lstrip(" ")
+    context = truncate_start(before, room - cell_len(word) - len(gap))
+    return Text.assemble((context + gap if context else "", "dim"), (word, "bold"))
+
+
+def format_position(key: int, own: int | None, width: int, full: bool) -> str:
+    """Format the position of a key: its number and its distance from the query; without `full` only the distance."""
+    if own is None:
+        return f"{key:>{width},}"
+    far = own - key
+    distance = "itself" if far == 0 else f"{far:,} back" if far > 0 else f"{-far:,} ahead"
+    return f"{key:>{width},}, {distance}" if full else distance
+
+
+def format_bar(share: float, room: int, colours: str | None) -> str:
+    """Format a bar to an eighth of a cell, or of # signs where there is no color."""
+    if colours is None:
+        return "#" * max(round(share * room), 1)
+    eighths = max(round(8 * share * room), 1)
+    return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()

@@ -57,8 +57,8 @@ def render_finding(finding: Finding) -> str:
 def render_details(title: str, pairs: Iterable[tuple[str, str]]) -> str:
     """Render lines as a closed details element; lines that end alike are joined."""
     groups: dict[str, list[str]] = {}
-    for what, last in pairs:
-        groups.setdefault(last, []).append(what)
+    for line, last in pairs:
+        groups.setdefault(last, []).append(line)
     count = sum(map(len, groups.values()))
     lines = "".join(f"<li>{escape_html('; '.join(whats))}: {escape_html(last)}</li>" for last, whats in groups.items())
     fold = f'<details style="margin: 2px 0"><summary style="cursor: pointer">{title} ({count})</summary>'

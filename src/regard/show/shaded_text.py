@@ -40,9 +40,9 @@ def render_shaded_text(
             line, below = Text(), ""
         space = space if line.cell_len else ""
         value = float(values[n])
-        plain = n == marked or value == 0  # a weight of 0 has no color
-        style = (MARKED if n == marked else Style()) if plain else get_heat_style(heat.share(value), window.colors)
-        below += " " * (line.cell_len + len(space) - len(below)) + ("" if plain else heat.get_digit(value))
+        is_plain = n == marked or value == 0  # a weight of 0 has no color
+        style = (MARKED if n == marked else Style()) if is_plain else get_heat_style(heat.share(value), window.colors)
+        below += " " * (line.cell_len + len(space) - len(below)) + ("" if is_plain else heat.get_digit(value))
         line.append(space).append(shown, style=style)
         if ends:
             yield from render_line(line, below, window)
@@ -63,10 +63,10 @@ def split_blanks(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
 
     Tokens of which none starts with a blank were cut from words: they are separated, unless all are single letters.
     """
-    apart = not any(word[:1].isspace() for word in words) and any(len(word.strip()) > 1 for word in words)
+    is_cut = not any(word[:1].isspace() for word in words) and any(len(word.strip()) > 1 for word in words)
     for n, word in enumerate(words):
         ends = word.endswith("\n")
-        yield " " if (n and apart) or (word[:1] == " " and word.strip()) else "", escape_text(get_visible_text(word)), ends
+        yield (" " if (n and is_cut) or (word[:1] == " " and word.strip()) else "", escape_text(get_visible_text(word)), ends)
 
 
 def get_visible_text(word: str) -> str:
@@ -74,13 +74,13 @@ def get_visible_text(word: str) -> str:
     return word.strip(" \n") or (BREAK * word.count("\n") if word.endswith("\n") else BLANK * len(word))
 
 
-def limit_lines(lines: Iterable[Text], whole: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
+def limit_lines(lines: Iterable[Text], show_all: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
     """Generate the first lines, or those up to the marked word, and a note on how to see the others."""
     all_lines, most = list(lines), MAX_LINES if window.colors else 2 * MAX_LINES
     ends = next(
         (n + most // MAX_LINES for n, line in enumerate(all_lines) if any(span.style == MARKED for span in line.spans)), most
     )
-    shown = all_lines if whole else all_lines[max(ends - most, 0) : max(ends, most)] if marked else all_lines[:most]
+    shown = all_lines if show_all else all_lines[max(ends - most, 0) : max(ends, most)] if marked else all_lines[:most]
     yield from shown
     if len(shown) < len(all_lines):
         yield Text(f"a part of {count:,} tokens; --all shows all", style="dim")

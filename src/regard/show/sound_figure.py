@@ -66,10 +66,10 @@ def draw_sound(
 
     above = add_axes_at(LEFT, BELOW + tall + GAP, WIDTH, SOUND)
     draw_waveform(above, convert_sound(sound), check_number("rate", rate), end)
-    named = f"layer {range(len(recording.layers(kind, part)))[layer]}, " + (
+    label = f"layer {range(len(recording.layers(kind, part)))[layer]}, " + (
         "mean over the heads" if head is None else f"head {head}"
     )
-    above.set_title(escape_controls(title or named), fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
+    above.set_title(escape_controls(title or label), fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
     axes = add_axes_at(LEFT, BELOW, WIDTH, tall)
     image = axes.imshow(values, cmap=COLORMAP, vmin=0, extent=(0, end, q, 0), aspect="auto", interpolation="nearest")
     axes.set_xlabel("seconds", fontsize=TEXT_SIZE)

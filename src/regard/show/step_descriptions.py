@@ -231,11 +231,11 @@ def describe_context(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     order = [int(key) for key in row.argsort(descending=True, stable=True) if row[key] > 0]
     if not order:
         return f"{asks} attends to nothing: its new vector is 0."
-    mixed = " + ".join(f"{format_rounded(row[key])} {name(key)}" for key in order[:3]) + (" + ..." if len(order) > 3 else "")
+    terms = " + ".join(f"{format_rounded(row[key])} {name(key)}" for key in order[:3]) + (" + ..." if len(order) > 3 else "")
     vector = ", ".join(format_rounded(number) for number in steps.context[query][:4]) + (
         ", ..." if steps.context.shape[-1] > 4 else ""
     )
-    return f"{asks} {'receives' if sides.is_cross else 'becomes'} {mixed} = ({vector})."
+    return f"{asks} {'receives' if sides.is_cross else 'becomes'} {terms} = ({vector})."
 
 
 Describer = Callable[[Steps, QueryKeyWords, int], str]
@@ -257,6 +257,6 @@ def make_namer(words: Sequence[str]) -> Callable[[int], str]:
 
     def name_word(index: int) -> str:
         word = words[index] if len(words[index]) <= MAX_LETTERS else words[index][: MAX_LETTERS - 1] + "…"
-        return word if words.count(words[index]) == 1 else f"{word} (word {index + 1})"
+        return word if words.count(words[index]) == 1 else f"{word} (token {index})"
 
     return name_word

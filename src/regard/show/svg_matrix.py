@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 from rich.cells import cell_len
 from torch import Tensor
 
@@ -165,6 +164,8 @@ def render_numbers(matrix: Matrix, frame: Frame) -> list[str]:
 
 def encode_png(matrix: Matrix) -> bytes:
     """Encode the cells as PNG pixels of a palette: the ramp, and the background where there is no value."""
+    from PIL import Image  # an extra, which visibility_picture does not need
+
     ends = matrix.ends
     if isinstance(matrix.scale, Log):
         low, high = ends

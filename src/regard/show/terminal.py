@@ -8,14 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
-import torch
 from rich.cells import cell_len, set_cell_size
 from rich.color import Color
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
-from torch import Tensor
 
 from regard.lectures.example_steps import ExampleStep, Line, Panel
 from regard.show.color_ramp import PAPER, choose_ink, find_terminal_shade, shade
@@ -195,42 +193,37 @@ def render_panel(panel: Panel, view: TableView, width: int, colours: str | None)
     """Generate a panel as one block of lines, or as several where its columns do not fit on the screen."""
     rows = view.get_range(len(panel.rows), panel.axes != "numbers")
     columns = view.get_columns(panel)
-    texts = format_numbers(panel.values, rows, columns)
-    heats = compute_heat(panel.values)
+    texts = format_numbers(panel.numbers, rows, columns)
+    heats = compute_heat(panel.numbers)
     numbers = view.is_numbered and panel.axes != "numbers"
-    labels = [f"{row + 1} " * numbers + truncate_end(panel.rows[row], LABEL_CELLS) for row in rows]
+    labels = [f"{row} " * numbers + truncate_end(panel.rows[row], LABEL_CELLS) for row in rows]
     side = max((cell_len(label) for label in labels), default=0) + 1
     headers = [truncate_end(panel.columns[column], HEADER_CELLS) for column in columns]
     widths = [max(cell_len(header), *(len(line[index]) for line in texts)) + 2 for index, header in enumerate(headers)]
     for chunk in split_columns(widths, width - side):
         block = [Text(escape_text(panel.title), style="bold")] if panel.title else []
         if numbers and panel.axes == "pairs":
-            block.append(join_cells("", side, [Text(pad_cell(str(columns[i] + 1), widths[i]), style="dim") for i in chunk]))
+            block.append(join_cells("", side, [Text(pad_cell(str(columns[i]), widths[i]), style="dim") for i in chunk]))
         block.append(join_cells("", side, [Text(pad_cell(headers[i], widths[i])) for i in chunk]))
         for label, row, line in zip(labels, rows, texts, strict=True):
-            cells = [
-                Text(pad_cell(line[i], widths[i]), style=get_heat_style(float(heats[row, columns[i]]), colours)) for i in chunk
-            ]
+            cells = [Text(pad_cell(line[i], widths[i]), style=get_heat_style(heats[row][columns[i]], colours)) for i in chunk]
             block.append(join_cells(label, side, cells))
         yield block
 
 
-def format_numbers(values: Tensor, rows: range, columns: range) -> list[list[str]]:
+def format_numbers(numbers: Sequence[Sequence[float]], rows: range, columns: range) -> list[list[str]]:
     """Format the numbers of a table alike."""
-    part = values[rows.start : rows.stop, columns.start : columns.stop]
-    flat = format_aligned([float(number) for number in part.flatten()])
+    flat = format_aligned([numbers[row][column] for row in rows for column in columns])
     return [flat[start : start + len(columns)] for start in range(0, len(flat), max(len(columns), 1))]
 
 
-def compute_heat(values: Tensor) -> Tensor:
+def compute_heat(numbers: Sequence[Sequence[float]]) -> list[list[float]]:
     """Compute the position of each number between the smallest, 0, and the largest, 1; NaN where it is not finite."""
-    values = values.double()
-    finite = values.isfinite()
-    if not finite.any():
-        return torch.full_like(values, torch.nan)
-    low, high = values[finite].min(), values[finite].max()
-    share = (values - low) / (high - low) if high > low else torch.zeros_like(values)
-    return share.where(finite, torch.nan)
+    finite = [number for row in numbers for number in row if math.isfinite(number)]
+    low, size = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+    return [
+        [((number - low) / size if size else 0.0) if math.isfinite(number) else math.nan for number in row] for row in numbers
+    ]
 
 
 def get_heat_style(share: float, colours: str | None) -> Style:

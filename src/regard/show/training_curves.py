@@ -34,12 +34,12 @@ def draw_training_curves(rows: Sequence[Row], title: str = "") -> Picture:
     style_axes(loss, title, ("", "loss, nats per token"))
     loss.plot(steps, losses, color=FAINT, linewidth=0.6)
     ends = {"trained on": (steps, smooth_curve(losses))}
-    looked = [row for row in rows if row.get("held_out_nats") is not None]
-    if looked:
-        ends["held out"] = (np.array([row["step"] for row in looked]), extract_field(looked, "held_out_nats"))
+    evaluations = [row for row in rows if row.get("held_out_nats") is not None]
+    if evaluations:
+        ends["held out"] = (np.array([row["step"] for row in evaluations]), extract_field(evaluations, "held_out_nats"))
     for n, (x, y) in enumerate(ends.values()):
-        few = len(x) <= 40 and n
-        loss.plot(x, y, color=INKS[n + 1], linestyle=DASHES[n], marker=MARKERS[n] if few else "", markersize=4)
+        has_markers = len(x) <= 40 and n
+        loss.plot(x, y, color=INKS[n + 1], linestyle=DASHES[n], marker=MARKERS[n] if has_markers else "", markersize=4)
     label_curves(loss, ends)
     skipped = [row for row in rows if row.get("skipped")]
     if skipped:
@@ -117,12 +117,12 @@ def group_by_head(rows: Sequence[Row], detector: str) -> dict[str, tuple[Array, 
 
 def label_curves(axes: Axes, ends: Mapping[str, tuple[Array, Array]]) -> None:
     """Label each curve at its end."""
-    drawn = {name: (x, y) for name, (x, y) in ends.items() if len(x) and np.isfinite(y[-1])}
-    if drawn:
+    visible_ends = {name: (x, y) for name, (x, y) in ends.items() if len(x) and np.isfinite(y[-1])}
+    if visible_ends:
         axes.get_figure().draw_without_rendering()  # type: ignore[union-attr]  # sets the axis limits
-        points = np.array([(x[-1], y[-1]) for x, y in drawn.values()])
-        inks = [INKS[list(ends).index(name) + 1] for name in drawn]
-        label_points(axes, points, list(drawn), inks)
+        points = np.array([(x[-1], y[-1]) for x, y in visible_ends.values()])
+        inks = [INKS[list(ends).index(name) + 1] for name in visible_ends]
+        label_points(axes, points, list(visible_ends), inks)
 
 
 def format_step_axis(axes: Axes) -> None:

@@ -1,26 +1,21 @@
 """Visible keys as one small picture: expected, found and difference side by side, an img of SVG that needs no script."""
 
 import base64
-import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rich.cells import cell_len
 from torch import Tensor
 
 from regard.examination.report import Visibility
-from regard.show.color_ramp import RGB, shade
+from regard.show.color_ramp import shade
 from regard.show.color_scale import MIN_LOG_WEIGHT, Log
-from regard.show.terminal import truncate_end
+from regard.show.svg_matrix import LETTER, TEXT, count_letters, format_color, render_word
 
 MAX_TOKENS = 24  # maximum tokens drawn per side
-SQUARE_PIXELS, MAX_CELL, MIN_CELL = (
-    150.0,
-    22.0,
-    10.0,
-)  # pixels: approximate side of a square; maximum and minimum side of a cell
-GAP, TITLE, LETTER, TEXT, MAX_LETTERS = 20.0, 18.0, 6.3, 10.5, 14  # pixels, except the last: maximum letters of a word
-PAPER, INK, FAINT = "#f1f1ee", "#33332f", "#66615a"
+# pixels: approximate side of a square; maximum and minimum side of a cell
+SQUARE_PIXELS, MAX_CELL, MIN_CELL = 150.0, 22.0, 10.0
+GAP, TITLE = 20.0, 18.0  # pixels
+PAPER, FAINT = "#f1f1ee", "#66615a"
 EXTRA_COLOR, MISSING_COLOR = "#b0400c", "#0a75af"  # seen but not allowed; allowed but not seen
 SHADES = 6  # shades of what is found, deeper for more
 Cells = Mapping[str, Tensor]  # color -> its cells, bool (rows, columns)
@@ -66,7 +61,7 @@ def describe_picture(sight: Visibility) -> str:
         "? was not measured": part.unmeasured_cells,
     }
     sentences = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
-    agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "Every pair is as expected"
+    agreement = "; ".join(sign for sign, cells in signs.items() if cells.any()) or "Every pair is as expected"
     sentences.append(f"{agreement}.")
     q, k = sight.expected.shape
     if part.found.shape != sight.found.shape:
@@ -79,8 +74,8 @@ def crop_visibility(sight: Visibility) -> VisibilityCrop:
     differing = sight.difference.nonzero()
     i, j = differing[0].tolist() if len(differing) else (0, 0)
     rows, columns = (center_slice(place, size) for place, size in zip((i, j), sight.expected.shape, strict=True))
-    whole = sight.expected, sight.found, sight.strength, sight.difference
-    expected, found, strength, difference = (table[rows][:, columns] for table in whole)
+    tables = sight.expected, sight.found, sight.strength, sight.difference
+    expected, found, strength, difference = (table[rows][:, columns] for table in tables)
     queries = sight.words[len(sight.words) - len(sight.expected) :]
     return VisibilityCrop(expected, found, strength, difference, queries[rows], sight.words[columns])
 
@@ -101,7 +96,7 @@ def render_svg(part: VisibilityCrop) -> tuple[str, float]:
     squares = {
         "expected": {format_color(shade(1)): part.expected},
         "found": color_found(part),
-        "difference": color_difference(part),
+        "difference": {EXTRA_COLOR: part.difference > 0, MISSING_COLOR: part.difference < 0},
     }
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" ',
@@ -117,33 +112,33 @@ def render_svg(part: VisibilityCrop) -> tuple[str, float]:
     return "".join([*lines, "</svg>"]), width
 
 
-def render_square(part: VisibilityCrop, title: str, cells: Cells, at: tuple[float, float]) -> Iterator[str]:
+def render_square(part: VisibilityCrop, title: str, cells: Cells, corner: tuple[float, float]) -> Iterator[str]:
     """Render a title, the rotated words of the columns, the cells, and the signs in them."""
-    (x, y), cell = at, part.cell
+    (x, y), cell = corner, part.cell
     yield render_word(title, f'x="{x:.1f}" y="{TEXT + 3}" font-weight="bold"')
     for n, word in enumerate(part.columns):
         yield render_word(word, f'transform="translate({x + (n + 0.5) * cell:.1f} {y - 4:.1f}) rotate(-90)" dy=".35em"')
     rows, columns = part.found.shape
     yield f'<g transform="translate({x:.1f} {y:.1f}) scale({cell:.2f})">'
     yield f'<path fill="{PAPER}" d="M0 0h{columns}v{rows}h-{columns}z"/>'
-    for colour, where in cells.items():
-        yield f'<path fill="{colour}" d="{render_path(where)}"/>' if where.any() else ""
+    for colour, table in cells.items():
+        yield f'<path fill="{colour}" d="{render_path(table)}"/>' if table.any() else ""
     lines = "".join(f"M0 {n}h{columns}" for n in range(rows + 1)) + "".join(f"M{n} 0v{rows}" for n in range(columns + 1))
     yield f'<path stroke="white" stroke-width=".08" d="{lines}"/></g>'
     if title != "expected":
-        yield from render_signs(part, title, at)
+        yield from render_signs(part, title, corner)
 
 
-def render_signs(part: VisibilityCrop, title: str, at: tuple[float, float]) -> Iterator[str]:
+def render_signs(part: VisibilityCrop, title: str, corner: tuple[float, float]) -> Iterator[str]:
     """Render + and − on the cells that differ and ? on those not measured; each sign is one element with all its places."""
     marks = {"?": (part.unmeasured_cells, FAINT)}
     if title == "difference":
         marks |= {"+": (part.difference > 0, "white"), "−": (part.difference < 0, "white")}
     size = 0.7 * part.cell
-    for sign, (where, ink) in marks.items():
-        places = where.nonzero().tolist()
-        across = " ".join(f"{at[0] + (j + 0.5) * part.cell:.0f}" for _, j in places)
-        down = " ".join(f"{at[1] + (i + 0.5) * part.cell + 0.35 * size:.0f}" for i, _ in places)
+    for sign, (cells, ink) in marks.items():
+        places = cells.nonzero().tolist()
+        across = " ".join(f"{corner[0] + (j + 0.5) * part.cell:.0f}" for _, j in places)
+        down = " ".join(f"{corner[1] + (i + 0.5) * part.cell + 0.35 * size:.0f}" for i, _ in places)
         look = f'font-size="{size:.0f}" font-weight="bold" text-anchor="middle" fill="{ink}"'
         yield f'<text x="{across}" y="{down}" {look}>{sign * len(places)}</text>' if places else ""
 
@@ -156,32 +151,12 @@ def color_found(part: VisibilityCrop) -> Cells:
     return {format_color(shade(0.4 + 0.6 * n / (SHADES - 1))): seen & (steps == n) for n in range(SHADES)}
 
 
-def color_difference(part: VisibilityCrop) -> Cells:
-    """Return the cells that are seen but may not be, and those that may be seen but are not."""
-    return {EXTRA_COLOR: part.difference > 0, MISSING_COLOR: part.difference < 0}
-
-
-def render_path(where: Tensor) -> str:
+def render_path(cells: Tensor) -> str:
     """Render cells as an SVG path, adjacent cells of a row as one."""
     found = []
-    for row, line in enumerate(where.tolist()):
+    for row, line in enumerate(cells.tolist()):
         edges = [n for n in range(len(line) + 1) if (n > 0 and line[n - 1]) != (n < len(line) and line[n])]
         found += [
             f"M{start} {row}h{stop - start}v1h{start - stop}z" for start, stop in zip(edges[::2], edges[1::2], strict=True)
         ]
     return "".join(found)
-
-
-def render_word(word: str, place: str) -> str:
-    """Render a word as an SVG text element, escaped."""
-    return f'<text {place} fill="{INK}">{html.escape(truncate_end(word, MAX_LETTERS))}</text>'
-
-
-def count_letters(word: str) -> int:
-    """Return the width of a word as drawn, in letters."""
-    return cell_len(truncate_end(word, MAX_LETTERS))
-
-
-def format_color(colour: RGB) -> str:
-    """Format a color for SVG."""
-    return "#" + "".join(f"{part:02x}" for part in colour)

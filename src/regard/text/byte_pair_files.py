@@ -31,9 +31,9 @@ class EncodingFiles:
 @cache
 def map_bytes_to_letters() -> dict[int, str]:
     """Return the character that represents each byte in the files: itself if it is printable, else one from U+0100 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(unprintable)}
 
 
 @cache
@@ -105,11 +105,11 @@ def read_numbers(path: Path) -> dict[str, int]:
 def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[bytes, int]) -> None:
     """Raise DataError if a piece is too long, or is merged from pieces that do not come before it."""
     for left, right in joined:
-        whole = left + right
-        if len(whole) > LONGEST:
-            raise DataError(f"{path} joins a piece of {len(whole):,} bytes; a piece has at most {LONGEST:,}.")
+        piece = left + right
+        if len(piece) > LONGEST:
+            raise DataError(f"{path} joins a piece of {len(piece):,} bytes; a piece has at most {LONGEST:,}.")
         for half in (left, right):
-            if ranks.get(half, len(ranks)) >= ranks[whole]:
+            if ranks.get(half, len(ranks)) >= ranks[piece]:
                 raise DataError(f"{path} joins {spell_piece(half)[:40]!r} to another piece, but no earlier line makes it.")
 
 

@@ -2,7 +2,6 @@
 
 from regard.train.config import TrainConfig
 from regard.train.loop import Listener, follow, loop, run
-from regard.train.step_report import Report
-from regard.train.training import Training, begin
+from regard.train.training import Report, Training, begin
 
 __all__ = ["Listener", "Report", "TrainConfig", "Training", "begin", "follow", "loop", "run"]

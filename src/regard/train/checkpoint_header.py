@@ -1,18 +1,21 @@
-"""run.json: the state of a run at a checkpoint, with a checksum of itself and of each file beside it.
+"""The files of a checkpoint: run.json, the state of a run, with a checksum of itself and of each file beside it.
 
     {"format": "regard training", "version": 2, "step": 200, ..., "files": {NAME: [bytes, CRC-32]}, "checksum": CRC-32}
 
-The checksum covers everything else, as JSON with sorted keys. Version 1 had none.
+The checksum covers everything else, as JSON with sorted keys. Version 1 had none. `.metadata`, which
+torch writes, is a pickle, which could run any code: only known classes are unpickled.
 """
 
 import json
 import math
 import os
+import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from zlib_ng.zlib_ng import crc32
 
 from regard.errors import DataError
@@ -21,14 +24,18 @@ FORMAT, VERSION = "regard training", 2
 HEADER_NAME, METADATA_NAME = "run.json", ".metadata"
 LARGEST = 1 << 26  # bytes of a run.json; a usual one has a few thousand
 FOLDER_PATTERN = re.compile(r"step-(\d{8,18})")
+CHECKPOINT_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+CHECKPOINT_CLASSES = {"Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"}
+CHECKPOINT_CLASSES |= {"BytesStorageMetadata", "StorageMeta", "_StorageInfo", "_MEM_FORMAT_ENCODING"}
+OTHER_NAMES = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
 
 
 def write_header(folder: Path, says: Mapping[str, Any]) -> None:
     """Write run.json beside the files of a checkpoint, and flush it to disk."""
     files = {path.name: checksum_file(path) for path in folder.iterdir()}
-    stated = add_checksum({"format": FORMAT, "version": VERSION, **says, "files": files})
+    header = add_checksum({"format": FORMAT, "version": VERSION, **says, "files": files})
     with (folder / HEADER_NAME).open("w", encoding="utf-8") as file:
-        json.dump(stated, file, indent=1)
+        json.dump(header, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 
@@ -155,3 +162,26 @@ def make_damage_error(path: Path, why: str) -> DataError:
     return DataError(
         f"{path} is damaged or altered: {why}. Without the folder {path.parent}, the run resumes from the checkpoint before it."
     )
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """An unpickler that accepts only the classes that a checkpoint's .metadata consists of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the class of a name in the pickle; raise UnpicklingError unless it is allowed."""
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not (dtype or (module, name) in OTHER_NAMES or (module in CHECKPOINT_MODULES and name in CHECKPOINT_CLASSES)):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def check_metadata(path: Path, files: Collection[str]) -> None:
+    """Raise DataError for a file that is not the .metadata of a checkpoint, or whose tensors are stored in other files."""
+    try:
+        with path.open("rb") as file:
+            found = MetadataUnpickler(file).load()
+        places = {place.relative_path for place in found.storage_data.values()}
+        if not places <= set(files):
+            raise ValueError(f"its tensors lie in {min(places - set(files))}, which the checkpoint does not have")
+    except Exception as error:  # a damaged pickle may raise anything
+        raise DataError(f"{path} is not what training writes: {str(error) or type(error).__name__}.") from None

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from regard.errors import DataError
-from regard.train import checkpoint_metadata
 from regard.train.checkpoint_header import (
+    check_metadata,
     list_checkpoint_folders,
     make_folder_name,
     read_header,
@@ -53,9 +53,8 @@ class CheckpointManager:
         self.folder, self.keep, self.first = folder, keep, first
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._apart = (
-            None if is_single_process() else distributed.new_group(backend="gloo")
-        )  # for the thread, apart from training's own
+        # for the thread, apart from training's own
+        self._apart = None if is_single_process() else distributed.new_group(backend="gloo")
         if first and folder.is_dir():
             for half in [*folder.glob(".step-*"), *folder.glob(".old-*")]:  # left by a process that was killed
                 shutil.rmtree(half)
@@ -141,16 +140,15 @@ def verify_checkpoint(folder: Path, former: Path | None) -> TrainingCheckpoint:
 
 def find_best(checkpoints: Sequence[TrainingCheckpoint]) -> TrainingCheckpoint | None:
     """Return the checkpoint with the lowest held-out loss, the first of equal ones; None if no loss is a finite number."""
-    looked = [(one.header.get("held_out_nats"), one) for one in checkpoints]
-    finite = [(loss, one) for loss, one in looked if loss is not None and math.isfinite(loss)]
+    losses = [(one.header.get("held_out_nats"), one) for one in checkpoints]
+    finite = [(loss, one) for loss, one in losses if loss is not None and math.isfinite(loss)]
     return min(finite, key=lambda pair: float(pair[0]), default=(None, None))[1]
 
 
 def start_writing_tensors(tensors: State, aside: Path, group: "distributed.ProcessGroup | None") -> "Future[Any]":
     """Start writing tensors into a folder, from a copy that is made before this returns."""
-    from torch.distributed.checkpoint.state_dict_saver import (
-        async_save,
-    )  # takes half a second, which other commands need not wait for
+    # takes half a second, which other commands need not wait for
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     writing = async_save(tensors, checkpoint_id=aside, process_group=group, no_dist=group is None)
     assert isinstance(writing, Future)
@@ -174,7 +172,7 @@ def restore_checkpoint(checkpoint: TrainingCheckpoint, model: nn.Module, optimis
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
-    checkpoint_metadata.check_metadata(checkpoint.folder / ".metadata", checkpoint.header["files"])
+    check_metadata(checkpoint.folder / ".metadata", checkpoint.header["files"])
     state = get_training_state(model, optimiser)
     tensors = select_tensors(state)
     try:

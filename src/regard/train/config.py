@@ -22,25 +22,10 @@ DEFAULT_MODEL: dict[str, Any] = {
 PRECISIONS = ("float32", "bfloat16")
 ENGINES = ("ddp", "fsdp")
 SCHEDULES = ("cosine", "constant then decay", "inverse square root")
-POSITIVE_SETTINGS = (
-    "steps",
-    "batch",
-    "accumulate",
-    "keep",
-    "evaluate_batches",
-    "sample_tokens",
-    "patience",
-    "batch_tokens",
-)  # at least 1
-NONNEGATIVE_SETTINGS = (
-    "warmup",
-    "evaluate_every",
-    "sample_every",
-    "checkpoint_every",
-    "observe_every",
-    "seed",
-    "most_words",
-)  # at least 0
+# at least 1
+POSITIVE_SETTINGS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")
+# at least 0
+NONNEGATIVE_SETTINGS = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")
 MOST = 1 << 53  # largest whole number: a float holds it exactly
 MOST_PARAMETERS = 1 << 50  # of a planned model; one that is trained must fit into memory
 SHARE_SETTINGS = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
@@ -136,9 +121,9 @@ class TrainConfig:
         check_setting("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", self.precision)
         check_setting("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}", self.engine)
         check_setting("out", self.out != "", "a folder", self.out)
-        numbered = self.vocabulary.isdecimal() and len(self.vocabulary) < 10 and int(self.vocabulary) > 0
+        is_count = self.vocabulary.isdecimal() and len(self.vocabulary) < 10 and int(self.vocabulary) > 0
         check_setting(
-            "vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary
+            "vocabulary", is_count or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary
         )
         self.refuse_inapplicable_settings()
         if isinstance(self.model, GPT2Config):
@@ -179,9 +164,9 @@ class TrainConfig:
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
             raise ConfigError(f"[model] must be a table of sizes, for example layers = 4; got {sizes!r}.")
-        requested = {**table, **flags}
-        check_setting_names(requested, [one.name for one in fields(cls)], "")
-        return cls(**{**requested, "model": parse_model_table({**sizes, **flags.get("model", {})})})
+        settings = {**table, **flags}
+        check_setting_names(settings, [one.name for one in fields(cls)], "")
+        return cls(**{**settings, "model": parse_model_table({**sizes, **flags.get("model", {})})})
 
     def to_table(self) -> dict[str, Any]:
         """Return the config as a table that `of` accepts, of values that JSON and TOML can represent."""
@@ -257,13 +242,13 @@ def check_setting(name: str, holds: bool, expected: str, came: Any) -> None:
         raise ConfigError(f"{name} must be {expected}; got {came!r}.")
 
 
-def check_setting_names(table: Mapping[str, Any], names: list[str], before: str) -> None:
+def check_setting_names(table: Mapping[str, Any], names: list[str], prefix: str) -> None:
     """Raise ConfigError, with the closest field name, for a name that is not a field."""
     for name in table:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            meant = f" Did you mean {before}{near[0]}?" if near else f" The settings are {', '.join(names)}."
-            raise ConfigError(f"{before}{name} is not a training setting.{meant}")
+            meant = f" Did you mean {prefix}{near[0]}?" if near else f" The settings are {', '.join(names)}."
+            raise ConfigError(f"{prefix}{name} is not a training setting.{meant}")
 
 
 def refuse_different_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:

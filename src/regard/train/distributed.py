@@ -26,12 +26,8 @@ from regard.train.single_process import Engine, SingleProcess
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # environment variables set by torchrun
 TIMEOUT_SECONDS = 600.0  # of an exchange: if one process hangs, the others end after this
 PREPARE_TIMEOUT_SECONDS = 86400.0  # that the other processes wait while the first prepares a text
-CONNECTION_ERRORS = (
-    "gloo",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "NCCL",
-)  # torch has no class for these errors of gloo
+# torch has no class for these errors of gloo
+CONNECTION_ERRORS = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
 ENGINE_COUNTER = count()  # numbers the engines: each has its own prefix in torchrun's store
 
 
@@ -101,8 +97,8 @@ def join_process_group(rank: int, world: int, device: torch.device, timeout_seco
             backend, only = "cpu:gloo,cuda:nccl", device  # checkpoints are written from the CPU's memory
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout, device_id=only)
     except (distributed.DistError, RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ConfigError(f"process {rank} of {world} could not join the others at {where}: {get_first_line(error)}") from None
+        host = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ConfigError(f"process {rank} of {world} could not join the others at {host}: {get_first_line(error)}") from None
     return store
 
 

@@ -82,10 +82,10 @@ class FusedCrossEntropy(torch.autograd.Function):
         real = targets != NO_TARGET
         ctx.save_for_backward(logits, lse, targets, real)
         ctx.smoothing = smoothing
-        there = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0].float()
+        target_logits = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0].float()
         if smoothing:
-            there = (1 - smoothing) * there + smoothing * logits.mean(1, dtype=torch.float32)
-        return torch.where(real, lse - there, 0).sum(dtype=torch.float64).float()
+            target_logits = (1 - smoothing) * target_logits + smoothing * logits.mean(1, dtype=torch.float32)
+        return torch.where(real, lse - target_logits, 0).sum(dtype=torch.float64).float()
 
     @staticmethod
     @once_differentiable
@@ -97,8 +97,8 @@ class FusedCrossEntropy(torch.autograd.Function):
         arrays = {"x": logits, "lse": lse, "targets": targets.contiguous(), "factors": factors, "out": out}
         launch_loop("make_entropy_gradient_callback", logits.dtype, rows=rows, columns=n, **arrays)
         if ctx.smoothing:
-            away = (factors * ctx.smoothing).to(out.dtype)[:, None]
-            out.sub_(away / out.shape[1]).scatter_add_(1, targets.clamp(min=0)[:, None], away)
+            share = (factors * ctx.smoothing).to(out.dtype)[:, None]
+            out.sub_(share / out.shape[1]).scatter_add_(1, targets.clamp(min=0)[:, None], share)
         return out, None, None
 
 

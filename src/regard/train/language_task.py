@@ -1,20 +1,25 @@
 """Language modeling: train a GPT-2 to predict the next token of a corpus."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.models import GPT2
 from regard.text import BytePair, Letters
 from regard.text.corpus import Batch, Corpus, Reader
 from regard.train import fused_ops, loss, task
-from regard.train.block_wrappers import wrap_blocks
 from regard.train.config import TrainConfig
 from regard.train.seeds import derive_seed
 from regard.train.single_process import Engine
 from regard.weights import gpt2 as files
+
+Forward = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +65,9 @@ class LanguageTask:
         model.text = self.text
         return wrap_blocks(model, activation_checkpointing=config.activation_checkpointing, compiled=config.compile)
 
-    def move_batch(self, batch: Batch, where: torch.device) -> Batch:
+    def move_batch(self, batch: Batch, device: torch.device) -> Batch:
         """Move a batch to a device."""
-        return batch if where.type == "cpu" else Batch(*(x.to(where) for x in (batch.tokens, batch.targets, batch.documents)))
+        return batch if device.type == "cpu" else Batch(*(x.to(device) for x in (batch.tokens, batch.targets, batch.documents)))
 
     def count_tokens(self, batch: Batch, world: int) -> int:
         """Return the number of tokens that all processes read: their shares are equal."""
@@ -102,3 +107,29 @@ class LanguageTask:
         """Describe the number of training tokens, and the rows of an epoch."""
         corpus, context = self.split_corpus()[0], self.config.gpt2.context
         return f"{corpus.tokens:,} tokens, {-(-(corpus.tokens - 1) // context):,} rows an epoch"
+
+
+def wrap_blocks(model: GPT2, *, activation_checkpointing: bool, compiled: bool) -> GPT2:
+    """Wrap the forward methods of a model's blocks for training; names, weights and hooks stay unchanged.
+
+    With activation_checkpointing only a block's input is saved for the gradient, and the rest is computed again with the same
+    random numbers. Source: Chen et al. 2016, Training deep nets with sublinear memory cost.
+    """
+    for block in model.blocks:
+        plain = forward = block.forward
+        if compiled:
+            forward = torch.compile(forward)
+        if activation_checkpointing:
+            forward = partial(checkpoint, forward, use_reentrant=False)
+        if forward is not plain:
+            block.forward = select_by_grad_mode(forward, plain)
+    return model
+
+
+def select_by_grad_mode(forward: Forward, plain: Forward) -> Forward:
+    """Return a function that calls `forward` if gradients are enabled, else `plain`, as for samples and head observations."""
+
+    def call_selected(*x: Any, **settings: Any) -> Tensor:
+        return (forward if torch.is_grad_enabled() else plain)(*x, **settings)
+
+    return call_selected

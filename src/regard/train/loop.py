@@ -3,24 +3,22 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from regard.errors import DataError
-from regard.train import optimizer, schedule
+from regard.probe.evaluation_mode import evaluate_mode
+from regard.train import optimizer
 from regard.train.config import TrainConfig
 from regard.train.distributed import start_engine
-from regard.train.loss import count_targets
-from regard.train.loss_spikes import find_fault
+from regard.train.loss import count_targets, find_fault
 from regard.train.seeds import seed_generators
 from regard.train.single_process import Engine
-from regard.train.step_report import Report
 from regard.train.task import Reader
-from regard.train.training import Training, begin
+from regard.train.training import Report, Training, begin
 
 Listener = Callable[[Training, Report], object]
 
@@ -90,7 +88,7 @@ def run_step(training: Training) -> Report:
     config, engine, model, began = training.config, training.engine, training.wrapped_model, time.perf_counter()
     subject = training.task
     number, first = training.step + 1, training.step * config.accumulate
-    rate = schedule.rate(number, config)
+    rate = optimizer.compute_learning_rate(number, config)
     batches = [subject.move_batch(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
     loss = accumulate_gradients(training, number, batches)
     norm = float(engine.compute_gradient_norm(model))
@@ -142,31 +140,19 @@ def compute_held_out_loss(training: Training, reader: Reader) -> float:
     config, engine = training.config, training.engine
     count = min(config.evaluate_batches, reader.batches)
     total = targets = 0.0
-    with use_evaluation_mode(training.wrapped_model), engine.make_autocast_context(config.precision):
+    with evaluate_mode(training.wrapped_model), torch.no_grad(), engine.make_autocast_context(config.precision):
         for n in range(count):
             batch = training.task.move_batch(reader.read(n), engine.device)
-            here = count_targets(batch)
+            count_here = count_targets(batch)
             total += float(training.task.compute_nats(training.wrapped_model, batch))
-            targets += here
+            targets += count_here
     return engine.sum_over_processes(total) / max(engine.sum_over_processes(targets), 1)
 
 
 def generate_sample(training: Training) -> str:
     """Generate a sample text from the current model."""
-    with use_evaluation_mode(training.model), training.engine.gather_weights(training.wrapped_model):
+    with evaluate_mode(training.model), torch.no_grad(), training.engine.gather_weights(training.wrapped_model):
         return training.task.generate_sample(training.model, training.held_out or training.reader, training.step)
-
-
-@contextmanager
-def use_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients for the duration of the context."""
-    mode = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(mode)
 
 
 def share_stop_request(training: Training) -> None:

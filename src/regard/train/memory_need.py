@@ -20,9 +20,9 @@ def check_memory(config: TrainConfig, engine: Engine, *, vocabulary: int = 1) ->
     parts = count_needed_bytes(config, engine.world, vocabulary)
     total, limit = sum(parts.values()), get_memory_limit(engine)
     if total > limit:
-        listed = ", ".join(f"{name} {number:,}" for name, number in parts.items())
+        listing = ", ".join(f"{name} {number:,}" for name, number in parts.items())
         raise ConfigError(
-            f"these settings need at least {total:,} bytes of memory ({listed}), and there are {limit:,}. Choose a smaller "
+            f"these settings need at least {total:,} bytes of memory ({listing}), and there are {limit:,}. Choose a smaller "
             f"batch or model; regard train --plan counts what each takes."
         )
 
@@ -48,8 +48,8 @@ def get_memory_limit(engine: Engine) -> int:
     """Return the most memory, including swap, that each process of this machine can have, in bytes."""
     if engine.device.type == "cuda":
         return int(torch.cuda.get_device_properties(engine.device).total_memory)
-    here = os.environ.get("LOCAL_WORLD_SIZE", "") if engine.world > 1 else ""
-    return read_memory_size() // (int(here) if here.isdecimal() and int(here) else 1)
+    local_world = os.environ.get("LOCAL_WORLD_SIZE", "") if engine.world > 1 else ""
+    return read_memory_size() // (int(local_world) if local_world.isdecimal() and int(local_world) else 1)
 
 
 def read_memory_size() -> int:

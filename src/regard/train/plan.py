@@ -104,21 +104,20 @@ def make_plan(config: TrainConfig, accelerators: int, engine: str) -> Plan:
     rows = ceil(config.batch * config.accumulate / (n * accumulate))
     tokens, rounding = rows * model.context, NUMBER_SIZES[engine, config.precision]
     block, around = count_elements(known.block), count_elements(known.around)
-    whole, tensors = layers * block + around, layers * len(known.block) + len(known.around)
+    total, tensors = layers * block + around, layers * len(known.block) + len(known.around)
     product = rounding.product
     if engine == "fsdp":
         mine = layers * count_shard_elements(known.block, n) + count_shard_elements(known.around, n)
         gathered = product * (around + 2 * block)  # of a block, and of the next one
-        gradients = FLOAT * mine + (FLOAT * whole if accumulate > 1 else product * (around + block))  # those not exchanged yet
-        passes = count_shard_elements(known.around, n) + 2 * layers * count_shard_elements(
-            known.block, n
-        )  # of blocks once forward and once backward
+        gradients = FLOAT * mine + (FLOAT * total if accumulate > 1 else product * (around + block))  # those not exchanged yet
+        # of blocks once forward and once backward
+        passes = count_shard_elements(known.around, n) + 2 * layers * count_shard_elements(known.block, n)
         sent = (n - 1) * (accumulate * product * passes + FLOAT * mine)
     else:
-        mine = whole
-        gathered = product * (whole - count_uncast_parameters(model, known)) if half else 0
-        gradients = FLOAT * whole
-        sent = 2 * (n - 1) * FLOAT * whole // n
+        mine = total
+        gathered = product * (total - count_uncast_parameters(model, known)) if half else 0
+        gradients = FLOAT * total
+        sent = 2 * (n - 1) * FLOAT * total // n
     flops = model.training_flops * tokens * accumulate
     again = 2 * sum(number for part, number in model.multiply_adds(model.context).items() if part != "head") / model.context
     return Plan(
@@ -188,8 +187,8 @@ def format_plans(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 8
             room += 1
         lines = [" " * left + "".join(head.rjust(width) for head, width in zip(heads[at:room], right[at:room], strict=True))]
         for number, name in enumerate(titles):
-            here = (cell[number].rjust(width) for cell, width in zip(cells[at:room], right[at:room], strict=True))
-            lines.append((name.ljust(left) + "".join(here)).rstrip())
+            shown_cells = (cell[number].rjust(width) for cell, width in zip(cells[at:room], right[at:room], strict=True))
+            lines.append((name.ljust(left) + "".join(shown_cells)).rstrip())
         blocks.append("\n".join(lines))
         at = room
     return "\n\n".join(blocks)

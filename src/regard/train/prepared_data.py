@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import ConfigError, DataError
-from regard.text.origin import Origin, read_origin
+from regard.text.prepared_folder import Origin, read_origin
 from regard.train.checkpoint_header import HEADER_NAME, list_checkpoint_folders, make_damage_error, read_header
 from regard.train.config import TrainConfig, refuse_different_run
 

@@ -20,9 +20,9 @@ def apply_pretrained_sizes(config: TrainConfig) -> tuple[TrainConfig, Tokenizer 
     if config.vocabulary != TrainConfig.vocabulary:
         raise ConfigError(f"vocabulary is {config.vocabulary!r}, but {config.start} has one of its own. Leave it out.")
     found = files.describe_checkpoint(config.start)
-    given = config.gpt2
-    sizes = GPT2Config(**{**found.config, "dropout": given.dropout})
-    if given not in (sizes, GPT2Config(**DEFAULT_MODEL, dropout=given.dropout)):
+    config_sizes = config.gpt2
+    sizes = GPT2Config(**{**found.config, "dropout": config_sizes.dropout})
+    if config_sizes not in (sizes, GPT2Config(**DEFAULT_MODEL, dropout=config_sizes.dropout)):
         raise ConfigError(f"[model] sets sizes, but {config.start} has its own. Leave them out; only dropout may be set.")
     own = load_text(found.folder, sizes.vocabulary)
     if own is None and config.text:

@@ -14,20 +14,12 @@ from regard.train import checkpoints
 from regard.train.checkpoint_header import HEADER_NAME, are_finite, is_count, make_damage_error
 from regard.train.checkpoints import TrainingCheckpoint
 from regard.train.config import TrainConfig, refuse_different_run
-from regard.train.loss_spikes import RunningLoss
+from regard.train.loss import RunningLoss
 from regard.train.prepared_data import read_config
 from regard.train.single_process import Engine
 
-REPRODUCIBILITY_KEYS = (
-    "torch",
-    "numba",
-    "processor",
-    "device",
-    "threads",
-    "processes",
-    "engine",
-    "compile",
-)  # what the last bits depend on
+# what the last bits depend on
+REPRODUCIBILITY_KEYS = ("torch", "numba", "processor", "device", "threads", "processes", "engine", "compile")
 
 
 def resume_training(training: Any) -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor, device, nn
+import torch
+from torch import Tensor, nn
 
 from regard.text import BytePair, Letters
 from regard.train.config import TrainConfig
@@ -45,7 +46,7 @@ class Task(Protocol):
     def make_model(self) -> Any:
         """Create the model with its initial weights."""
 
-    def move_batch(self, batch: Any, where: device) -> Any:
+    def move_batch(self, batch: Any, device: torch.device) -> Any:
         """Move a batch to a device; its targets are batch.targets, -100 where there is none."""
 
     def count_tokens(self, batch: Any, world: int) -> int:

@@ -10,7 +10,7 @@ from regard.models import GPT2Config
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus, prepare
 from regard.text.corpus.sources import iterate_parts, list_files
-from regard.text.origin import Origin, hash_files
+from regard.text.prepared_folder import Origin, hash_files
 from regard.train.config import TrainConfig
 from regard.train.prepared_data import load_or_prepare
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.generate.translation_search import Translator, translate
 from regard.text import BytePair
-from regard.text.origin import Origin, hash_files
 from regard.text.pairs import Batch, PairReader, Pairs, Part, prepare
 from regard.text.pairs.sources import list_files
+from regard.text.prepared_folder import Origin, hash_files
 from regard.train import task
 from regard.train.config import TrainConfig
 from regard.train.fused_ops import cross_entropy
@@ -71,11 +71,11 @@ class TranslationTask:
         model.text = self.text
         return model
 
-    def move_batch(self, batch: Batch, where: torch.device) -> Batch:
+    def move_batch(self, batch: Batch, device: torch.device) -> Batch:
         """Move a batch to a device; the lengths of sources stay in the CPU's memory, where they are used."""
-        if where.type == "cpu":
+        if device.type == "cpu":
             return batch
-        return replace(batch, **{name: getattr(batch, name).to(where) for name in ("sources", "before", "targets")})
+        return replace(batch, **{name: getattr(batch, name).to(device) for name in ("sources", "before", "targets")})
 
     def count_tokens(self, batch: Batch, world: int) -> int:
         """Return the number of real tokens, of sources and targets, that all processes read."""
@@ -141,10 +141,10 @@ def make_pairs_origin(config: TrainConfig) -> Origin:
 def fit_vocabulary(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
     """Return the sizes with the pairs' vocabulary if none was given; raise ConfigError if the given one is too small for it."""
     assert isinstance(config.model, TranslatorSizes)
-    size, requested = corpus.text.vocabulary, config.model.vocabulary
-    if requested and requested < size:
-        raise ConfigError(f"model.vocabulary is {requested:,}, but the pairs have {size:,}. Leave it out.")
-    return replace(config.model, sizes={**config.model.sizes, "vocabulary": requested or size})
+    size, vocabulary = corpus.text.vocabulary, config.model.vocabulary
+    if vocabulary and vocabulary < size:
+        raise ConfigError(f"model.vocabulary is {vocabulary:,}, but the pairs have {size:,}. Leave it out.")
+    return replace(config.model, sizes={**config.model.sizes, "vocabulary": vocabulary or size})
 
 
 def refuse_long_sentences(part: Part, context: int | None) -> None:

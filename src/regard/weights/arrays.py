@@ -103,12 +103,12 @@ def read_csv(path: Path) -> dict[str, Tensor]:
     if not rows:
         return {}
     named = sum(not is_number(row[0]) for _, row in rows)
-    worded = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may contain the word '7'
-    table = [parse_numbers(path, line, row[1:] if worded else row, worded) for line, row in rows]
+    has_words = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may contain the word '7'
+    table = [parse_numbers(path, line, row[1:] if has_words else row, has_words) for line, row in rows]
     for (line, _), row in zip(rows, table, strict=True):
         if len(row) != len(table[0]):
             raise DataError(f"{path}, line {line}: {len(row)} numbers, but the first row has {len(table[0])}.")
-    if not worded:
+    if not has_words:
         return {path.stem: torch.tensor(table, dtype=torch.float64)}
     words = [row[0].strip() for _, row in rows]
     if twice := next((word for word, count in Counter(words).items() if count > 1), None):
@@ -124,9 +124,9 @@ def iterate_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, row
 
 
-def parse_numbers(path: Path, line: int, cells: Sequence[str], worded: bool) -> list[float]:
+def parse_numbers(path: Path, line: int, cells: Sequence[str], has_words: bool) -> list[float]:
     """Return the cells of a row as numbers; raise DataError, naming the first cell that is not a number."""
-    for column, cell in enumerate(cells, 2 if worded else 1):
+    for column, cell in enumerate(cells, 2 if has_words else 1):
         if not is_number(cell):
             came = f"{cell.strip()[:40]!r} is not a number" if cell.strip() else "is empty"
             raise DataError(f"{path}, line {line}, column {column}: {came}.")
@@ -159,8 +159,8 @@ def check_finite(numbers: Tensor, name: str) -> Tensor:
     broken = (~single.isfinite()).nonzero()
     if len(broken):
         place = tuple(broken[0].tolist())
-        where = f" at {place}, counted from 0" if place else ""
-        raise DataError(f"{name} holds {numbers[place].item():g}{where}; every number must be finite in float32.")
+        position = f" at {place}, counted from 0" if place else ""
+        raise DataError(f"{name} holds {numbers[place].item():g}{position}; every number must be finite in float32.")
     return single
 
 

@@ -72,42 +72,42 @@ def infer_sizes(dialect: NamingScheme, shapes: Shapes, source: object) -> dict[s
     }
 
 
-def make_config_arguments(stated: GivenSettings, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
+def make_config_arguments(settings: GivenSettings, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
     """Return the arguments of GPT2Config except `tied`, from the settings or, for those that are missing, from the tensors."""
     for name, only in SUPPORTED_VALUES.items():
-        if (stated.get(name) or None) != (only or None) and name in stated:
-            raise WeightsError(f"{source} has {show_settings({name: stated[name]})}; regard computes only {name}={only!r}.")
-    found = {ours: number for ours, theirs in SIZES.items() if (number := find_size(stated, theirs, source))}
+        if (settings.get(name) or None) != (only or None) and name in settings:
+            raise WeightsError(f"{source} has {show_settings({name: settings[name]})}; regard computes only {name}={only!r}.")
+    found = {ours: number for ours, theirs in SIZES.items() if (number := find_size(settings, theirs, source))}
     width = found.get("width", sizes["width"])
-    inner = 4 * width if stated.get("model_type") else sizes["inner"]  # transformers' default
+    inner = 4 * width if settings.get("model_type") else sizes["inner"]  # transformers' default
     merged = {**sizes, "inner": inner, **found}
-    merged["heads"] = found.get("heads") or infer_heads(stated, width, source)
+    merged["heads"] = found.get("heads") or infer_heads(settings, width, source)
     if width % merged["heads"]:
         raise WeightsError(f"{source}: the width {width} is not a multiple of the {merged['heads']} heads.")
-    epsilon = stated.get("layer_norm_epsilon", 1e-5)
+    epsilon = settings.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise WeightsError(f"{source} has layer_norm_epsilon={show_value(epsilon)}; it must be above 0 and below 1.")
     return {
         **merged,
-        "dropout": find_dropout(stated, source),
-        "activation": find_activation(stated, activation, source),
+        "dropout": find_dropout(settings, source),
+        "activation": find_activation(settings, activation, source),
         "epsilon": epsilon,
     }
 
 
-def find_size(stated: GivenSettings, theirs: tuple[str, ...], source: object) -> int | None:
+def find_size(settings: GivenSettings, theirs: tuple[str, ...], source: object) -> int | None:
     """Return a size stored under any of its names, None if it is missing."""
-    given = {name: stated[name] for name in theirs if stated.get(name) is not None}
-    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
-        raise WeightsError(f"{source} has {show_settings(given)}; it must be a whole number of at least 1.")
-    if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} has {show_settings(given)}, which must be equal.")
-    return next(iter(given.values()), None)
+    values = {name: settings[name] for name in theirs if settings.get(name) is not None}
+    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in values.values()):
+        raise WeightsError(f"{source} has {show_settings(values)}; it must be a whole number of at least 1.")
+    if len(set(values.values())) > 1:
+        raise WeightsError(f"{source} has {show_settings(values)}, which must be equal.")
+    return next(iter(values.values()), None)
 
 
-def infer_heads(stated: GivenSettings, width: int, source: object) -> int:
+def infer_heads(settings: GivenSettings, width: int, source: object) -> int:
     """Return the number of heads if the settings do not include it; it cannot be inferred from tensors."""
-    if stated.get("model_type") == "gpt2":
+    if settings.get("model_type") == "gpt2":
         return 12  # transformers' default
     if width not in RELEASED:
         raise WeightsError(
@@ -117,32 +117,32 @@ def infer_heads(stated: GivenSettings, width: int, source: object) -> int:
     return width // HEAD_WIDTH
 
 
-def find_dropout(stated: GivenSettings, source: object) -> float:
+def find_dropout(settings: GivenSettings, source: object) -> float:
     """Return the dropout probability, the same for its three places."""
-    default = dict.fromkeys(DROPOUTS[:3], 0.1) if stated.get("model_type") else {}  # transformers'
-    given = default | {name: stated[name] for name in DROPOUTS if stated.get(name) is not None}
-    if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
-        raise WeightsError(f"{source} has {show_settings(given)}; a probability is from 0 to below 1.")
-    if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} has {show_settings(given)}; regard has one dropout for three places: make them equal.")
-    return float(next(iter(given.values()), 0.0))
+    default = dict.fromkeys(DROPOUTS[:3], 0.1) if settings.get("model_type") else {}  # transformers'
+    values = default | {name: settings[name] for name in DROPOUTS if settings.get(name) is not None}
+    if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in values.values()):
+        raise WeightsError(f"{source} has {show_settings(values)}; a probability is from 0 to below 1.")
+    if len(set(values.values())) > 1:
+        raise WeightsError(f"{source} has {show_settings(values)}; regard has one dropout for three places: make them equal.")
+    return float(next(iter(values.values()), 0.0))
 
 
-def find_activation(stated: GivenSettings, otherwise: str, source: object) -> str:
+def find_activation(settings: GivenSettings, otherwise: str, source: object) -> str:
     """Return regard's name of the activation."""
-    name = stated.get("activation_function")
+    name = settings.get("activation_function")
     if name is not None and not (isinstance(name, str) and name in ACTIVATIONS):
         raise WeightsError(f"{source} has activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
     return otherwise if name is None else ACTIVATIONS[name]
 
 
-def refuse_unknown_settings(stated: GivenSettings, source: object) -> None:
+def refuse_unknown_settings(settings: GivenSettings, source: object) -> None:
     """Raise WeightsError if a checkpoint's own settings include an unknown one, which might change the results."""
     names = {*(name for theirs in SIZES.values() for name in theirs), *DROPOUTS, *IGNORED_SETTINGS}
-    strange = sorted(name for name in stated if name not in names)
+    strange = sorted(name for name in settings if name not in names)
     if strange:
         raise WeightsError(
-            f"{source} has {show_settings({strange[0]: stated[strange[0]]})}, which is not a known setting of a GPT-2."
+            f"{source} has {show_settings({strange[0]: settings[strange[0]]})}, which is not a known setting of a GPT-2."
         )
 
 

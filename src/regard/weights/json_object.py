@@ -45,6 +45,6 @@ def show_value(value: object) -> str:
     return SHOWN.repr(value)
 
 
-def show_settings(given: Mapping[str, Any]) -> str:
+def show_settings(settings: Mapping[str, Any]) -> str:
     """Return settings as name=value, each of them shortened."""
-    return ", ".join(f"{name}={show_value(value)}" for name, value in given.items())
+    return ", ".join(f"{name}={show_value(value)}" for name, value in settings.items())

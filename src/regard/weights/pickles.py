@@ -58,8 +58,8 @@ def unwrap_state(found: Any) -> tuple[Any, Mapping[str, Any]]:
 
 def describe_tensor(path: Path, name: str, tensor: Tensor, saved: SavedObject, ways: dict[object, Opener]) -> StoredTensor:
     """Return a tensor of a pickle without reading it. Raises WeightsError unless it consists of plain numbers in the file."""
-    plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
-    identity = tensor.untyped_storage()._cdata if plain else None
+    is_plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
+    identity = tensor.untyped_storage()._cdata if is_plain else None
     if identity not in saved.storages or tensor.is_neg() or tensor.is_conj():
         raise WeightsError(f"{path}: {name} must be a plain tensor; save it again as tensor.clone().")
     place, shape, strides, size = saved.storages[identity], tuple(tensor.shape), tensor.stride(), tensor.dtype.itemsize

@@ -52,12 +52,12 @@ def parse_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     end, at, key = len(data) - 4 * (restarts + 1), 0, b""
     while at < end:
         shared, at = read_varint(data, at)
-        fresh, at = read_varint(data, at)
+        suffix_length, at = read_varint(data, at)
         length, at = read_varint(data, at)
-        if shared > len(key) or at + fresh + length > end:
+        if shared > len(key) or at + suffix_length + length > end:
             raise ValueError("an entry lies beyond its block")
-        key = key[:shared] + data[at : at + fresh]
-        at += fresh
+        key = key[:shared] + data[at : at + suffix_length]
+        at += suffix_length
         yield key, data[at : at + length]
         at += length
 
@@ -88,5 +88,5 @@ def import_crc32c() -> ModuleType:
 
 def unmask_checksum(checksum: int) -> int:
     """Return the crc32c of a masked one."""
-    rotated = (checksum - MASK) & 0xFFFFFFFF
-    return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF
+    sum_bits = (checksum - MASK) & 0xFFFFFFFF
+    return (sum_bits >> 17 | sum_bits << 15) & 0xFFFFFFFF

@@ -50,8 +50,8 @@ def find_index(folder: Path) -> Path:
     """Return the index of the checkpoint that the file `checkpoint` names, or of the only one in the folder."""
     note = folder / "checkpoint"
     text = note.read_text("utf-8", "replace") if note.is_file() else ""
-    named = re.search(r'^model_checkpoint_path: "(?:.*[/\\])?([^/\\"\n]+)"', text, re.M)
-    found = [folder / (named[1] + INDEX)] if named else sorted(folder.glob(f"*{INDEX}"))
+    stated_name = re.search(r'^model_checkpoint_path: "(?:.*[/\\])?([^/\\"\n]+)"', text, re.M)
+    found = [folder / (stated_name[1] + INDEX)] if stated_name else sorted(folder.glob(f"*{INDEX}"))
     if len(found) != 1 or not found[0].is_file():
         names = ", ".join(path.name for path in found)
         raise WeightsError(f"{folder} must hold one TensorFlow checkpoint, or name it in a file `checkpoint`; found {names}.")

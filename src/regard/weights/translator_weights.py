@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, WeightsError
-from regard.matmul import QuantizedLinear
+from regard.matmul.quantized_linear import round_to_int8
 from regard.weights import tensor_archives
 from regard.weights.json_object import read_object, show_settings
 from regard.weights.stored_tensor import REAL_DTYPES, StoredTensor
@@ -70,16 +70,16 @@ def is_invalid_size(name: str, size: object) -> bool:
 def find_folder(name: str | Path) -> Path:
     """Return the folder of a path or of the name of an included translator."""
     path = Path(name).expanduser()
-    carried = INCLUDED_TRANSLATORS.get(str(name))
-    if path.is_dir() or carried is None:
+    included_folder = INCLUDED_TRANSLATORS.get(str(name))
+    if path.is_dir() or included_folder is None:
         if not (path / SETTINGS).is_file():
             raise WeightsError(
                 f"{path} has no {SETTINGS} and is not a translator's name: the names are {', '.join(INCLUDED_TRANSLATORS)}."
             )
         return path
-    if not carried.is_dir():
+    if not included_folder.is_dir():
         raise WeightsError(f"the translator {name!r} is not in this package; train one with: regard translate --train.")
-    return carried
+    return included_folder
 
 
 def fill_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -114,29 +114,29 @@ def dequantize_matrix(stored: StoredTensor, scale: StoredTensor) -> Tensor:
 
 def check_names_and_shapes(archive: TensorArchive, tensors: Mapping[str, Tensor]) -> None:
     """Raise WeightsError, naming the first one, if the tensors of a file are not those of the model."""
-    requested = {}
+    wanted_shapes = {}
     for name, tensor in tensors.items():
-        requested[name] = tuple(tensor.shape)
+        wanted_shapes[name] = tuple(tensor.shape)
         if tensor.dim() == 2 and name in archive.tensors and archive.tensors[name].dtype == torch.int8:
-            requested[name + SCALE] = (len(tensor),)
-    for name, shape in requested.items():
+            wanted_shapes[name + SCALE] = (len(tensor),)
+    for name, shape in wanted_shapes.items():
         if name not in archive.tensors:
-            raise WeightsError(f"{archive.path} has no {name}, which {describe_requirement(name, requested)} requires.")
+            raise WeightsError(f"{archive.path} has no {name}, which {describe_requirement(name, wanted_shapes)} requires.")
         stored = archive.tensors[name]
         if stored.shape != shape:
-            required = describe_requirement(name, requested)
+            required = describe_requirement(name, wanted_shapes)
             raise WeightsError(f"{stored} must have the shape {shape}, as {required} requires; it has {stored.shape}.")
-        if stored.dtype not in REAL_DTYPES and name + SCALE not in requested:
+        if stored.dtype not in REAL_DTYPES and name + SCALE not in wanted_shapes:
             raise WeightsError(f"{stored} holds {stored.dtype}; weights must be one of {', '.join(map(str, REAL_DTYPES))}.")
-    strange = next((name for name in archive.tensors if name not in requested), None)
+    strange = next((name for name in archive.tensors if name not in wanted_shapes), None)
     if strange is not None:
         raise WeightsError(f"{archive.tensors[strange]} is not part of the model that its {SETTINGS} describes.")
 
 
-def describe_requirement(name: str, requested: Mapping[str, tuple[int, ...]]) -> str:
+def describe_requirement(name: str, wanted_shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return what requires a tensor: the settings or, for a scale, the int8 matrix."""
     matrix = name.removesuffix(SCALE)
-    return f"its {SETTINGS}" if matrix == name or matrix not in requested else f"the int8 matrix {matrix}"
+    return f"its {SETTINGS}" if matrix == name or matrix not in wanted_shapes else f"the int8 matrix {matrix}"
 
 
 def save_translator(
@@ -178,5 +178,5 @@ def convert_for_storage(name: str, tensor: Tensor, dtype: torch.dtype | None) ->
         return {name: tensor.contiguous()}  # biases and norm weights are few, and each affects many numbers
     if not tensor.isfinite().all():
         raise WeightsError(f"{name} holds a number that is not finite, which torch.int8 cannot hold.")
-    found = QuantizedLinear.from_weight(tensor)
-    return {name: found.values, name + SCALE: found.scales}
+    values, scales = round_to_int8(tensor.float())
+    return {name: values, name + SCALE: scales}

@@ -392,3 +392,63 @@ def test_other_models_and_threads_are_not_recorded_and_nothing_stays_in_the_way(
         other.attention.attend_projected(start[:, :1], other.attention.project(keys), keys)
     assert not recording.calls
     assert AdditiveAttention.attend_projected is before
+
+
+class Tutorial(nn.Module):
+    """Bahdanau's attention as PyTorch's tutorial on translation writes it: one query for all keys of a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_query, self.of_keys, self.score = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, 1)
+
+    def forward(self, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.score(torch.tanh(self.of_query(query) + self.of_keys(keys)))
+        weights = torch.softmax(scores.squeeze(2).unsqueeze(1), dim=-1)
+        return torch.bmm(weights, keys), weights
+
+
+class Steps(nn.Module):
+    """A decoder that attends once a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.cell = Tutorial(), nn.GRUCell(C, C)
+
+    def forward(self, keys: Tensor) -> Tensor:
+        state, found = keys[:, 0], []
+        for _ in range(T):
+            context, weights = self.attention(state.unsqueeze(1), keys)
+            state = self.cell(context[:, 0], state)
+            found.append(weights)
+        return torch.stack(found)
+
+
+class Pooling(nn.Module):
+    """Tokens that are weighed by what they are and where they stand: no query asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.score = nn.Embedding(S, C), nn.Linear(C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.score(torch.tanh(x + self.places(torch.arange(S)))), 1)
+        return (weights * x).sum(1)
+
+
+def test_one_query_that_is_added_to_all_keys_by_hand_is_recorded():
+    torch.manual_seed(3)
+    model = nn.Sequential(Steps())
+    with record(model) as recording:
+        expected = model(torch.randn(2, S, C))
+    assert not recording.missed
+    for call, weights in zip(recording.calls, expected, strict=True):
+        torch.testing.assert_close(call.map.dense()[:, 0], weights, rtol=0, atol=EQUAL)
+        assert call.kind == "cross"
+
+
+def test_a_pooling_of_tokens_with_places_is_no_attention():
+    model = nn.Sequential(Pooling())
+    with record(model) as recording:
+        model(torch.randn(2, S, C))
+    assert not recording.calls
+    assert not recording.missed

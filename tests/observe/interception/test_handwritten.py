@@ -315,3 +315,20 @@ def test_heads_that_share_one_head_of_keys_are_heads_of_one_map(form, float64):
     assert found.shape == (B, H, T, T + 2)
     torch.testing.assert_close(found.dense() @ v.unsqueeze(1), output, rtol=0, atol=EQUAL)
     assert not recording.notes
+
+
+class AddedMask(nn.Module):
+    """litgpt with a softcap and a cache: a boolean mask is added to the scores, so that it hides no key."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (x @ x.mT).div(3).tanh() * 3
+        scores = scores + torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        return scores.softmax(-1) @ x
+
+
+def test_a_boolean_mask_that_is_added_to_scores_is_recorded_as_what_it_does_and_noted():
+    model, x = nn.Sequential(AddedMask()), torch.randn(2, 5, 4)
+    recording, _ = beheld(model, lambda m: m(x))
+    scores = (x @ x.mT).div(3).tanh() * 3 + torch.ones(5, 5).tril()
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], scores.softmax(-1))
+    assert "it adds a boolean mask to its scores" in recording.notes[0]

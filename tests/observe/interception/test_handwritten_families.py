@@ -1,12 +1,49 @@
 """Families of transformers whose attention is written out by hand are recorded as the attentions that they hand out."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from torch import nn
 
 from observe.beheld import EQUAL
 from observe.eager_weights import run, same
-from observe.written_out import HAND, SINGLE, UNCOMPARED, compare_with_attentions
+from observe.families import TEXT
+from observe.family import ANY, B, Family, T, tokens
+from observe.written_out import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.written_out_media import KERNELS
 
+UNNAMED = ("levit", "wavtokenizer", "groupvit")  # whose modules are numbered, not named
 ROUNDED = 1e-5  # of a model that computes in float32, from its own weights
+
+
+def placed(config, side="none"):
+    """Words, where each of them stands on a page, and a picture of the page."""
+    corners = torch.randint(0, 500, (B, T, 2))
+    boxes = torch.cat([corners, corners + torch.randint(1, 500, (B, T, 2))], -1)
+    return {**tokens(config, side), "bbox": boxes, "image": torch.randn(B, 3, 16, 16)}
+
+
+LAYOUT = Family(
+    "layoutlmv2",
+    "LayoutLMv2Model",
+    {**TEXT, "coordinate_size": 8, "shape_size": 8, "image_feature_pool_shape": [2, 2, 6], "max_2d_position_embeddings": 1024},
+    placed,
+    ANY,
+)
+
+
+class Backbone(nn.Module):
+    """A convolution in place of the network of detectron2, which does not attend."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.cfg = SimpleNamespace(MODEL=SimpleNamespace(PIXEL_MEAN=[0.0] * 3, PIXEL_STD=[1.0] * 3))
+        self.pixel_mean, self.pixel_std = nn.Buffer(torch.zeros(3, 1, 1)), nn.Buffer(torch.ones(3, 1, 1))
+        self.convolution = nn.Conv2d(3, config.image_feature_pool_shape[2], 8, 8)
+
+    def forward(self, images):
+        return self.convolution(images).flatten(2).transpose(1, 2)
 
 
 def each(families):
@@ -14,7 +51,7 @@ def each(families):
     return pytest.mark.parametrize("family", given)
 
 
-@each(HAND)
+@each(HAND + KERNELS)
 def test_every_layer_is_recorded_and_the_output_is_the_same_to_the_bit(family):
     model = family.build()
     for side in family.sides:
@@ -24,7 +61,7 @@ def test_every_layer_is_recorded_and_the_output_is_the_same_to_the_bit(family):
         assert same(plain, inside)
         assert recording.calls
         assert not recording.missed
-        assert all("att" in name for name in recording.names)
+        assert family.name in UNNAMED or all("att" in name for name in recording.names)
 
 
 @each([one for one in HAND if one.name not in UNCOMPARED])
@@ -33,3 +70,34 @@ def test_the_maps_are_the_attentions_that_the_model_hands_out(family):
         maps, difference = compare_with_attentions(family, side)
         assert maps > 0
         assert difference < (ROUNDED if family.name in SINGLE else EQUAL), side
+
+
+@each([*KERNELS, *(one for one in HAND if one.name in UNCOMPARED and one.name not in UNSOFTENED)])
+def test_the_maps_are_softmaxes_that_the_model_computes(family):
+    for side in family.sides:
+        maps, difference = compare_with_own_weights(family, side)
+        assert maps > 0
+        assert difference < (ROUNDED if family.name in SINGLE else EQUAL), side
+
+
+@pytest.mark.slow
+def test_attention_to_the_other_picture_is_cross_attention_though_its_module_is_called_self():
+    family = next(one for one in HAND if one.name == "superglue")
+    model = family.build()
+    _, recording = run(model, family.feed(model), recorded=True)
+    assert [(call.name, call.kind) for call in recording.calls] == [
+        (f"gnn.layers.{n}.attention.self", kind) for n, kind in enumerate(model.config.gnn_layers_types)
+    ]
+
+
+@pytest.mark.slow
+def test_the_maps_of_layoutlmv2_are_the_attentions_that_it_hands_out(monkeypatch):
+    import transformers.models.layoutlmv2.modeling_layoutlmv2 as modeling
+
+    monkeypatch.setattr(modeling, "LayoutLMv2VisualBackbone", Backbone)
+    monkeypatch.setattr(modeling, "requires_backends", lambda *_: None)
+    monkeypatch.setattr(modeling, "detectron2", SimpleNamespace(layers=SimpleNamespace(FrozenBatchNorm2d=())), raising=False)
+    for side in LAYOUT.sides:
+        maps, difference = compare_with_attentions(LAYOUT, side)
+        assert maps == LAYOUT.settings["num_hidden_layers"]
+        assert difference < EQUAL, side

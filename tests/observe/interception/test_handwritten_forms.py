@@ -106,3 +106,31 @@ def test_softmaxes_and_products_that_are_no_attention_are_not_recorded(name):
     for _ in range(2):
         recording, _ = beheld(model, lambda m: m(x))
         assert len(recording.calls) == (name == "Rotary")  # whose kernel is recorded
+
+
+class GroupsFirst(nn.Module):
+    """Four heads of queries share two of keys, with the axis of groups before that of heads in every product."""
+
+    def __init__(self):
+        super().__init__()
+        self.query_heads = 4
+        self.to_q, self.to_k = nn.Linear(C, 4 * 3), nn.Linear(C, 2 * 3)
+
+    def split(self, x):
+        return self.to_q(x).unflatten(-1, (2, 2, 3)).permute(0, 3, 2, 1, 4), self.to_k(x).unflatten(-1, (2, 3)).transpose(1, 2)
+
+    def forward(self, x):
+        q, k = self.split(x)  # (b, g, h, q, d) and (b, h, k, d)
+        scores = torch.einsum("bghqd,bhkd->bghqk", q, k) / 3**0.5
+        return torch.einsum("bghqk,bhkd->bqhgd", scores.softmax(-1), k).flatten(2)
+
+
+def test_heads_that_share_keys_are_heads_and_no_batch_if_groups_come_first():
+    torch.manual_seed(3)
+    part, x = GroupsFirst(), torch.randn(B, T, C)
+    model = build_model(part)
+    recording, _ = beheld(model, lambda m: m(x))
+    q, k = part.split(model[0](x))
+    weights = (q.transpose(1, 2).flatten(1, 2) @ k.repeat_interleave(2, 1).mT / 3**0.5).softmax(-1)
+    (call,) = recording.calls
+    torch.testing.assert_close(call.map.dense(), weights.detach(), rtol=0, atol=EQUAL)

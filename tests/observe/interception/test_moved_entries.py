@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.observe import record
+from regard.observe.interception import handwritten
 
 B, H, T, D = 2, 3, 5, 7
 ORDER = torch.tensor([3, 0, 4, 1, 2])
@@ -91,6 +92,27 @@ def test_a_formula_stays_known_where_entries_are_moved(name):
     assert recording.calls[0].stored.bias is None
 
 
+DRAWN = torch.randn(D, T, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+TABLE = nn.Parameter(DRAWN, requires_grad=False)
+TERMS = {  # of scores, and what they are given the shape or the dtype of
+    "reshaped": lambda term, scores: term.flatten(2).reshape_as(scores),
+    "viewed": lambda term, scores: term.flatten(2).view_as(scores),
+    "expanded": lambda term, scores: term[:, :1].expand_as(scores),
+    "cast": lambda term, scores: term.to(scores),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_a_term_in_the_shape_of_the_scores_is_not_the_scores(name):
+    def add_term(q, k, v):
+        scores = score(q, k)
+        return (scores + TERMS[name](q @ TABLE, scores)).softmax(-1) @ v
+
+    recording, output = run(add_term)
+    assert_gives_output(recording, output)
+    assert recording.notes == []
+
+
 def test_dropout_is_undone_where_entries_are_moved():
     recording, _ = run_with_dropout(lambda w: w.flip(-2))
     weights = recording.map(0).dense()
@@ -160,3 +182,31 @@ def test_top_k_attention_over_all_keys_is_stored_as_it_is():
     recording, output = run(attend)
     assert_gives_output(recording, output)
     assert "it is top-k attention" in recording.notes[0]
+
+
+class Matches(nn.Module):
+    """Scores of two pictures' points, beside numbers that were made with them, as in SuperGlue's optimal transport."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ x.mT
+        count = (T * x.new_tensor(1)).to(scores)
+        margin = torch.cat([(-count.log()).expand(T), count.log()[None]])[None].expand(B, -1)
+        return scores.logsumexp(-1) + torch.zeros_like(margin)[:, :T]
+
+
+def test_numbers_of_several_tensors_that_are_joined_and_expanded_do_not_stop_the_model():
+    model, x = nn.Sequential(Matches()), torch.randn(B, T, D)
+    expected = model(x)
+    with record(model) as recording:
+        assert torch.equal(model(x), expected)
+    assert not recording.missed
+
+
+def test_a_failure_while_scores_are_followed_is_reported_and_does_not_stop_the_model(monkeypatch):
+    model, x = nn.Sequential(Own(KNOWN["rolled"])), torch.randn(B, T, H * D, dtype=torch.float64)
+    expected = model(x)
+    monkeypatch.setattr(handwritten, "settle_all", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="not recorded"), record(model) as recording:
+        assert torch.equal(model(x), expected)
+    (missed,) = {one.reason for one in recording.missed}
+    assert "scores were followed until an operation could not be: its arguments could not be read (ZeroDivisionError" in missed

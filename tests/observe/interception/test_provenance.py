@@ -34,3 +34,86 @@ def test_what_was_joined_in_a_list_is_where_keys_come_from(joined, kind):
     with record(model) as recording:
         model(torch.randn(2, 5, 8), torch.randn(2, 5, 8))
     assert [call.kind for call in recording.calls] == [kind]
+
+
+class Weighs(nn.Module):
+    """Attention whose matrices, larger than the tokens, are no parameters: made on the way, or buffers."""
+
+    def __init__(self, project):
+        super().__init__()
+        self.project = project
+        self.register_buffer("weights", torch.randn(8, 24))
+
+    def forward(self, x, memory):
+        q, k, v = (self.project(y, w) for y, w in zip((x, memory, memory), self.weights.chunk(3, 1), strict=True))
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+PROJECTIONS = {
+    "a product": torch.matmul,
+    "a product with its sides exchanged": lambda y, w: (w.T @ y.mT).mT,
+    "linear": lambda y, w: F.linear(y, w.T),
+    "einsum": lambda y, w: torch.einsum("cd,btc->btd", w, y),
+    "weights in another precision": lambda y, w: y @ w.double().float(),
+    "weights that a scale restores": lambda y, w: y @ (torch.full_like(w, 0.5) * w),
+}
+
+
+@pytest.mark.parametrize("project", PROJECTIONS.values(), ids=list(PROJECTIONS))
+def test_queries_and_keys_come_from_tokens_and_not_from_larger_weights(project):
+    model, x = Weighs(project), torch.randn(1, 3, 8)
+    with record(model) as recording:
+        model(x, x)
+        model(x, torch.randn(1, 5, 8))
+    assert [call.kind for call in recording.calls] == ["self", "cross"]
+
+
+class Sums(nn.Module):
+    """Attention after a residual connection, called with parameters from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        x = x + x.mean(1, keepdim=True)
+        q, k = (F.linear(x, w)[:, None] for w in (self.q, self.k))
+        return F.scaled_dot_product_attention(q, k, k)
+
+
+def test_self_attention_of_weights_from_outside_is_self_attention():
+    model = Sums()
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    with record(model) as recording:
+        torch.func.functional_call(model, weights, torch.randn(1, 3, 8))
+    assert [call.kind for call in recording.calls] == ["self"]
+
+
+class Unlike(nn.Module):
+    """Attention to a memory whose scores have no formula of queries and keys."""
+
+    def __init__(self, weigh):
+        super().__init__()
+        self.q, self.k, self.weigh = nn.Linear(8, 8), nn.Linear(8, 8), weigh
+
+    def forward(self, x, memory):
+        return self.weigh(self.q(x), self.k(memory)) @ memory
+
+
+UNLIKE = {
+    "scores that a sine bends": lambda q, k: (q @ k.mT).sin().softmax(-1),
+    "distances": lambda q, k: (-torch.cdist(q, k)).softmax(-1),
+    "a network of pairs": lambda q, k: (q[:, :, None] + k[:, None]).tanh().sum(-1).softmax(-1),
+    "products summed entry by entry": lambda q, k: (q[:, :, None] * k[:, None]).sum(-1).softmax(-1),
+    "in an order": lambda q, k: (q @ k.mT).flip(-1).flip(-1).sin().softmax(-1),
+}
+
+
+@pytest.mark.parametrize("weigh", UNLIKE.values(), ids=list(UNLIKE))
+def test_weights_that_are_stored_as_they_are_have_a_kind_too(weigh):
+    model, x, memory = Unlike(weigh), torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    with record(model) as recording:
+        model(x, x)
+        model(x, memory)
+    assert [call.kind for call in recording.calls] == ["self", "cross"]

@@ -1,5 +1,6 @@
-"""torch.compile, torch.jit and torch.export around a recording: refused, or told, and never changed."""
+"""torch.compile, torch.jit and torch.export around a recording: observed, refused, or told, and never changed."""
 
+import contextlib
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,7 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import regard
 from observe.beheld import beheld
 from regard.errors import ConfigError
 from regard.observe import record
@@ -104,37 +106,93 @@ def handed(m, compiled):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("before", [True, False])
-def test_compiled_code_that_runs_the_model_is_reported_and_not_compiled_anew(form, before):
+def test_code_compiled_before_is_reported_and_not_compiled_anew(form):
     model, counter = Model(), torch._dynamo.testing.CompileCounter()
     function = FORMS[form](model, counter)
-    if before:
-        function(X)
+    function(X)
     frames = counter.frame_count
     recording, _ = beheld(model, lambda m: function(X), missing=True)
     told(recording)
-    assert not before or counter.frame_count == frames
-    frames = counter.frame_count
     function(X)
-    assert counter.frame_count == frames  # what was compiled inside the block holds nothing of ours
+    assert counter.frame_count == frames
 
 
-def test_a_model_compiled_in_place_inside_the_block():
+@pytest.mark.parametrize("form", FORMS)
+def test_code_compiled_in_the_block_is_recorded_and_not_compiled_anew_after_it(form):
+    model, counter = Model(), torch._dynamo.testing.CompileCounter()
+    function = FORMS[form](model, counter)
+    expected = model(X)
+    with record(model) as recording:
+        outputs = [function(X) for _ in range(2)]
+    frames = counter.frame_count
+    assert all(torch.equal(out, function(X)) for out in outputs)
+    assert counter.frame_count == frames
+    assert_equal_to_eager(recording, model, runs=2)
+    assert torch.equal(outputs[0], expected + 1 if "deep" in form else expected)
+    again, _ = beheld(model, lambda m: function(X))  # the op is still there
+    assert_equal_to_eager(again, model)
+
+
+def assert_equal_to_eager(recording, model, runs: int = 1) -> None:
+    with record(model) as eager:
+        model(X)
+    assert not recording.missed
+    assert [(one.name, one.kind) for one in recording.calls] == runs * [(one.name, one.kind) for one in eager.calls]
+    assert len(recording.runs) == runs
+    for run in recording.runs:
+        for name in eager.names:
+            assert torch.equal(run.map(name).dense(), eager.map(name).dense())
+
+
+@pytest.mark.parametrize("part", ["", "attn"])
+def test_a_model_compiled_in_place_inside_the_block_is_recorded(part):
     model = Model()
     expected = model(X)
-    recording, out = inside(model, model)
-    assert torch.equal(out, expected)
-    told(recording)
+    with record(model) as recording:
+        model.get_submodule(part).compile(backend="eager")
+        assert torch.equal(model(X), expected)
+    model.get_submodule(part)._compiled_call_impl = None
+    assert_equal_to_eager(recording, model)
+
+
+class ByHand(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+class Routed(nn.Module):
+    """A router is no attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.softmax(x, -1).topk(1, -1).values
+
+
+def test_attention_that_no_op_observes_is_reported_beside_what_is_recorded():
+    model = nn.Sequential(Attention(), ByHand(), Routed())
+    with pytest.warns(UserWarning, match="not recorded"), record(model) as recording:
+        torch.compile(model, backend="eager")(X)
+    assert recording.names == ["0"]
+    assert [(one.kernel, one.module) for one in recording.missed] == [("compiled softmax", "1")]
+    assert "written out by hand" in recording.missed[0].reason
+
+
+def test_an_intervention_does_not_change_compiled_attention_and_that_is_warned_of():
     model = Model()
-    recording, _ = inside(model, model.attn)
-    told(recording, "attn")
+    expected = model(X)
+    with pytest.warns(UserWarning, match="was not applied"), regard.intervene(model, regard.KnockOut(layer=0, head=1)):
+        assert torch.equal(torch.compile(model, backend="eager")(X), expected)
 
 
-def inside(model, part):
-    with warnings.catch_warnings(), record(model) as recording:
-        warnings.simplefilter("ignore")
-        part.compile(backend="eager")
-        return recording, model(X)
+def test_training_in_compiled_code_has_the_same_gradients():
+    model = Model()
+    gradients = []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        model.zero_grad()
+        with record(model) if is_recorded else contextlib.nullcontext():
+            torch.compile(model, backend="aot_eager")(X).square().mean().backward()
+        gradients.append([one.grad.clone() for one in model.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_compiled_functions_without_attention_change_nothing():
@@ -185,30 +243,43 @@ def test_an_error_in_compiled_code_leaves_the_rest_of_the_block_recorded():
     assert [one.name for one in recording.calls] == ["attn"]
 
 
-def test_full_graphs_and_graph_breaks():
+def test_full_graphs_are_recorded_and_a_graph_break_is_reported():
     model = Model()
+    function = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
+    recording, _ = beheld_in_block(model, function)
+    assert_equal_to_eager(recording, model)
 
     def breaks(x):
-        x = x + 1
+        x = model(x)
         torch._dynamo.graph_break()
-        return model(x)
+        return x + 1
 
-    for function in (
-        torch.compile(breaks, backend="eager"),
-        torch.compile(lambda x: model(x), backend="eager", fullgraph=True),
-    ):
-        recording, _ = beheld(model, lambda m, f=function: f(X), missing=True)
-        told(recording)
+    recording, _ = beheld_in_block(model, torch.compile(breaks, backend="eager"), missing=True)
+    assert {one.reason.split(",")[0] for one in recording.missed} == {"the graph breaks here"}
+
+
+def beheld_in_block(model, function, missing: bool = False):
+    """A recording of code that is compiled in its block, and its output; nothing may be missed but a graph break."""
+    with warnings.catch_warnings(), torch.no_grad(), record(model) as recording:
+        warnings.simplefilter("ignore")
+        output = function(X)
+    assert bool(recording.missed) == missing
+    return recording, output
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_inductor_gives_the_same_bits():
-    model = Model().eval()
-    function = torch.compile(lambda x: model(x))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inductor_gives_the_same_bits_with_and_without_a_recording(dtype):
+    model, x = nn.Sequential(Model(), Model()).eval().to(dtype), X.to(dtype)
     with torch.no_grad():
-        recording, _ = beheld(model, lambda m: function(X), missing=True)
-    told(recording)
+        expected = torch.compile(model)(x)
+        torch._dynamo.reset()
+        with record(model) as recording:
+            output = torch.compile(model)(x)
+    assert torch.equal(output, expected)
+    assert recording.names == ["0.attn", "1.attn"]
+    assert not recording.missed
 
 
 @pytest.mark.slow
@@ -264,7 +335,7 @@ class Attention(nn.Module):
 model, x, compiler = Attention(), torch.randn(2, 3, 5, 7), torch.compile
 with warnings.catch_warnings(record=True), record(model) as recording:
     torch.compile(lambda x: model(x), backend="eager")(x)
-assert [one.kernel for one in recording.missed] == ["torch.compile"], recording.missed
+assert len(recording.calls) == 1 and not recording.missed, recording.missed
 assert torch.compile is compiler
 import torch._dynamo.eval_frame as found
 assert found._maybe_set_eval_frame.__module__.startswith("torch"), found._maybe_set_eval_frame
@@ -275,3 +346,48 @@ model.function = __import__("torch.nn.attention.flex_attention", fromlist=["flex
 @pytest.mark.slow
 def test_where_torch_compile_is_first_called_inside_the_block():
     subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=300)
+
+
+IMPORTING = """
+import importlib, sys, threading, time, torch
+from importlib.machinery import PathFinder
+from torch import nn
+from regard.observe import record
+class Attention(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+model, x = Attention(), torch.randn(2, 3, 5, 7)
+with record(model):  # what a first recording imports
+    model(x)
+name = "torch._dynamo.eval_frame"
+assert name not in sys.modules
+has_begun = threading.Event()
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname != name:
+            return None
+        spec = super().find_spec(fullname, path, target)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            has_begun.set()
+            time.sleep(0.5)  # a recording begins now, and waits
+            execute(module)
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder)
+other = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
+other.start()
+has_begun.wait()
+assert not hasattr(sys.modules[name], "_maybe_set_eval_frame")  # this test is of an import that has begun
+with record(model) as recording:
+    model(x)
+assert len(recording.calls) == 1 and not recording.missed, recording.missed
+other.join()
+assert hasattr(sys.modules[name], "_maybe_set_eval_frame")
+"""
+
+
+@pytest.mark.slow
+def test_recording_begins_while_another_thread_imports_dynamo():
+    subprocess.run([sys.executable, "-c", IMPORTING], check=True, timeout=300)

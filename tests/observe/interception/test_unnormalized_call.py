@@ -61,6 +61,13 @@ def subtract_with_a_factor_for_each(q, k):
     return hide(score(q, k)).softmax(-1) - factor * hide(score(q, q)).softmax(-1)
 
 
+def choose_straight_through(q, k):
+    """Hard choices of a softmax over the queries that gradients take for soft ones, as GroupViT's groups."""
+    soft = score(q, k).softmax(-2)
+    hard = torch.zeros_like(soft).scatter_(-2, soft.argmax(-2, keepdim=True), 1.0)
+    return hard - soft.detach() + soft
+
+
 FORMS = {  # name: weights, how modules are built, what it is called, whether it has a formula
     "relu": (lambda q, k: F.relu(score(q, k)), [], "relu attention", True),
     "relu over the length": (lambda q, k: score(q, k).relu() / T, [], "relu attention", True),
@@ -119,6 +126,9 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "differential of halves": (subtract_halves, [], "differential attention", True),
     "differential, its own factor": (subtract_with_a_factor_for_each, [], "differential attention", True),
     "a sum": (lambda q, k: score(q, k).softmax(-1) + score(k, q).softmax(-1), [], "a sum of softmaxes", True),
+    "slots": (lambda q, k: (w := score(q, k).softmax(-2)) / w.sum(-1, keepdim=True), [], "attention without a softmax", False),
+    "over the queries": (lambda q, k: score(q, k).softmax(-2), [], "attention without a softmax", False),
+    "straight through": (choose_straight_through, [], "attention without a softmax", False),
     "a power": (lambda q, k: score(q, k).softmax(-1) ** 3, [], "attention without a softmax", False),
 }
 

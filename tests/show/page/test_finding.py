@@ -54,8 +54,8 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     found = find(recording)
     (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
-    assert f"{100 * row.scores[what]:.0f} % of its attention" in found.sentences[0]
-    assert f"on {row.scores[what].count} words" in found.sentences[0]
+    assert f"{100 * row.scores[what]:.0f} % of its attention" in found.sentences[1]
+    assert f"{row.scores[what].count} words were counted" in found.sentences[1]
     assert found.k == int(recording.map(0)[0, found.place.head, found.q].argmax())
 
 

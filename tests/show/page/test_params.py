@@ -118,10 +118,12 @@ def test_a_seed_of_more_bits_is_refused_in_a_sentence(client):
     assert (status, "a seed must be" in json.loads(body)["error"]) == (400, True)
 
 
-def test_a_request_chooses_no_model(client):
-    sent = {"text": "CCAB", "model": "/etc", "folder": "/etc", "name": "gpt2", "path": "/etc/passwd"}
+def test_a_request_chooses_no_model_but_one_that_the_page_was_given(client):
+    sent = {"text": "CCAB", "folder": "/etc", "name": "gpt2", "path": "/etc/passwd"}
     status, body = client.post("/api/type", sent)
     assert (status, json.loads(body)["model"]) == (200, "sorter")
+    status, body = client.post("/api/type", {**sent, "model": "/etc"})
+    assert (status, json.loads(body)["error"]) == (404, "this page has no model '/etc'; it has sorter.")
     assert client.json("/api/start?model=/etc")["model"] == "sorter"
 
 

@@ -49,7 +49,7 @@ def test_every_answer_has_a_strict_policy(client, path):
     headers = client.ask(path)[1]
     policy = headers["content-security-policy"]
     assert policy == (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     assert headers["x-frame-options"] == "DENY"

@@ -3,12 +3,12 @@ import torch
 import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.show.page.session import Session
+from regard.show.page.session import GenerationRequest, Session
 
 
 def test_a_story_is_told_again_as_it_was_written_and_has_the_gradients_of_what_was_read():
     session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
-    *lines, last = session.generate_text("Once upon", 7, 0.9, 3, lambda: None)
+    *lines, last = session.generate_text(GenerationRequest("Once upon", 7, 0.9, 3), lambda: None)
     summary = last["recording"]
     assert summary["request"] == {"text": "Once upon", "tokens": 7, "temperature": 0.9, "seed": 3}
     assert session.get_story(summary["id"])["lines"] == lines

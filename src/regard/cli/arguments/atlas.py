@@ -1,4 +1,4 @@
-"""regard atlas: score every head of a model over many documents, in shards, as tables and pages."""
+"""The arguments of `regard atlas`."""
 
 import argparse
 
@@ -16,8 +16,6 @@ result, and so does regard atlas merge --out FOLDER.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard atlas`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("action", metavar="merge", nargs="?", choices=("merge",), help="only merge the shards in FOLDER")
     parser.add_argument("--model", metavar="NAME", help="pocket, smollm2, a folder, a .gguf file or a name on the hub")
     parser.add_argument("--on", metavar="CORPUS", help="the texts: a file or a folder")

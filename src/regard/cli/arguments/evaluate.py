@@ -1,4 +1,4 @@
-"""regard evaluate: measure how well a model predicts a text: perplexity by token, word and byte; the last words of LAMBADA."""
+"""The arguments of `regard evaluate`."""
 
 import argparse
 
@@ -12,8 +12,6 @@ each token more context, and takes longer."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard evaluate`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument(
         "--model",
         metavar="NAME",

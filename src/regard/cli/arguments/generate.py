@@ -1,9 +1,9 @@
-"""regard generate: continue a text with a model, token by token; show likely alternatives, and what each token looked at."""
+"""The arguments of `regard generate`."""
 
 import argparse
 
 from regard.cli.arguments import derived
-from regard.cli.arguments.look import MODEL
+from regard.cli.arguments.look import MODEL, add_device_argument
 
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. If the
@@ -24,8 +24,6 @@ FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard generate`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
         "--model", metavar="NAME", default=MODEL, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ... (pocket)"
@@ -39,5 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=int, help="sample the same text again")
     parser.add_argument("--stop", metavar="WORDS", action="append", help="end before these words; may be given more than once")
     parser.add_argument("--past", choices=("refuse", "slide"), default="refuse", help="beyond the model's context (refuse)")
+    add_device_argument(parser)
     parser.add_argument("--top", metavar="N", type=int, default=0, help="show the N likeliest tokens under each")
     parser.add_argument("--look", action="store_true", help="show what each new token looked at")

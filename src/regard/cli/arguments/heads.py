@@ -1,4 +1,4 @@
-"""regard heads: show the kind of each head of a saved recording."""
+"""The arguments of `regard heads`."""
 
 import argparse
 
@@ -20,7 +20,6 @@ does not: induction heads are named only where they copy, too.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard heads`."""
-    parser.epilog = EPILOG
     parser.add_argument("recording", metavar="FILE", nargs="?", help="what `regard look --out` or recording.save wrote")
     parser.add_argument(
         "--model",

@@ -1,4 +1,4 @@
-"""regard info: show the machine, the versions, the kernels that regard uses on it, and which extras are installed."""
+"""The arguments of `regard info`."""
 
 import argparse
 

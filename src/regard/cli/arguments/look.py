@@ -1,4 +1,4 @@
-"""regard look: show what the attention of a model does on a text: the kind of each head, and the strongest links."""
+"""The arguments of `regard look`."""
 
 import argparse
 
@@ -24,7 +24,6 @@ The columns are means over the words of the text. Of a word's attention:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard look`."""
-    parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
         "--model",
@@ -33,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="smollm2; a Hugging Face model: folder, .gguf file or hub name; GPT-2 weights of any source; sorter; or pocket",
     )
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
+    add_device_argument(parser)
     parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
     parser.add_argument("--out", metavar="FILE", help="save the recording")
     parser.add_argument(
@@ -45,12 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_table_arguments(parser)
 
 
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", metavar="NAME", help="where the model runs, e.g. cuda or mps (cpu)")
+
+
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the table that `regard look` and `regard heads` share."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (parser.epilog or "") + COLUMNS
     parser.add_argument(
         "--json", action="store_true", help="print the heads as JSON: layer, head, kind, sentence, scores with intervals"
+    )
+    parser.add_argument(
+        "--csv", action="store_true", help="print the heads as CSV: a line for each, with the low, high and count of each score"
     )
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, e.g. induction")

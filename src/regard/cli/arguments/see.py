@@ -1,4 +1,4 @@
-"""regard see: show what a model looks at in an image: each layer in numbers, and one query as a picture."""
+"""The arguments of `regard see`."""
 
 import argparse
 
@@ -19,8 +19,6 @@ attention of a patch:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard see`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("image", metavar="IMAGE", help="an image file; for the model digits also a digit, 0 to 9")
     parser.add_argument(
         "--model",

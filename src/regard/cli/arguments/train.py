@@ -1,4 +1,4 @@
-"""regard train: train a GPT-2 from scratch on a text of your own; the same command resumes a run."""
+"""The arguments of `regard train`."""
 
 import argparse
 
@@ -15,8 +15,6 @@ its flag here, and the sizes are under [model]."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard train`: a flag for each field of the config, and of its model."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags override it")
     parser.add_argument("--observe", metavar="every=N", help="every N steps, write the kind of each head to heads.jsonl")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""regard translate: translate sentences, score translations against human ones, or train a translator from scratch."""
+"""The arguments of `regard translate`."""
 
 import argparse
 
@@ -14,8 +14,6 @@ file the sizes are under [model], with kind = "transformer" or "recurrent"."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard translate`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="what to translate, each in quotes")
     parser.add_argument(
         "--lines", action="store_true", help="read a sentence per line from standard input, print a translation per line"

@@ -1,4 +1,4 @@
-"""regard verify: recompute every number that the lectures print."""
+"""The arguments of `regard verify`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""regard walk: show each step of attention with its formula, numbers and an explanation, on an example or your own words."""
+"""The arguments of `regard walk`."""
 
 import argparse
 
@@ -15,8 +15,6 @@ there is no terminal."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard walk`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
     known = derived.read_flags("walk")
     what = parser.add_argument_group("what to walk through")
     what.add_argument(
@@ -29,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"({known['sentence']!r}) and its translation",
     )
     what.add_argument("--list", action="store_true", help="list the examples, with a sentence each")
-    what.add_argument("--query", metavar="WORD", help="show the row of a word, or of its number from 1, as arithmetic")
+    what.add_argument("--query", metavar="WORD", help="show the row of a word, or of its number from 0, as arithmetic")
     own = parser.add_argument_group("your own words")
     own.add_argument("--words", metavar="SENTENCE", help="words with spaces between; equal words share a vector")
     own.add_argument(

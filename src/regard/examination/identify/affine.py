@@ -92,6 +92,9 @@ def find_parameter_matrices(path: str, own: dict[str, Tensor], width: int) -> It
             yield Affine(full, weight, match_bias(bias, weight.shape[1]))
         elif one.dim() == 3:
             yield from flatten_head_axis(full, one, bias, width)
+        elif one.dim() == 4 and list(one.shape).count(width) == 1 and 3 in one.shape[:2]:
+            place = list(one.shape).index(width)  # (3, c, h, d), (c, 3, h, d) or (3, h, c, d)
+            yield Affine(full, one.movedim(place, 0).flatten(1))
 
 
 def flatten_head_axis(name: str, one: Tensor, bias: Tensor | None, width: int) -> Iterator[Affine]:

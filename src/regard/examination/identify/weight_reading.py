@@ -7,10 +7,12 @@ from torch import Tensor
 
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
+from regard.examination.identify.value_reading import read_weights_by_values
 from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant
 SMALL = 0.05  # the spread of scaled scores at which a softcap changes nothing
+FURTHER = 0.25  # times that size, at which a series of the exponential has its slope
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,17 @@ def read_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
     return get_returned_weights(case, inputs)
 
 
+def read_weights_or_values(case: Case, inputs: tuple[Tensor, ...], by_values: bool) -> Tensor | None:
+    """Return the weights (b, h, q, k) as `read_weights` does, or else, with `by_values`, by the values of a layer."""
+    weights = read_weights(case, inputs)
+    return read_weights_by_values(case, inputs) if weights is None and by_values else weights
+
+
+def is_unrecorded(case: Case) -> bool:
+    """Return whether no attention call of a layer was recorded, so that its weights have to be read by its values."""
+    return case.subject.form == "x" and not case.recorded.calls and not case.recorded.matrices
+
+
 def get_returned_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
     """Return the weights (b, h, q, k) that a subject returns if they have that shape and add to one or give the context.
 
@@ -103,22 +116,22 @@ def is_context_explained(case: Case, inputs: tuple[Tensor, ...], weights: Tensor
     return False
 
 
-def measure_slope(case: Case) -> Slope | None:
+def measure_slope(case: Case, by_values: bool = False) -> Slope | None:
     """Return how log weights follow q kᵀ; None if they cannot be read, or are no multiple of it."""
     try:
-        return fit_slope(get_double_case(case))
+        return fit_slope(get_double_case(case), by_values)
     except Exception:  # a user's layer may raise anything
         return None
 
 
-def fit_slope(case: Case) -> Slope | None:
+def fit_slope(case: Case, by_values: bool = False) -> Slope | None:
     """Fit log weights to q kᵀ and k qᵀ, by differences between two inputs, which cancel whatever depends on positions alone.
 
     None if weights cannot be read, or do not fit.
     """
-    size = choose_small_size(case)
+    size = choose_small_size(case) * (FURTHER if by_values else 1)
     pairs = [case.make_usual_inputs(seed, size) for seed in (0, 1)]
-    found = [read_weights(case, inputs) for inputs in pairs]
+    found = [read_weights_or_values(case, inputs, by_values) for inputs in pairs]
     seen = case.get_expected_visibility(*pairs[0]).cpu().unsqueeze(1)
     if any(one is None for one in found):
         return None
@@ -156,9 +169,9 @@ def find_named_trial(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tria
     return next((trial for trial in trials if trial.given.heads == heads and trial.layout.told), None)
 
 
-def find_head_width(case: Case) -> int | None:
+def find_head_width(case: Case, by_values: bool = False) -> int | None:
     """Return the width of one head of a module whose weights show how many heads there are; else None."""
-    weights = read_weights(case, case.make_usual_inputs())
+    weights = read_weights_or_values(case, case.make_usual_inputs(), by_values)
     trial = None if weights is None else find_named_trial(case, case.make_usual_inputs(), weights.shape[1])
     return None if trial is None else trial.given.width
 

@@ -12,6 +12,8 @@ from regard.examination.probes import (
     gradient,
     heads,
     lengths,
+    long_calls,
+    norms,
     order,
     overflow,
     padding,
@@ -29,7 +31,7 @@ Probe = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
     *(raises, blind, future, routed, padding, pattern, batch, lengths, order, cache),
-    *(weights, scale, heads, roles),
+    *(weights, scale, heads, roles, norms, long_calls),
     *(dropout, overflow, precision, gradient),
 )
 PROBES: tuple[tuple[str, Probe], ...] = tuple((module.__name__.rpartition(".")[2], module.check_case) for module in ORDER)

@@ -29,5 +29,5 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     strength = case.measured_dependency.strength[b, :, other].nan_to_num()
     i, j = divmod(int(strength.argmax()), strength.shape[1])
     moved = evidence.measure_move(case, i, j, b, other)
-    sentence = f"changing token {j} of sequence {other} moves output {i} of sequence {b} by {moved:.2g}"
+    sentence = f"changing token {j} of sequence {other} moves output {i} of sequence {b}{f' by {moved:.2g}' if moved else ''}"
     yield Finding("batch leak", sentence, CURE, strength=1.2, cause="batch")

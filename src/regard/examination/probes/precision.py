@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard.examination import routing
 from regard.examination.case import Case, copy_subject_as_double, join_context_heads
 from regard.examination.dtype_constants import use_constants_of
 from regard.examination.report import Checked, Finding, Unknown
@@ -13,6 +14,7 @@ STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output
 SHAKES = 2  # how often inputs and weights are perturbed by a rounding
 TIMES = 100.0  # times that effect bounds a right layer's error: the most of a hundred was 16, and it grows with the width
 HALF_TIMES = 4.0  # in half precision, where sums are kept in float32: the most was 2.4
+NEAR, SMOOTH = 0.02, 0.3  # how far near inputs are, and how far their errors are apart if they are not rounding
 LONG = 300  # tokens: more than 256, where a sum of ones in bfloat16 stops growing
 INSIDE = "Compute in the dtype of the input, scores and softmax at least in float32: torch.softmax(scores.float(), dim=-1)."
 SUMS = "Accumulate in float32 and round once, at the end, as torch.softmax and @ do."
@@ -26,7 +28,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown(f"whether intermediate results are rounded: {case.narrow}", needs)
         return
     step, bend = max(((step, measure_bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
-    if bend > CURVED * step:
+    if bend > CURVED * step and not routing.record_routing(lambda: exact.run_subject(*exact.make_usual_inputs(40))).names:
         evidence = f"in float64, for an input step of {step:g}, outputs are off a straight line by {bend:.2g} of their change"
         yield Finding(
             "wrong precision", f"{evidence}; intermediate results are rounded to fewer bits", INSIDE, 1.0, "precision"
@@ -69,7 +71,12 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
     if not shares:
         return
     share, error, budget, t = max(shares)
-    if share > times:
+    if share > times and differs_smoothly(case, exact, t):
+        needs = "a layer whose constants are the same in all dtypes"
+        yield Unknown(
+            f"whether intermediate results are rounded: a constant in it is not the same in {bits} and float64", needs
+        )
+    elif share > times:
         evidence = f"with {t} tokens, outputs in {bits} differ from float64 by {error:.2g} of the largest"
         yield Finding(
             "wrong precision", f"{evidence}; rounding inputs and weights changes them by {budget:.1g}", SUMS, 1.0, "precision"
@@ -79,6 +86,18 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
             f"with {t} tokens, {share:.2g} times the effect of rounding inputs and weights; {times:g} times would be detected"
         )
         yield Checked(f"the error in {bits} is that of a correct layer", evidence)
+
+
+def differs_smoothly(case: Case, exact: Case, t: int) -> bool:
+    """Return whether outputs differ from float64 alike for near inputs, as by an eps of the dtype, and not by rounding."""
+    inputs = next(one for one in iterate_inputs(case) if one[-1].shape[-2] == t)
+    draw = torch.Generator().manual_seed(71)
+    near = tuple(x * (1 + NEAR * torch.randn(x.shape, generator=draw, dtype=torch.float64)).to(x) for x in inputs)
+    errors = [
+        case.compute_seeded_context(*some).double() - exact.compute_seeded_context(*(x.double() for x in some)).double()
+        for some in (inputs, near)
+    ]
+    return float((errors[1] - errors[0]).abs().nan_to_num().median()) < SMOOTH * float(errors[0].abs().nan_to_num().median())
 
 
 def measure_shares(case: Case, exact: Case, dtype: torch.dtype) -> list[tuple[float, float, float, int]]:
@@ -141,4 +160,5 @@ def compute_perturbed_outputs(case: Case, exact: Case, inputs: tuple[Tensor, ...
             for weight in other.parameters():
                 weight.copy_(perturb_tensor(weight))
         call = subject.again(other)
-    return join_context_heads(call(*map(perturb_tensor, inputs)).context, subject.form).detach().double()
+    with torch.no_grad():  # some kernels refuse weights that require a gradient, as flex_attention does on a CPU
+        return join_context_heads(call(*map(perturb_tensor, inputs)).context, subject.form).double()

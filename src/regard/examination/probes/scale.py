@@ -7,6 +7,7 @@ from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
+from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = call_checks.SCALE
@@ -19,18 +20,31 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from check_match(match)
         return
-    slope = weight_reading.measure_slope(case)
-    heads_width = find_head_width(case)
+    by_values = weight_reading.is_unrecorded(case)
+    slope = weight_reading.measure_slope(case, by_values)
+    heads_width = find_head_width(case, by_values)
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
     if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > call_checks.OFF * found or found <= 0:
         result = call_checks.check_scale(case.inner_calls, case.scale)
-        yield result if result is not None else Unknown(WHAT, evidence.ALONE, is_required=True)
+        yield result if result is not None else report_unknown_scale(case)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
     if abs(found / expected - 1) < call_checks.OFF:
         yield Checked(WHAT, f"log weights follow the scores times {found:.4g}, and {expected:.4g} is expected")
+    elif by_values and not any(call_checks.is_near(found, wrong) for wrong in call_checks.list_wrong_scales(heads_width)):
+        # other kernels of scores than exponentials have slopes that are near the scale, and not equal to it
+        sentence = f"{WHAT}: log weights follow the scores times {found:.4g}, and {expected:.4g} is expected"
+        yield Unknown(sentence, f"scale={found:.4g}, if it is intended", is_required=True)
     else:
         yield report_wrong_scale(found, expected, heads_width, case.scale is not None)
+
+
+def report_unknown_scale(case: Case) -> Unknown:
+    """Return that the scale is not known, with the reason and what to pass."""
+    why, needs = evidence.explain_unread_calls(case) if case.subject.form == "x" else ("", evidence.ALONE)
+    if weight_reading.is_unrecorded(case) and read_weights_by_values(case, case.make_usual_inputs()) is not None:
+        why, needs = "the logarithms of its weights do not follow q kᵀ, as in linear attention", evidence.NO_SOFTMAX
+    return Unknown(f"{WHAT}: {why}" if why else WHAT, needs, is_required=True)
 
 
 def report_training_scale(case: Case) -> Iterator[Finding]:
@@ -55,11 +69,11 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown(f"{WHAT}: every scale gives the same outputs", needs, is_required=True)
 
 
-def find_head_width(case: Case) -> int | None:
+def find_head_width(case: Case, by_values: bool) -> int | None:
     """Return the width of one head of a function, or of a module whose weights show how many heads it has."""
     if case.subject.form == "qkv":
         return case.shapes.width
-    return weight_reading.find_head_width(case)
+    return weight_reading.find_head_width(case, by_values)
 
 
 def report_wrong_scale(found: float, expected: float, d: int, stated: bool) -> Finding:

@@ -5,20 +5,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import call_checks, evidence
+from regard.examination import call_checks, evidence, matrix_checks
 from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, find_mistake
+from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
 NAMED = ("zero", "zeroed weights", "one added", "one added to hidden", "minus one")
 CURE = f"Apply the softmax once, over the keys, after the mask: {SOFTMAX}."
 ROWS = "rows of weights sum to one"
-FILLED = (
-    "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
-)
 SAME = "rows of weights have the same sum"
 
 
@@ -27,18 +25,38 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None:
         yield from check_match(case, case.match)
         return
+    if case.subject.module is not None and any(case.recorded):
+        inputs = case.make_usual_inputs(1)
+        found = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
+        if found:
+            yield from found
+            return
     try:
-        results = list(read_or_infer_rows(weight_reading.get_double_case(case)))
+        by_values = weight_reading.is_unrecorded(case)
+        results = list(read_or_infer_rows(weight_reading.get_double_case(case), by_values))
     except Exception:  # whatever a user's layer raises: another probe reports it
         results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
-    recorded = call_checks.check_rows(case.inner_calls) if any(is_missing(one) for one in results) else None
-    yield from [*(one for one in results if recorded is None or not is_missing(one)), *([recorded] if recorded else [])]
+    recorded = call_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
+    answered = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
+    if recorded is not None and answered:
+        results = [*(one for one in results if one not in answered), recorded]
+    yield from results
 
 
-def read_or_infer_rows(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def read_or_infer_rows(case: Case, by_values: bool) -> Iterator[Finding | Checked | Unknown]:
     """Check the weights if they can be read, or else constant sequences."""
     weights = weight_reading.read_weights(case, case.make_usual_inputs())
+    if weights is None and by_values and has_normalized_values(case):
+        yield Checked(f"{ROWS}, over the keys", "by the values of each token, replaced one at a time")
+        return
     yield from check_weights(case, weights) if weights is not None else check_constant_sequences(case)
+
+
+def has_normalized_values(case: Case) -> bool:
+    """Return whether weights are read by values, and their rows sum to one; other sums may be those of a gate."""
+    weights = read_weights_by_values(case, case.make_usual_inputs())
+    near = weight_reading.get_tolerance(case)
+    return weights is not None and bool((weights > -near).all()) and bool(((weights.sum(-1) - 1).abs() < near).all())
 
 
 def is_missing(one: Finding | Checked | Unknown) -> bool:
@@ -122,7 +140,7 @@ def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: T
         return Finding("not normalised", sentence, CURE, 1.5, "softmax")
     if has_filled_keys(case):
         sentence += ", and to another number with one token less: keys that are not tokens have weight"
-        return Finding("not normalised", sentence, FILLED, 1.5, "softmax")
+        return Finding("not normalised", sentence, call_checks.FILLED, 1.5, "softmax")
     return Unknown(
         f"whether {ROWS}: {sentence}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
     )

@@ -166,7 +166,7 @@ def multiply_chunk(products, row, stop, keys, out):
 
 @njit(nogil=True)
 def compute_softmax(plan, scores, run, row, stop, buffers, found):
-    """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `numba_passes.NAMES`.
+    """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `compiled_passes.NAMES`.
 
     The statistics go to `found` (NAMES, rows). Return the number of chunks.
     """

@@ -223,15 +223,21 @@ def select_top(plan, r, count, buffers, values, keys):
 
 
 @njit_with_cache()
-def forward(plan, scores, blocks, part, parts, found, v, out):
-    """Compute A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS)."""
+def forward(plan, scores, blocks, part, parts, found, v, out, until, received):
+    """Compute A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS).
+
+    The weights of the rows before `until` are summed to `received` (k,).
+    """
     buffers, some = allocate_buffers(plan), np.empty((ROWS, COLUMNS), np.float32)
+    summed = np.zeros(CHUNK, np.float32)
     for unit, run, row, stop in blocks:
         if unit % parts != part:
             continue
         count = compute_softmax(plan, scores, run, row, stop, buffers, found)
         for c in range(count):
             first, length, _ = buffers.keys[c]
+            if row < until:
+                sum_columns(buffers.e[c], buffers.factors[c], min(stop, until) - row, summed[:length], received[first:])
             for panel in range(len(v)):
                 start = (panel * v.shape[1] + first) * COLUMNS
                 for r in range(0, stop - row, ROWS):
@@ -240,6 +246,16 @@ def forward(plan, scores, blocks, part, parts, found, v, out):
                         add_scaled_row(
                             some[i - r], buffers.factors[c, i], out[row + i, panel * COLUMNS : (panel + 1) * COLUMNS]
                         )
+
+
+@njit(nogil=True)
+def sum_columns(e, factors, rows, summed, received):
+    """Add the weights of some rows on some keys to `received`; summed is zero before and after."""
+    for r in range(rows):
+        add_scaled_row(e[r, : len(summed)], factors[r], summed)
+    for j in range(len(summed)):
+        received[j] += summed[j]
+    summed[:] = ZERO
 
 
 @njit_with_cache()

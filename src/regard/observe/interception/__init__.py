@@ -21,6 +21,7 @@ from regard.observe.interception import (
     module_calls,
     recurrences,
     reentrant_checkpoints,
+    shared_rows,
     started_threads,
     torch_compile,
     torchscript,
@@ -51,6 +52,7 @@ def build_patches() -> list[AttributePatch]:
         + torchscript.build_patches()
         + started_threads.build_patches()
         + recurrences.build_patches()
+        + shared_rows.build_patches()
         + reentrant_checkpoints.build_patches()
     )
     return ours + torch_compile.build_patches(ALL_PATCHES.apply)

@@ -10,7 +10,10 @@ from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.thread_state import STATE
 from regard.observe.interception.traces import Trace
 
-HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head")
+HEADS = (
+    *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head"),
+    *("query_heads", "num_query_heads", "n_query_heads"),
+)
 
 
 class Groups(NamedTuple):
@@ -46,10 +49,8 @@ def find_groups(
     choice = describe_choice(weights.changes)
     if other & set(queries) or (choice and not queries and kept):
         raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
-    if weights.keys is not None and set(table.expand_axes(weights.keys)) != set(keys):
-        raise UnreadableError("its softmax is not over the keys that the values are summed over")
     batch = [tuple(axis for axis in axes if axis not in queries) for axes in kept]
-    before, heads = split_heads(table, [axes for axes in batch if axes])
+    before, heads = split_grouped_heads(table, [axes for axes in batch if axes], other)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
@@ -66,6 +67,21 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
         raise UnreadableError("its keys differ from query to query")
     shared = table.expand_axes(form.shared)
     return tuple(axis for axis in scores if axis in mine and axis not in theirs and axis not in shared)
+
+
+def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int]) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads, with heads that share values last; `other` are axes of values.
+
+    Axes that the values lack are of heads if they and the axis of heads make a number of heads that a module states.
+    """
+    shared = [axes for axes in batch if not set(axes) & other]
+    own = [axes for axes in batch if set(axes) & other]
+    if shared and len(own) > 1:
+        before, heads = split_heads(table, own)
+        grouped = tuple(axis for axes in (heads, *shared) for axis in axes)
+        if math.prod(table.get_sizes(grouped)) in find_head_counts():
+            return before, grouped
+    return split_heads(table, batch)
 
 
 def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:

@@ -8,9 +8,9 @@ transformers is never imported here.
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any
 
@@ -22,9 +22,10 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Given, Window
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.method_wrapper import wrap_method
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.thread_state import STATE, InterceptionPause, dispatch_call
+from regard.observe.interception.thread_state import InterceptionPause
 
 MODELS = "transformers.models"
 SLIDING = {
@@ -72,25 +73,10 @@ def build_patches() -> list[AttributePatch]:
         for path, name in names.items():
             owner = getattr(sys.modules.get(path), name, None)
             if owner is not None and all(one in vars(owner) for one in (method, *inner)):
-                patches.append((owner, method, wrap_method(vars(owner)[method], read, path.split(".")[2])))
+                kernel = f"{path.split('.')[2]}: block-sparse"
+                patches.append((owner, method, wrap_method(vars(owner)[method], read, kernel, watch_arguments)))
                 patches += [(owner, one, wrap_function(vars(owner)[one], one)) for one in inner]
     return patches
-
-
-def wrap_method(original: Callable[..., Any], read: Callable[..., Any], model: str) -> Callable[..., Any]:
-    """Return a wrapper of a method that attends: it runs unchanged, and its call is read afterwards."""
-    kernel = f"{model}: block-sparse"
-
-    @wraps(original)
-    def intercept(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not STATE.is_active:
-            return original(self, *args, **kwargs)
-        with InterceptionPause(), watch_arguments() as seen:
-            result = original(self, *args, **kwargs)
-        given = signature(original).bind(self, *args, **kwargs).arguments
-        return dispatch_call(kernel, lambda: result, partial(read, kernel, self, given, seen, result))
-
-    return intercept
 
 
 def wrap_function(original: Any, name: str) -> Any:

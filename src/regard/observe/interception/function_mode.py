@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.mechanism.fused import attention
 from regard.mechanism.mask_algebra import EVERYTHING
@@ -18,17 +19,21 @@ from regard.mechanism.request import make_request
 from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
-from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_role
 from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.provenance import ModuleFrame, has_own_data, has_separate_sources
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
-from regard.observe.interception.thread_state import STATE, dispatch_call, infer_once, report_missed
+from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, infer_once, report_missed
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
+OPAQUE = (
+    "its tensors are of type {}, which has no data of its own, so that attention written out by hand is not followed in them"
+)
+FAILED = "scores were followed until an operation could not be: {}"
 BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 
 
@@ -37,10 +42,12 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
+        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data, such as DTensors
 
     def reset(self) -> None:
         """Clear the followed tensors when a forward starts."""
         self.tracker.clear()
+        self.opaque_weights.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -56,11 +63,41 @@ class AttentionFunctionMode(TorchFunctionMode):
                 if kernel:
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.traces):
-                    found = self.tracker.follow_function(frames, func, name, role, args, kwargs, made)
+                    found = self.follow_function(frames, func, name, role, args, kwargs, made)
                 if found is not None and isinstance(result, Tensor):
                     result = made = self.intercept_handwritten(found, result)
                 frames[-1].log_operation(args, kwargs, made, name)
+                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not has_own_data(result):
+                    self.report_opaque(name, role, args, result)
         return result
+
+    def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:
+        """Follow a function; return the call of attention that it completes, or None. A failure must not stop the model."""
+        try:
+            return self.tracker.follow_function(frames, func, name, *call)
+        except Exception as error:
+            self.report_failure(name, error)
+            return None
+
+    def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
+        """Follow a module that cannot attend. A failure must not stop the model."""
+        try:
+            self.tracker.follow_module(frames, child, x, y)
+        except Exception as error:
+            self.report_failure(type(child).__name__, error)
+
+    def report_failure(self, name: str, error: Exception) -> None:
+        """Report that nothing is followed any further in this forward."""
+        self.tracker.clear()
+        report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
+
+    def report_opaque(self, name: str, role: Role | None, args: Any, result: Tensor) -> None:
+        """Report a product with weights that a softmax of tensors without data of their own has made."""
+        uses_weights = any(isinstance(x, Tensor) and x in self.opaque_weights for x in args)
+        if uses_weights and name in MULTIPLIES:
+            report_missed(f"by hand: softmax and {name}", OPAQUE.format(type(result).__name__))
+        elif role is Role.SOFTMAX or (uses_weights and role not in (Role.ADD, Role.PRODUCT)):
+            self.opaque_weights[result] = None
 
     def intercept_handwritten(self, found: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""

@@ -18,8 +18,15 @@ from regard.observe.interception.function_roles import Role, infer_role, is_nonl
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
 from regard.observe.interception.moved_entries import fills_followed, follow_places, is_replayed, keep_places, settle_all
-from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
-from regard.observe.interception.routing import is_pair, is_residual, is_routed
+from regard.observe.interception.provenance import (
+    LEARNED,
+    ModuleFrame,
+    find_tensors,
+    has_separate_sources,
+    is_in_place,
+    list_entries,
+)
+from regard.observe.interception.routing import Pair, find_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
     CHOOSES_BY_VALUE,
     PERMUTES,
@@ -46,8 +53,10 @@ from regard.observe.interception.traces import (
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
+LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # that take a shape or a dtype from a second tensor
 NO_PRODUCT = "another function than a product"
 LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
+INHERITED = ("dims", "form", "unmixed", "changes", "eps", "moved", "picked", "has_separate_sources")  # by weights, from scores
 MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
 
@@ -59,6 +68,7 @@ class HandwrittenTracker(Traces):
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
         given = [x for x in find_tensors(args, kwargs) if not x.is_nested]
+        given = given[:1] if strip_affixes(name) in LIKE_ANOTHER else given
         traced = self.find_all(given)
         results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
         if not results or not (traced or role in STARTS):
@@ -70,8 +80,8 @@ class HandwrittenTracker(Traces):
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             self.follow_softmax(role, name, args, kwargs, traced, results[0])
         elif not traced:
-            if given and results[0].numel() < given[0].numel() and is_pair_score(frames[-1], given[0], results[0]):
-                self.start_scores(results[0])
+            if given and results[0].numel() < given[0].numel():
+                self.follow_features(frames, given[0], results[0])
         else:
             others = [x for x in given if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
@@ -92,14 +102,18 @@ class HandwrittenTracker(Traces):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
 
-    def follow_module(self, frame: ModuleFrame, child: nn.Module, x: Tensor, y: Any) -> None:
+    def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
         if y is x or not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
             return  # y is x for a module that hooks are put on
-        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
-            self.start_scores(y)
-            return
+        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1]:
+            pair = find_pair(frames[-1], x, over_last=True)
+            if pair is not None or x.dim() > 3:
+                self.start_scores(frames, y, pair)
+                return
         trace = next((one for _, one in settle_all(self, self.find_all([x]))), None)
+        if trace is not None and trace.kind is TraceKind.WEIGHTED and next(child.parameters(), None) is not None:
+            return  # weighted values that a layer transforms are not summed over the keys
         if trace is not None and is_head_mixing(x, y, list(child.parameters())):
             plain = isinstance(child, STRAIGHT) or next(child.parameters(), None) is not None
             if isinstance(child, nn.Dropout) and child.training and child.p and trace.kind is TraceKind.WEIGHTS:
@@ -111,6 +125,7 @@ class HandwrittenTracker(Traces):
                 trace = trace._replace(
                     dims=trace.dims if x.shape == y.shape else None,
                     form=None,
+                    unmixed=trace.unmixed or trace.form,
                     moved=None,
                     changes=(*trace.changes, name if activates else describe_mixing(name, x, y)),
                 )
@@ -140,7 +155,7 @@ class HandwrittenTracker(Traces):
         if scores or extent != 1:
             known: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
             if len(scores) == 1:
-                known = {one: getattr(scores[0][1], one) for one in ("dims", "form", "changes", "eps", "moved", "picked")}
+                known = {one: getattr(scores[0][1], one) for one in INHERITED}
                 known["moved"] = add_sink(self.table, scores[0][0], known["moved"], axis)
                 if "softmin" in name and known["form"] is not None:
                     known["form"] = known["form"].add_step(StepKind.MULTIPLY, -1.0)
@@ -174,13 +189,13 @@ class HandwrittenTracker(Traces):
                     dims = self.table.add_dims(y.shape)
                     self.start(y, TraceKind.WEIGHTS, pairs=True, function=traced[0][1].function, dims=dims)
                 else:
-                    self.start_scores(y, product)
+                    self.start_scores(frames, y, (computed[0], computed[1]), product)
         elif traced:
             x, trace = traced[0]
-            if is_head_mixing(x, y, [v for v in operands if v is not x]):
+            if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
                 self.follow(y, self.mix_heads(trace, x, y, product, name))
-        elif computed and y.numel() < computed[0].numel() and is_pair_score(frames[-1], computed[0], y):
-            self.start_scores(y)
+        elif computed and y.numel() < computed[0].numel():
+            self.follow_features(frames, computed[0], y)
         return None
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
@@ -195,13 +210,28 @@ class HandwrittenTracker(Traces):
         widths = zip(other, product.operands[1 - place].shape, strict=True)
         return all(size == 1 for label, size in widths if label not in own)
 
-    def start_scores(self, y: Tensor, product: LabelledProduct | None = None) -> None:
-        """Start following scores of pairs, with their formula if they are a product of two tensors."""
+    def follow_features(self, frames: list[ModuleFrame], x: Tensor, y: Tensor) -> None:
+        """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
+        over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
+        pair = find_pair(frames[-1], x, over_last)
+        if pair is not None:
+            self.start_scores(frames, y, pair)
+
+    def start_scores(
+        self,
+        frames: list[ModuleFrame],
+        y: Tensor,
+        pair: Pair | None,
+        product: LabelledProduct | None = None,
+    ) -> None:
+        """Start following scores of a pair of tensors, with their formula if they are a product of the two."""
         form = None if product is None else start_form(self.table, product)
         if form is not None and len(form.dims) != y.dim():
             form = None
         dims = self.table.add_dims(y.shape) if form is None else form.dims
-        self.start(y, TraceKind.SCORES, pairs=True, dims=dims, form=form, changes=() if form is not None else (NO_PRODUCT,))
+        known: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
+        sources = None if pair is None else has_separate_sources(frames, *pair)
+        self.start(y, TraceKind.SCORES, pairs=True, has_separate_sources=sources, **known)
 
     def mix_heads(self, trace: Trace, x: Tensor, y: Tensor, product: LabelledProduct | None, name: str) -> Trace:
         """Return the trace of scores or weights whose heads a small matrix mixed."""
@@ -212,6 +242,7 @@ class HandwrittenTracker(Traces):
         return trace._replace(
             dims=dims,
             form=None,
+            unmixed=trace.unmixed or trace.form,
             moved=None,
             undropped=None,
             parts=list_parts(trace),
@@ -350,7 +381,7 @@ class HandwrittenTracker(Traces):
     ) -> HandwrittenCall | None:
         """Follow weighted values; return the call of attention where they are summed over the keys, or None.
 
-        A sum with other tokens ends the following.
+        A sum with other tokens, or a convolution, ends the following.
         """
         y = results[0]
         if role is Role.SUM:
@@ -361,7 +392,7 @@ class HandwrittenTracker(Traces):
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
         for one in results:
-            if role is Role.SUM or (role is Role.ADD and others):
+            if role in (Role.SUM, Role.CONVOLUTION) or (role is Role.ADD and others):
                 self.drop(one)
             else:
                 self.follow(one, trace, name)
@@ -411,9 +442,3 @@ def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:
 def is_head_mixing(x: Tensor, y: Tensor, weights: list[Tensor]) -> bool:
     """Return whether small matrices mixed the heads of scores or weights, which then keep their shape."""
     return sorted(x.shape) == sorted(y.shape) and all(one.numel() <= MAX_MIXING_ENTRIES for one in weights)
-
-
-def is_pair_score(frame: ModuleFrame, x: Tensor, y: Tensor) -> bool:
-    """Return whether y is x, features of pairs of tokens, summed over the features."""
-    over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
-    return is_pair(frame, x, over_last)

@@ -94,7 +94,7 @@ def read_picked_call(found: HandwrittenCall, table: AxisTable, value: Tensor, ow
     if difference is None:
         return call
     assert call.v is not None
-    return store_weights(seen, call.v, kernel, weights.eps, f"its formula differs from its weights by {difference:.2g}")
+    return store_weights(weights, seen, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -111,6 +111,8 @@ def build_call(
     not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
     """
     trace, kernel, reason = found.trace, f"by hand: {found.steps}", ""
+    if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
+        raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
     total = seen.sum(-1, keepdim=True)
     divided = total if trace.function.startswith("exp") else None
     if trace.form is not None:
@@ -126,7 +128,7 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), None
+    return store_weights(trace, seen, v, kernel, reason or describe_unknown(found)), None
 
 
 def describe_unknown(found: HandwrittenCall) -> str:
@@ -138,11 +140,11 @@ def describe_unknown(found: HandwrittenCall) -> str:
     return f"its scores are made by {made}" if changes else "its scores are no product of two tensors"
 
 
-def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
-    """Return a call whose bias is the logarithm of its weights. Raises NoSoftmaxError if their rows do not sum to 1."""
+def store_weights(trace: Trace, seen: Tensor, v: Tensor, kernel: str, reason: str) -> AttentionCall:
+    """Return a call whose bias is the logarithm of followed weights. Raises NoSoftmaxError if their rows do not sum to 1."""
     b, h, t, n = seen.shape
     total = seen.sum(-1, dtype=score_dtype(seen.dtype))
-    allowed = 8 * n**0.5 * max(eps, torch.finfo(seen.dtype).eps)
+    allowed = 8 * n**0.5 * max(trace.eps, torch.finfo(seen.dtype).eps)
     if not bool(((seen >= 0).all(-1) & (((total - 1).abs() < allowed) | (total == 0)) | total.isnan()).all()):
         raise NoSoftmaxError(reason)
     if seen.nbytes > LIMIT_BYTES:
@@ -152,7 +154,16 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
     bias = seen.to(score_dtype(seen.dtype)).log()
     note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
     return AttentionCall(
-        kernel=kernel, q=q, k=k, v=v, bias=bias, scale=1.0, can_use_cache=False, can_be_packed=False, note=note
+        kernel=kernel,
+        q=q,
+        k=k,
+        v=v,
+        bias=bias,
+        scale=1.0,
+        has_separate_sources=trace.has_separate_sources,
+        can_use_cache=False,
+        can_be_packed=False,
+        note=note,
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.distributed_tensors import is_distributed, take_local_heads
 from regard.observe.interception.flex import infer_block_mask
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
@@ -36,15 +37,18 @@ def build_patches() -> list[AttributePatch]:
         return []
     mixin = getattr(generation, "GenerationMixin", None)
     generating = [] if mixin is None else [(mixin, "generate", wrap_generate(vars(mixin)["generate"]))]
-    asked, item = interface.get_interface, interface.__getitem__
+    general, item = interface.__mro__[1], interface.__getitem__
+    get = general.get
 
-    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return wrap_function(asked(self, attn_implementation, default), attn_implementation)
+    def get_or_default(self: Any, key: str, default: Any = None) -> Any:
+        found = get(self, key, default)
+        return wrap_function(found, key) if isinstance(self, interface) and found is not None else found
 
     def get_item(self: Any, key: str) -> Callable[..., Any]:
         return wrap_function(item(self, key), key)
 
-    return [(interface, "get_interface", get_interface), (interface, "__getitem__", get_item), *generating]
+    # get_interface, whose super() torch.compile could not inline from a patch, calls the first of them
+    return [(general, "get", get_or_default), (interface, "__getitem__", get_item), *generating]
 
 
 def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,6 +108,8 @@ def is_paged(implementation: str, given: dict[str, Any]) -> bool:
 def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[AttentionCall, CallAdapter]:
     """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
     call = build_call(implementation, *asked)
+    if is_distributed(*asked[1:4]):
+        return call, CallAdapter(run)
     adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
     )
@@ -120,6 +126,9 @@ def build_call(
     """Read the call. Raises UnreadableError if its keys or its mask are of an unknown kind."""
     if is_paged(implementation, given):
         raise UnreadableError(PAGES)
+    sources = has_separate_sources(STATE.frames, query, key)
+    if is_distributed(query, key, value):
+        query, key, value, mask = take_local_heads(query, key, value, mask)
     q, k, v = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     if not q.shape[0] == k.shape[0] == v.shape[0]:  # a batch of 1 broadcasts
         b = max(q.shape[0], k.shape[0])
@@ -150,7 +159,7 @@ def build_call(
         dropout=float(given.get("dropout") or 0.0),
         module=module,
         unwritten_keys=room,
-        has_separate_sources=has_separate_sources(STATE.frames, query, key),
+        has_separate_sources=sources,
     )
 
 

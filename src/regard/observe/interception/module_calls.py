@@ -15,7 +15,6 @@ from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.recurrences import is_recurrent_name, report_recurrent_module
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -26,6 +25,7 @@ from regard.observe.interception.thread_state import (
     pop_mode,
     push_frame,
 )
+from regard.observe.interception.token_mixers import is_token_mixer, report_token_mixer
 from regard.observe.interception.torch_modules import TORCH_PATCHES
 
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -50,7 +50,7 @@ def build_patches() -> list[AttributePatch]:
         if frames:
             with torch._C.DisableTorchFunction():
                 if passes and isinstance(args[0], Tensor):
-                    STATE.mode.tracker.follow_module(frames[-1], self, args[0], output)  # maybe scores of pairs
+                    STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
                 frames[-1].log_operation(args, kwargs, output, child=True)
         return output
 
@@ -82,8 +82,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if is_recurrent_name(type(module).__name__):
-            report_recurrent_module(module)
+        if frame.has_operations and is_token_mixer(module):
+            report_token_mixer(module)
         return result
     finally:
         pop_frame(frame)

@@ -34,9 +34,11 @@ def fills_followed(name: str, args: Any, traced: list[Traced]) -> bool:
 def follow_places(
     traces: Traces, func: Any, name: str, args: Any, kwargs: Any, traced: list[Traced], results: list[Tensor]
 ) -> None:
-    """Follow the places of the entries that a function moved; nothing if they are of several bases."""
+    """Follow the places of the entries that a function moved; they are not known if they are of several bases."""
     base = find_base(traces, traced)
     followed = [(y, trace) for y in results if (trace := traces.find(y)) is not None]
+    for y, trace in followed:
+        traces.put(y, trace._replace(moved=None))
     if base is None or not followed or kwargs.get("out") is not None:
         return
     places: dict[int, Tensor | None] = {id(x): trace.moved.places for x, trace in traced if trace.moved is not None}

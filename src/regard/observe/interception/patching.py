@@ -1,12 +1,21 @@
 """Attribute patches that are in place while at least one user, in any thread, needs them."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
 AttributePatch = tuple[Any, str, Any]  # owner, attribute name, replacement
+
+
+def wait_for_import(name: str) -> None:
+    """Return once no other thread is importing a module: until then it has only some of its names."""
+    if name in sys.modules:
+        with suppress(ImportError):  # the other thread's import failed
+            import_module(name)
 
 
 class PatchSet:
@@ -43,7 +52,7 @@ class PatchSet:
             for owner, name, ours in patches:
                 was = vars(owner).get(name)
                 if isinstance(ours, FunctionType):
-                    vars(ours)["_torchdynamo_inline"] = was  # torch.compile inlines the original
+                    vars(ours)["_torchdynamo_inline"] = was or getattr(owner, name)  # torch.compile inlines the original
                 self.former.append((owner, name, name in vars(owner), was, ours))
                 setattr(owner, name, ours)
 

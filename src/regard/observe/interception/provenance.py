@@ -20,14 +20,19 @@ PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
+TensorOrRef = Tensor | weakref.ref[Tensor]  # a reference to one that may have been freed
 
 
 class TensorSources(NamedTuple):
-    """A tensor, the sources in its frame that it was made from, and whether a module or matrix product was on the way."""
+    """A tensor, the sources in its frame that it was made from, and whether a module or matrix product was on the way.
+
+    `is_passed` states that an argument of the module is among the sources.
+    """
 
     tensor: "weakref.ref[Tensor]"
     sources: frozenset[int]
     projected: bool = False
+    is_passed: bool = False
 
 
 class Operation(NamedTuple):
@@ -57,14 +62,19 @@ class ModuleFrame:
         self.makers: dict[int, list[Operation]] = {}  # by the same id; includes in-place writes
 
     @property
+    def has_operations(self) -> bool:
+        """Whether a function or a child module has run in it."""
+        return bool(self.noted or self.made)
+
+    @property
     def input_tensors(self) -> list[Tensor]:
         """The tensors among the module's arguments."""
         return find_tensors(self.args, self.kwargs)
 
-    def find_sources(self, x: Tensor) -> TensorSources | None:
-        """Return the sources of a tensor; None if it does not occur in this frame."""
+    def find_sources(self, x: TensorOrRef) -> TensorSources | None:
+        """Return the sources of a tensor, which may have been freed; None if it does not occur in this frame."""
         self.resolve_sources()
-        return self.made.get(id(weakref.ref(x)))
+        return self.made.get(id(weakref.ref(x) if isinstance(x, Tensor) else x))
 
     def find_contents(self, x: "weakref.ref[Tensor]") -> int:
         """Return what a tensor holds: CONSTANT, WEIGHT, LEARNED or TOKEN."""
@@ -91,11 +101,9 @@ class ModuleFrame:
         values = (
             find_tensors((*args, *kwargs.values()), {}) if name in NESTED else find_tensors(args, kwargs) if kwargs else args
         )
-        given, sizes = [], []
-        for x in values:
-            if isinstance(x, Tensor):
-                given.append(weakref.ref(x))
-                sizes.append(x.numel() if has_own_data(x) else 0)  # numel() of a wrapper subclass would be traced
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        given = [*map(weakref.ref, tensors)]
+        sizes = [x.numel() if has_own_data(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
         results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
         made = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
@@ -112,21 +120,29 @@ class ModuleFrame:
     def resolve_operation(
         self, name: str, child: bool, given: "list[weakref.ref[Tensor]]", sizes: list[int], results: "list[weakref.ref[Tensor]]"
     ) -> None:
-        """Compute the sources of an operation's results: those of the largest argument, or of all that it joins."""
-        joins, sources, most = name in JOINS, NOTHING, -1
-        projects = projected = child or name in PROJECTS
+        """Compute the sources of an operation's results: those of the largest argument, or of all that it joins.
+
+        In a product, what the module was called with comes before larger tensors from elsewhere: they may be weights.
+        """
+        joins, projects = name in JOINS, name in PROJECTS
+        sources, projected, is_passed, most = NOTHING, child or projects, False, (False, -1)
         for x, size in zip(given, sizes, strict=False):
             made = self.made.get(id(x)) or self.add_source(x)
+            rank = projects and made.is_passed, size
             if made.sources and joins:
                 sources, projected = sources | made.sources, projected or made.projected
-            elif made.sources and size > most:
-                sources, projected, most = made.sources, projects or made.projected, size
+                is_passed = is_passed or made.is_passed
+            elif made.sources and rank > most:
+                sources, projected, is_passed, most = made.sources, child or projects or made.projected, made.is_passed, rank
         for y in results:
-            self.made[id(y)] = TensorSources(y, sources, projected)
+            self.made[id(y)] = TensorSources(y, sources, projected, is_passed)
 
     def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
         """Register a tensor from outside the frame as its own source; a parameter has none."""
-        self.made[id(x)] = made = TensorSources(x, NOTHING if isinstance(x(), nn.Parameter) else frozenset((next(SERIAL),)))
+        tensor = x()
+        is_passed = any(tensor is one for one in self.input_tensors)
+        sources = NOTHING if isinstance(tensor, nn.Parameter) else frozenset((next(SERIAL),))
+        self.made[id(x)] = made = TensorSources(x, sources, is_passed=is_passed)
         return made
 
     def infer_contents(self, maker: Operation) -> int:
@@ -199,13 +215,13 @@ def has_own_data(x: Tensor) -> bool:
     return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
-def has_separate_sources(frames: list[ModuleFrame], query: Tensor, key: Tensor) -> bool | None:
+def has_separate_sources(frames: list[ModuleFrame], query: TensorOrRef, key: TensorOrRef) -> bool | None:
     """Return whether queries and keys were projected from different tensors; None if that was not observed.
 
     For tensors that a module received ready-made, the search continues in the module around it, up to four modules.
     """
-    q: Tensor | None = query
-    k: Tensor | None = key
+    q: TensorOrRef | None = query
+    k: TensorOrRef | None = key
     done = [False, False]
     for n, frame in enumerate(reversed(frames[-4:])):
         one, other = (None, None) if q is None or k is None else (frame.find_sources(q), frame.find_sources(k))
@@ -214,10 +230,12 @@ def has_separate_sources(frames: list[ModuleFrame], query: Tensor, key: Tensor) 
         if one.sources & other.sources:
             return False
         done = [done[0] or one.projected, done[1] or other.projected]
-        q, k = frame.find_input(one.sources), frame.find_input(other.sources)
+        outer_q, outer_k = frame.find_input(one.sources), frame.find_input(other.sources)
         if all(done):
             around = frames[-n - 2] if len(frames) > n + 1 else None
-            return None if not one.sources | other.sources else around is None or not has_common_source(around, q, k)
+            is_apart = around is None or not has_common_source(around, outer_q, outer_k)
+            return is_apart if one.sources | other.sources else None
+        q, k = outer_q, outer_k
     return None
 
 

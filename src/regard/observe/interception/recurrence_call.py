@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from regard.map.implicit_map import Mechanism
+from regard.observe.interception.attention_call import AttentionCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +34,12 @@ class RecurrenceCall:
     """A call without a softmax: the function that ran, the state that it started from, and how its factors are read.
 
     initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
-    is no map of its own if no recorded call has left that state.
+    is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
+    the weights, none if these are not known; it may be called until the forward ends.
     """
 
     kernel: str
     initial_state: Tensor | None
     read: Callable[[], RecurrenceFactors]
     must_continue: bool = True
+    read_softmaxes: Callable[[], list[AttentionCall]] = list

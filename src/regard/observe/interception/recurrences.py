@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
@@ -33,18 +33,28 @@ MIXERS = re.compile(  # ends of the names of classes whose tokens mix by a recur
     r"(Mamba[2-9]?|(Mamba\w*|Bamba|FalconH1)Mixer|Mamba2?Layer|DeltaNet\d*|DeltaAttention|LinearAttention|LightningAttention"
     r"|Retention|R(wkv|WKV)\w*(Attention|TimeMix|Tmix\w*)|R[Gg][Ll][Rr][Uu]|ShortConv(olution)?|[msx]LSTM(Layer|Cell))$"
 )
-CLASSES = 1024  # cached classes; bounded, so that classes made at run time can be freed
+ENDINGS = tuple(ending for ending, _ in METHODS)
+CLASSES = 1024  # cached classes and modules; bounded, so that classes made at run time can be freed
 
 
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches for the recurrences of the modelling modules that are imported."""
-    modules = [module for name, module in list(sys.modules.items()) if MODELLING.fullmatch(name)]
-    return [patch for module in modules for patch in iterate_patches(module)]
+    names = list_modelling_names(len(sys.modules), next(reversed(sys.modules)))
+    for name in names:
+        wait_for_import(name)
+    return [patch for name in names if name in sys.modules for patch in iterate_patches(sys.modules[name])]
+
+
+@lru_cache(1)
+def list_modelling_names(count: int, last: str) -> list[str]:  # an import changes the number or the last name
+    """Return the names of the modelling modules that are imported, found anew after each import."""
+    return [name for name in list(sys.modules) if MODELLING.fullmatch(name)]
 
 
 def iterate_patches(module: ModuleType) -> Iterator[AttributePatch]:
     """Yield the patches of one modelling module."""
-    for name, value in list(vars(module).items()):
+    for name in list_recurrence_names(module):
+        value = getattr(module, name)
         if name in FUNCTIONS and callable(value):
             yield module, name, wrap_recurrence(value, FUNCTIONS[name], name)
         elif name in FUSED and callable(value):
@@ -53,6 +63,12 @@ def iterate_patches(module: ModuleType) -> Iterator[AttributePatch]:
             for (ending, method), reader in METHODS.items():
                 if name.endswith(ending) and method in vars(value):
                     yield value, method, wrap_recurrence(vars(value)[method], reader, f"{name}.{method}")
+
+
+@lru_cache(CLASSES)
+def list_recurrence_names(module: ModuleType) -> list[str]:
+    """Return the names of a modelling module that may hold a recurrence, found once for all recordings."""
+    return [name for name in vars(module) if name in FUNCTIONS or name in FUSED or name.endswith(ENDINGS)]
 
 
 def wrap_recurrence(function: Callable[..., Any], reader: RecurrenceReader, kernel: str) -> Callable[..., Any]:
@@ -115,10 +131,3 @@ def bind_arguments(signature: inspect.Signature, run: "partial[Any]") -> dict[st
 def is_recurrent_name(name: str) -> bool:
     """Return whether the modules of a class of this name mix tokens by a recurrence."""
     return MIXERS.search(name) is not None
-
-
-def report_recurrent_module(module: nn.Module) -> None:
-    """Tell the watchers of a recurrent module that it ran, so that one whose recurrence was not read is not left out."""
-    for watcher in STATE.watchers:
-        if id(module) in watcher.names:
-            watcher.handle_recurrent_module(module)

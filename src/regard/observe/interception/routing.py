@@ -5,7 +5,7 @@ import weakref
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.provenance import JOINS, LEARNED, ModuleFrame, Operation
+from regard.observe.interception.provenance import JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
@@ -14,24 +14,30 @@ CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax",
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
 
 
-def is_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> bool:
-    """Return whether the entries of a tensor belong to pairs of tokens, so that a sum over some of them is a score.
+Pair = tuple[TensorOrRef, TensorOrRef]
 
-    That is so where two tokens were broadcast against each other, or were multiplied or subtracted entry by entry and the sum
-    is over the last axis.
+
+def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
+    """Return two tensors if the entries of x belong to pairs of their tokens, so that a sum over some is a score; else None.
+
+    That is so where the two were broadcast against each other, or were multiplied or subtracted entry by entry and the sum is
+    over the last axis.
     """
     ref, size = weakref.ref(x), x.numel()
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(ref)
         if not makers:
-            return False
+            return None
         tokens = find_token_inputs(frame, makers[-1])
-        if len({id(one) for one, _ in tokens}) > 1:
-            return is_pairing(frame, makers[-1], tokens, size, x.shape[-1] if over_last and x.dim() else 0)
+        different = {id(one): one for one, _ in tokens}
+        if len(different) > 1:
+            forms_pairs = is_pairing(frame, makers[-1], tokens, size, x.shape[-1] if over_last and x.dim() else 0)
+            first, second, *_ = different.values()
+            return (first, second) if forms_pairs else None
         if len(tokens) != 1 or infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM):
-            return False
+            return None
         ref, size = tokens[0]
-    return False
+    return None
 
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
@@ -47,8 +53,12 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
         return sum(is_expanded(frame, *one) for one in tokens) > 1
     if size > max(sizes):
         return True
-    if infer_role(maker.name) is Role.MULTIPLY:
+    role = infer_role(maker.name)
+    if role is Role.MULTIPLY:
         return last > 0 and min(sizes) >= last and not min(sizes) % last
+    if role is Role.ADD and min(sizes) < size:  # one query for each batch row, and all of its keys: additive attention
+        holds = [frame.find_contents(one) for one, _ in tokens]
+        return last > 0 and not min(sizes) % last and set(holds) == {TOKEN}
     return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
 
 

@@ -176,9 +176,21 @@ def extend_by_arithmetic(
         amount = -amount
         if turned:
             form, amount = form.add_step(StepKind.MULTIPLY, -1.0), -amount
-    if other is not None and len(form.dims) == len(other.dims) and table.identify(form.dims, other.dims):
+    is_same = other is not None and len(form.dims) == len(other.dims) and table.identify(form.dims, other.dims)
+    if other is not None and is_same and is_separable(table, form, other):
         return form.add_step(StepKind.ADD, other, form.dims, amount)
     return form.add_step(StepKind.ADD, operand, dims, amount)
+
+
+def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
+    """Return whether other scores are a product of queries and keys too, not of keys that differ from query to query."""
+    shared = [
+        {axis for axes in table.expand_dims(one.a_dims) for axis in axes}
+        & {axis for axes in table.expand_dims(one.b_dims) for axis in axes}
+        & {axis for axes in table.expand_dims(one.dims) for axis in axes}
+        for one in (form, other)
+    ]
+    return shared[1] <= shared[0]
 
 
 def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:

@@ -20,6 +20,10 @@ from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
+ADDED = (
+    "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
+    "it was meant to hide have weights in the map as they have in the model"
+)
 
 
 @dataclass
@@ -70,6 +74,7 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
         can_be_packed=False,
+        note=ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else "",
     )
 
 

@@ -50,8 +50,8 @@ class Watcher(Protocol):
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
 
-    def handle_recurrent_module(self, module: nn.Module) -> None:
-        """Handle the end of a watched module that mixes tokens by a recurrence, read or not."""
+    def handle_token_mixer(self, module: nn.Module) -> None:
+        """Handle the end of a watched module that mixes tokens, as its name states, read or not."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""
@@ -105,6 +105,7 @@ class ThreadState(threading.local):
         self.is_in_fast_path = False  # inside a torch module that the mode would slow down, with the mode popped
         # changed by the module that each belongs to
         self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
+        self.compiled_call: Any = None  # torch_compile.py: the CompiledCall that runs
         self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
         self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 

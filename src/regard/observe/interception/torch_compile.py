@@ -1,4 +1,4 @@
-"""Compiled code: it runs unintercepted, and is reported where it may contain attention.
+"""Compiled code: the ops of observer_op observe its attention; without them it is reported where it may contain attention.
 
 The torch function mode is popped while it runs: otherwise torch.compile would recompile the code and hold references to the
 mode.
@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -17,22 +17,36 @@ from torch import nn
 
 from regard.observe.interception import flex
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.thread_state import STATE, InterceptionPause, explain_error, find_name, report_missed
+from regard.observe.interception.compiled_graph import wrap_compiler
+from regard.observe.interception.observer_op import IMPLEMENTATION, CompiledCall
+from regard.observe.interception.patching import AttributePatch, wait_for_import
+from regard.observe.interception.recurrences import is_recurrent_name
+from regard.observe.interception.thread_state import (
+    STATE,
+    InterceptionPause,
+    Watcher,
+    explain_error,
+    find_name,
+    pop_frame,
+    push_frame,
+    report_missed,
+)
 
-MODULE = "torch._dynamo.eval_frame"
+PACKAGE, MODULE = "torch._dynamo", "torch._dynamo.eval_frame"
 SWITCH = "_maybe_set_eval_frame"  # called when a compiled function starts and when it ends
-REASON = "torch.compile bypasses the hooks of record: record the model before it is compiled"
+GRAPHS, COMPILER = "torch._dynamo.output_graph", "call_user_compiler"  # called with each graph, before it is compiled
+REASON = "torch.compile bypasses the hooks of record: compile the model inside record, or record it before it is compiled"
+INLINED = "torch._dynamo.external_utils"
 WORDS = ("attention", "attn", "softmax")
 HOLDERS = (nn.Module, FunctionType, MethodType, dict, list)
 MAX_VISITED = 10_000  # values visited
 
 
 def build_patches(add: Callable[[list[AttributePatch]], None]) -> list[AttributePatch]:
-    """Return the attribute patch for dynamo's switch of compiled functions, or for torch.compile, which imports it."""
-    found = sys.modules.get(MODULE)
-    if found is not None:
-        return [(found, SWITCH, wrap_switch(vars(found)[SWITCH]))]
+    """Return the attribute patches for dynamo, or for torch.compile, which imports it."""
+    wait_for_import(PACKAGE)
+    if MODULE in sys.modules:
+        return patch_dynamo()
     compile = torch.compile
 
     @functools.wraps(compile)
@@ -40,54 +54,96 @@ def build_patches(add: Callable[[list[AttributePatch]], None]) -> list[Attribute
         import torch._dynamo.eval_frame as found
 
         if vars(found)[SWITCH].__module__ != __name__:
-            add([(found, SWITCH, wrap_switch(vars(found)[SWITCH]))])
+            add(patch_dynamo())
         return compile(*args, **kwargs)
 
     return [(torch, "compile", compile_and_patch)]
 
 
+def patch_dynamo() -> list[AttributePatch]:
+    """Return the attribute patches for dynamo's switch of compiled functions and its call of a backend."""
+    found, output = sys.modules[MODULE], getattr(sys.modules.get(GRAPHS), "OutputGraph", None)
+    compiling = [] if output is None else [(output, COMPILER, wrap_compiler(vars(output)[COMPILER]))]
+    return [(found, SWITCH, wrap_switch(vars(found)[SWITCH])), *compiling]
+
+
 def wrap_switch(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap the switch: report compiled code that starts, and keep the torch function mode popped until it ends."""
+    """Wrap the switch: observe compiled code that starts, and keep the torch function mode popped until it ends."""
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         caller = sys._getframe(1)
         if STATE.watchers and caller.f_code.co_name == "compile_wrapper":
             if STATE.compiled_frame is None and callback is not None:
-                handle_compiled_call(caller.f_locals)
-                STATE.compiled_frame = id(caller), suspend_hooks()
+                STATE.compiled_frame = id(caller), start_compiled_call(caller.f_locals)
             elif STATE.compiled_frame is not None and STATE.compiled_frame[0] == id(caller):
                 context, STATE.compiled_frame = STATE.compiled_frame[1], None
-                context.__exit__(None, None, None)
+                context.close()
         return was(callback)
 
     return maybe_set_eval_frame
 
 
-def suspend_hooks() -> ExitStack:
-    """Return an entered context without the torch function mode and without the patched names of flex_attention."""
+def start_compiled_call(called: dict[str, Any]) -> ExitStack:
+    """Return an entered context in which the attention of a compiled function is observed, and reported if it is not.
+
+    The torch function mode and the patched names of flex_attention are absent meanwhile. A compiled flex_attention is
+    intercepted instead.
+    """
     stack = ExitStack()
+    function, args, kwargs = called.get("fn"), called.get("args", ()), called.get("kwargs", {})
+    if STATE.is_active and not flex.intercept_compiled(function, args, kwargs):
+        stack.enter_context(observe_compiled_call(function, args, kwargs))
     stack.enter_context(InterceptionPause())
     stack.enter_context(flex.FLEX_PATCHES.suspend())
     return stack
 
 
-def handle_compiled_call(called: dict[str, Any]) -> None:
-    """Intercept a compiled flex_attention that starts; report any other compiled function that may contain attention."""
-    function, args, kwargs = called.get("fn"), called.get("args", ()), called.get("kwargs", {})
-    if not STATE.is_active or flex.intercept_compiled(function, args, kwargs):
-        return
+@contextmanager
+def observe_compiled_call(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Hold a CompiledCall of the function while it runs; then report the attention that was not observed."""
     words: set[str] = set()
     try:
-        modules = list(find_modules([function, args, kwargs], words))
+        found = list(find_modules([function, args, kwargs], words))
     except Exception as error:  # an unreadable object must not stop the program
         report_missed("torch.compile", explain_error(error))
+        yield
         return
     speaks = any(word in one.lower() for one in words for word in WORDS)
-    for watcher in STATE.watchers:
-        own = [watcher.names[id(one)] for module in modules for one in module.modules() if id(one) in watcher.names]
+    named = set().union(*(watcher.names for watcher in STATE.watchers))
+    modules = {id(one): one for module in found for one in module.modules() if id(one) in named}
+    call = STATE.compiled_call = CompiledCall(modules)
+    frame = push_frame(find_outermost(modules), args, kwargs) if modules else None
+    try:
+        yield
+    finally:
+        STATE.compiled_call = None
+        for watcher in STATE.watchers:
+            for name in find_unobserved(call, watcher, speaks):
+                watcher.report_missed(MissedCall("torch.compile", name, REASON))
+        if frame is not None:
+            pop_frame(frame)
+
+
+def find_outermost(modules: dict[int, nn.Module]) -> nn.Module:
+    """Return the watched module, among some by id, whose path is the shortest."""
+    paths = [(len(path), one) for watcher in STATE.watchers for one, path in watcher.names.items() if one in modules]
+    return modules[min(paths)[1]]
+
+
+def find_unobserved(call: CompiledCall, watcher: Watcher, speaks: bool) -> Iterator[str]:
+    """Yield the names of a watcher's modules that ran in a compiled function, may attend, and were not observed."""
+    own = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
+    if not call.observed:
         running = find_name(watcher)
         if own or (speaks and running is not None):
-            watcher.report_missed(MissedCall("torch.compile", min(own, key=len) if own else str(running), REASON))
+            yield min(own, key=len) if own else str(running)
+        return
+    for name, module in own.items():
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", IMPLEMENTATION)
+        is_other_model = hasattr(module, "_supports_sdpa") and implementation not in (None, IMPLEMENTATION)
+        is_unobserved = 0 not in call.observed and call.observed.isdisjoint(map(id, module.modules()))
+        if is_recurrent_name(type(module).__name__) or (is_other_model and is_unobserved):
+            yield name
 
 
 def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
@@ -103,7 +159,7 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
         seen.add(id(value))
         if isinstance(value, nn.Module):
             yield value
-        elif isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
+        elif isinstance(value, FunctionType) and (is_inlined(value) or not str(value.__module__).startswith("torch.")):
             named = set(find_code_names(value.__code__))
             words |= named
             waiting += inspect.getclosurevars(value).nonlocals.values()
@@ -118,6 +174,11 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
             waiting += value.values()
         elif type(value).__module__.split(".")[0] not in ("builtins", "torch", "numpy") and hasattr(value, "__dict__"):
             waiting += [one for one in vars(value).values() if isinstance(one, HOLDERS)]
+
+
+def is_inlined(function: FunctionType) -> bool:
+    """Return whether a function of torch holds a compiled module of torch.nn, such as nn.Sequential."""
+    return function.__globals__.get("__name__") == INLINED
 
 
 def find_code_names(code: CodeType) -> Iterator[str]:

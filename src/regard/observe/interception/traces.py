@@ -61,6 +61,7 @@ class Trace(NamedTuple):
     function: str = ""  # that turned scores into weights
     dims: Dims | None = None  # the axes of its dimensions; None if a function rearranged them
     form: ScoreForm | None = None  # the formula of its scores; None if it is not known
+    unmixed: ScoreForm | None = None  # the formula of its scores before their heads were mixed
     keys: Axes | None = None  # the axes of the softmax
     undropped: tuple[Tensor, Dims | None] | None = None  # the weights before dropout
     factors: tuple[Tensor, Tensor] | None = None  # the weights and the values that were multiplied entry by entry
@@ -70,6 +71,7 @@ class Trace(NamedTuple):
     activated: ActivatedScores | None = None  # the scores of weights that are no softmax
     picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
+    has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
 
 
 Traced = tuple[Tensor, Trace]
@@ -79,7 +81,7 @@ def list_parts(trace: Trace) -> tuple[Trace, ...]:
     """Return the softmaxes that weights are made of, so that they can be found again where these are combined; or none."""
     if trace.parts or trace.kind is not TraceKind.WEIGHTS:
         return trace.parts
-    return (trace,) if trace.form is not None and infer_role(trace.function) is Role.SOFTMAX else ()
+    return (trace,) if (trace.form or trace.unmixed) is not None and infer_role(trace.function) is Role.SOFTMAX else ()
 
 
 class Traces:

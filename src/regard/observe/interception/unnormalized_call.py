@@ -6,6 +6,7 @@ differ, or no formula is known, the weights themselves are stored.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ def build_unnormalized_call(
         replace(mechanism, title=title), values, context.detach().expand(b, h, n, e), sample_state(values), note=note
     )
     initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
-    return RecurrenceCall(kernel, initial, lambda: factors, must_continue=False)
+    softmaxes = partial(read_softmaxes, trace, table, groups, kernel)
+    return RecurrenceCall(kernel, initial, lambda: factors, must_continue=False, read_softmaxes=softmaxes)
 
 
 def describe_kind(trace: Trace) -> str:
@@ -74,7 +76,7 @@ def describe_kind(trace: Trace) -> str:
     choice = describe_choice(trace.changes)
     if choice:
         return f"{choice} attention"
-    if len(trace.parts) > 1:
+    if len({id(part.form) for part in trace.parts}) > 1:
         return "differential attention" if {"sub", "subtract", "rsub"} & set(trace.changes) else "a sum of softmaxes"
     if trace.parts and any("mixes the heads" in one for one in trace.changes):
         return "talking heads"
@@ -158,6 +160,8 @@ def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, 
     """
     if not trace.parts:
         return None
+    if any(part.form is None for part in trace.parts):
+        raise UnreadableError("the heads of its scores are mixed before the softmax")
     calls = [resolve_part(part, table, groups, kernel) for part in trace.parts]
     matrix = read_scores(calls)
     rows, others = sample_rows(seen, matrix.q.shape[1])
@@ -179,11 +183,22 @@ def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, 
 
 
 def resolve_part(part: Trace, table: AxisTable, groups: Groups, kernel: str) -> AttentionCall:
-    """Return the call of a softmax among those that weights are made of, with heads of its own."""
-    assert part.form is not None
+    """Return the call of a softmax among those that weights are made of, with heads of its own, as before these are mixed."""
+    form = part.form or part.unmixed
+    assert form is not None
     outside = set(table.expand_axes(groups.batch + groups.queries + groups.keys))
-    own = [axis for axes in table.expand_dims(part.form.dims) for axis in axes if axis not in outside]
-    return resolve_form(part.form, table, groups._replace(heads=tuple(own)), kernel, None)
+    own = [axis for axes in table.expand_dims(form.dims) for axis in axes if axis not in outside]
+    return resolve_form(form, table, groups._replace(heads=tuple(own)), kernel, None)
+
+
+def read_softmaxes(trace: Trace, table: AxisTable, groups: Groups, kernel: str) -> list[AttentionCall]:
+    """Return the softmaxes over the keys whose heads were mixed to weights; none if one of them is not known."""
+    if any(part.keys is None or set(table.expand_axes(part.keys)) != set(groups.keys) for part in trace.parts):
+        return []
+    try:
+        return [resolve_part(part, table, groups, kernel) for part in trace.parts]
+    except UnreadableError:
+        return []
 
 
 def read_scores(calls: list[AttentionCall]) -> ScoredMatrix:

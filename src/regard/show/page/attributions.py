@@ -21,7 +21,7 @@ from regard.observe.map_view import MapView
 from regard.probe.contributions import contributions
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.memory_size import count_storage_bytes
-from regard.show.page.model_adapter import ModelAdapter
+from regard.show.page.model_adapter import ModelAdapter, get_device
 from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
 
 SETTINGS = ("carried", "pull", "cut")  # besides the weight itself
@@ -142,15 +142,15 @@ def split_gradients(found: Attribution, shown: Recording) -> dict[StoredCall, Te
         gradient, start = found.join_layer(found.gradients, layer, "self", None), 0
         for history in shown.last.find_histories(layer, "self", None):
             for stored in history.stored_calls:
-                own[stored] = gradient[:, :, start : start + stored.q.shape[2]]
+                own[stored] = gradient[:, :, start : start + stored.q.shape[2]].cpu()
                 start += stored.q.shape[2]
     return own
 
 
 def compute_norms(adapter: ModelAdapter, ids: Tensor) -> list[Tensor]:
     """Compute ‖v_j W_O‖ of every layer, (1, h, k, 1). Raises ConfigError where an output projection is not found."""
-    found = contributions(adapter.model, ids, 0)
-    return [found.map(layer, kind="carried").right for layer in range(len(found.recording.layers()))]
+    found = contributions(adapter.model, ids.to(get_device(adapter.model)), 0)
+    return [found.map(layer, kind="carried").right.cpu() for layer in range(len(found.recording.layers()))]
 
 
 def explain_missing_projection(adapter: ModelAdapter, ids: Tensor) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import MIN_SUPPORT, Head, classify_heads
+from regard.observe.head_kinds import MIN_SUPPORT, Head, classify_heads, quote_word
 from regard.observe.head_scores import HeadOptions
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
@@ -21,17 +21,19 @@ from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEn
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
 DOES = {  # what a head of each kind does, the most telling kinds first
-    "induction": "is an induction head: it attends to what followed its word before",
-    "duplicate": "is a duplicate-token head: it attends to earlier places of its own word",
-    "previous token": "is a previous-token head: it attends to the word just before",
-    "first token": "is a sink: whatever the word, it attends to the first one, as heads do that have nothing to add",
-    "itself": "attends to its own word",
+    "induction": "is an induction head: where a word occurs again, it looks at what followed it before",
+    "duplicate": "is a duplicate-token head: it looks at earlier places of the same word",
+    "previous token": "is a previous-token head: each word looks at the one just before it",
+    "first token": "is a sink: whatever the word, it looks at the first one, as heads do that have nothing to add",
+    "stripe": "is a stripe head: whatever the word, it looks at the same few",
+    "itself": "looks at its own word: each word at itself",
 }
 SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kind
     "induction": lambda look: patterns.score.queries(look, Induction()),
     "duplicate": lambda look: patterns.score.queries(look, Duplicate()),
     "previous token": lambda look: detectors.weight_on_previous.queries(look),
     "first token": lambda look: detectors.weight_on_first.queries(look),
+    "stripe": lambda look: detectors.stripe_weight.queries(look),
     "itself": lambda look: detectors.weight_on_self.queries(look),
 }
 FINDINGS = (*DOES, LEAK)
@@ -118,9 +120,11 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     k = int(weights.argmax())
     score = row.scores[row.kind]
     sentences = (
-        f"Head {row.layer}.{row.head} {DOES[row.kind]}, with {format_share(score)} of its attention "
-        f"({format_share(score.low, '')} to {format_share(score.high)}) on {score.count:,} words.",
-        f"{name_word(words, q)} puts {format_share(weights[k])} on {name_word(words, k)}{explain_key(row.kind, words, q, k)}.",
+        f"Head {row.layer}.{row.head} {DOES[row.kind]}.",
+        f"On average, {format_share(score)} of its attention goes there, between {format_share(score.low, '')} and "
+        f"{format_share(score.high)} with 95 % confidence: {score.count:,} words were counted.",
+        f"Here {name_word(words, q)} puts {format_share(weights[k])} on {name_word(words, k)}"
+        f"{explain_key(row.kind, words, q, k)}.",
         describe_controls(attention),
     )
     return Finding(row.kind, place, q, k, sentences)
@@ -243,11 +247,6 @@ def describe_controls(attention: AttentionLayers) -> str:
 def name_word(words: Sequence[str], place: int) -> str:
     """Name a word by its text and its place."""
     return f"{quote_word(words[place])} (token {place:,})"
-
-
-def quote_word(word: str) -> str:
-    """Quote a word without the spaces around it, a line end by its sign."""
-    return f"‘{word.replace(chr(10), '↵').strip() or word}’"
 
 
 def format_share(share: float | Tensor, unit: str = " %") -> str:

@@ -203,6 +203,12 @@ def handle_influence(session: Session, request: Request, alive: Alive) -> Respon
     return make_json_response(session.get_influence(entry, setting, at, token, alive))
 
 
+def handle_ablation(session: Session, request: Request, alive: Alive) -> Response:
+    """Return the next words with all heads and without those that `off` names: "3.1,3.4" are heads 1 and 4 of layer 3."""
+    entry, off = get_entry(session, request), params.parse_heads(request.query_params, "off")
+    return make_json_response(session.predict_without_heads(entry, off, alive))
+
+
 def handle_finding(session: Session, request: Request, alive: Alive) -> Response:
     """Return the finding of a recording, of the kind `what` if it is given; null for a recording that is too long."""
     query = request.query_params
@@ -243,6 +249,7 @@ LONG_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # t
     "attribution": handle_attribution,
     "attribution_thumbs": handle_attribution_thumbnails,
     "influence": handle_influence,
+    "ablation": handle_ablation,
     "finding": handle_finding,
 }
 

@@ -1,19 +1,21 @@
 """The model that the page runs on typed text, and what it generates."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import choices
+from regard.generate import TokenChoice, choices
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.observe import Recording, record
+from regard.observe import Recording, load, record
 from regard.show.axis_words import describe_bytes
-from regard.show.generated_tokens import describe_tokens, select_last_layers
+from regard.show.generated_tokens import PieceTokenizer, describe_tokens, select_last_layers
 from regard.show.page import translator_adapter
 from regard.show.page.recording_entry import truncate_word
 from regard.show.page.translator_adapter import TranslatorAdapter
@@ -82,7 +84,27 @@ def adapt_model(model: Any) -> ModelAdapter | TranslatorAdapter:
 
 def can_generate(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
     """Return whether the model can continue a text."""
-    return isinstance(adapter, GPT2Adapter)
+    return isinstance(adapter, GPT2Adapter) or bool(getattr(adapter, "can_generate", False))
+
+
+def has_chat_template(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
+    """Return whether the model can be asked in the form of its own chat template."""
+    return can_generate(adapter) and bool(getattr(adapter, "has_chat_template", False))
+
+
+def get_device(model: nn.Module) -> torch.device:
+    """Return the device of a model, the CPU if it has no parameters."""
+    return next((one.device for one in model.parameters()), torch.device("cpu"))
+
+
+def copy_to_cpu(recording: Recording, device: torch.device) -> Recording:
+    """Return a recording of a model on a device with all its numbers on the CPU, where the page computes."""
+    if device.type == "cpu":
+        return recording
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recording.reg"
+        recording.save(path)
+        return load(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +126,7 @@ def record_text(adapter: ModelAdapter | TranslatorAdapter, text: str, most: int)
     with torch.inference_mode(), record(adapter.model, keep="values") as recording:
         output = adapter.run(ids)
     recording.model, recording.tokens = adapter.name, words
+    recording = copy_to_cpu(recording, get_device(adapter.model))
     cut = f"The first {len(words):,} of {whole:,} tokens were read, as many as fit." if len(words) < whole else None
     notes = [note for note in (cut, describe_bytes(words)) if note]
     next_words = predict_next_words(adapter, output)
@@ -120,29 +143,56 @@ def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, 
     logits = getattr(output, "logits", output)
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         return None
-    values, ids = logits[0, -1].float().softmax(-1).topk(min(MAX_NEXT_WORDS, logits.shape[-1]))
+    values, ids = logits[0, -1].cpu().float().softmax(-1).topk(min(MAX_NEXT_WORDS, logits.shape[-1]))
     words = [truncate_word(adapter.decode([number])) for number in ids.tolist()]
     return [{"word": word, "probability": value} for word, value in zip(words, values.tolist(), strict=True)]
 
 
+@dataclass(frozen=True, eq=False)
+class Continuation:
+    """A model that continues a text: its tokens so far, the choices that follow, and its layers."""
+
+    ids: list[int]
+    steps: Iterator[TokenChoice]
+    layers: int
+    text: PieceTokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDecoder:
+    """The text of tokens, each on its own."""
+
+    adapter: ModelAdapter
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self.adapter.decode([token]) for token in ids]
+
+
 def generate_tokens(
-    adapter: ModelAdapter | TranslatorAdapter, text: str, tokens: int, temperature: float, seed: int | None
+    adapter: ModelAdapter | TranslatorAdapter,
+    text: str,
+    tokens: int,
+    temperature: float,
+    seed: int | None,
+    chat: bool = False,
 ) -> Iterator[dict[str, Any] | RecordedText]:
-    """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last."""
-    if not isinstance(adapter, GPT2Adapter):
+    """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last.
+
+    With `chat` the text is a message in the model's own chat template.
+    """
+    if isinstance(adapter, TranslatorAdapter) or not can_generate(adapter):
         raise ConfigError(
-            f"{adapter.name} can be shown here, but cannot generate: the page generates only with a GPT2 of regard."
+            f"{adapter.name} can be shown here, but cannot generate: it does not predict the next token of a text."
         )
-    model, vocabulary = adapter.model, adapter.words
-    ids = vocabulary.encode(text)
-    check_context(adapter, max(len(ids), 1), tokens)
-    settings = {"text": vocabulary, **model.get_end_settings(), "temperature": temperature, "seed": seed}
-    if not ids and settings.get("end") is not None:
-        ids = [settings["end"]]
-    steps, words = choices(model, [ids], tokens, **settings), vocabulary.pieces(ids)
-    with record(model, keep="values") as recording:
+    if chat and not has_chat_template(adapter):
+        raise ConfigError(f"{adapter.name} has no chat template: generate without it.")
+    text = adapter.format_chat(text) if chat else text  # type: ignore[attr-defined]
+    found = continue_text(adapter, text, tokens, temperature, seed)
+    ids, words = found.ids, found.text.pieces(found.ids)
+    with record(adapter.model, keep="values") as recording:
         for one in describe_tokens(
-            steps, words, vocabulary, MAX_LIKELIEST, recording, len(select_last_layers(model.config.layers))
+            found.steps, words, found.text, MAX_LIKELIEST, recording, len(select_last_layers(found.layers))
         ):
             ids.append(one.token)
             yield {
@@ -157,11 +207,29 @@ def generate_tokens(
             }
     if recording.runs:
         recording.model, recording.tokens = adapter.name, words[: recording.map(0).shape[3]]
-        yield RecordedText(recording, [], None, torch.tensor([ids[: len(recording.tokens)]]))
+        known = torch.tensor([ids[: len(recording.tokens)]])
+        yield RecordedText(copy_to_cpu(recording, get_device(adapter.model)), [], None, known)
 
 
-def check_context(adapter: GPT2Adapter, prompt_tokens: int, tokens: int) -> None:
+def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: float, seed: int | None) -> Continuation:
+    """Start to continue a text. Raises ConfigError where the context has no room."""
+    ids = adapter.encode(text)
+    check_context(adapter, max(len(ids), 1), tokens)
+    settings: dict[str, Any] = {"temperature": temperature, "seed": seed}
+    if not isinstance(adapter, GPT2Adapter):
+        ids = ids or adapter.start_ids  # type: ignore[attr-defined]
+        steps = adapter.choices(list(ids), tokens, **settings)  # type: ignore[attr-defined]
+        return Continuation(list(ids), steps, adapter.layers or 1, TokenDecoder(adapter))  # type: ignore[attr-defined]
+    settings = {"text": adapter.words, **adapter.model.get_end_settings(), **settings}
+    if not ids and settings.get("end") is not None:
+        ids = [settings["end"]]
+    return Continuation(ids, choices(adapter.model, [list(ids)], tokens, **settings), adapter.layers, adapter.words)
+
+
+def check_context(adapter: ModelAdapter, prompt_tokens: int, tokens: int) -> None:
     """Raise ConfigError where the context has no room for `tokens` more; the last one is not read."""
+    if adapter.context is None:
+        return
     room = adapter.context - prompt_tokens + 1
     if tokens > room:
         fits = f"choose at most {room:,} more" if room > 0 else "shorten it"

@@ -88,10 +88,12 @@ class NdjsonResponse(Response):
 async def wait_for_line(queue: "asyncio.Queue[StreamLine]", leaving: "asyncio.Future[Any]", until: float) -> StreamLine:
     """Return the next line, or an error line where the time is up. Raises GoneError where the client has disconnected."""
     getting: asyncio.Future[StreamLine] = asyncio.ensure_future(queue.get())
-    await asyncio.wait({getting, leaving}, timeout=max(until - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
+    try:
+        await asyncio.wait({getting, leaving}, timeout=max(until - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            return getting.result()
+    finally:
+        getting.cancel()  # also where the server stops while it waits: a task that is left pending is reported on stderr
     if leaving.done():
         raise DisconnectedError
     return make_failure(504, f"the request takes longer than {MAX_STREAM_SECONDS:.0f} s; request less.")

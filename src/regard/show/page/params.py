@@ -11,6 +11,7 @@ from regard.show.page.recording_entry import Place
 
 INTEGER = re.compile(r"[0-9]{1,9}")
 INTEGER_LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
+HEAD_LIST = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(,[0-9]{1,4}\.[0-9]{1,4}){0,4095}")
 NAME = re.compile(r"[\w .:/-]{1,200}")
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100
 MAX_NAMES = 32
@@ -82,6 +83,15 @@ def parse_place(query: Mapping[str, str]) -> Place:
     return Place(kind, part, parse_integer(query, "b", 0), parse_integer(query, "layer", 0), parse_integer(query, "head", 0))
 
 
+def parse_heads(query: Mapping[str, str], name: str) -> list[Place]:
+    """Parse heads LAYER.HEAD separated by commas, at least one. Raises ConfigError where they are none."""
+    came = query.get(name)
+    if came is None or not HEAD_LIST.fullmatch(came):
+        raise ConfigError(f"{name} must be heads such as 3.1,3.4, layer and head, got {quote_value(came)}.")
+    pairs = dict.fromkeys(tuple(map(int, one.split("."))) for one in came.split(","))
+    return [Place(layer=layer, head=head) for layer, head in pairs]
+
+
 def parse_json(data: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request. Raises DataError where it is none."""
     try:
@@ -104,11 +114,9 @@ def parse_body(data: bytes, expected: Mapping[str, type | tuple[type, ...]]) -> 
     return {name: found[name] for name in expected}
 
 
-def parse_seed(data: bytes) -> int | None:
-    """Parse the seed in a request's JSON; return None where there is none."""
-    if (parse_json(data)).get("seed") is None:
-        return None
-    return int(parse_body(data, {"seed": int})["seed"])
+def parse_optional(data: bytes, name: str, kind: type) -> Any:
+    """Parse a member of the JSON object of a request that may be missing; return None where it is."""
+    return None if parse_json(data).get(name) is None else parse_body(data, {name: kind})[name]
 
 
 def check_temperature(came: float) -> float:

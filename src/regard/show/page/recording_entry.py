@@ -22,13 +22,14 @@ from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
 from regard.show.page import memory_size
 from regard.show.page.image_places import GridTable
-from regard.show.page.select_head import select_head
+from regard.show.page.select_head import hide_first_key, select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
 TEXT_LETTERS = 80  # letters of the text in the summary
 LINKED_LETTERS = 400  # maximum letters of a text that a link holds
 WORD_LETTERS = 256  # maximum letters of a word
 FIRST_LETTERS = 2**15  # maximum letters of all words of a list in the summary
+WITHOUT_FIRST = ":rest"  # after the id of a recording: its first key is hidden
 MAX_MISSED = 20  # maximum sentences on what was not recorded
 MAX_MAPS_BYTES = 32 * 2**20  # maximum bytes of the cached maps; the last is always kept
 ROW_BYTES = 16  # maximum bytes of a row's denominator
@@ -81,6 +82,7 @@ class RecordingEntry:
     ids: Tensor | None = None
     story: dict[str, Any] | None = None
     images: Sequence[str] = ()
+    other_model: str | None = None  # the name of the model that read the text, where it is not the first of the page
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -88,6 +90,12 @@ class RecordingEntry:
     def __post_init__(self) -> None:
         implicit = describe_implicit_layers(self.recording) if self.recording.runs else None
         self.notes = [*self.notes, *([] if implicit is None else [implicit])]
+
+    @cached_property
+    def without_first(self) -> "RecordingEntry":
+        """The same with the first key hidden, which many heads use as a sink."""
+        hidden = hide_first_key(self.recording)
+        return RecordingEntry(self.id + WITHOUT_FIRST, hidden, self.next_words, scores=self.scores, images=self.images)
 
     @cached_property
     def attention_layers(self) -> list[AttentionLayers]:
@@ -282,10 +290,12 @@ def summarize_patches(entry: RecordingEntry, grids: GridTable, attention: Attent
 
 def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
     """Return what a link must hold to make a recording again: the text, and how it was continued; None where it cannot."""
+    found: dict[str, Any]
     if entry.story is not None:
-        found = {name: entry.story[name] for name in ("text", "tokens", "temperature", "seed")}
+        found = {name: entry.story[name] for name in ("text", "tokens", "temperature", "seed", "chat") if name in entry.story}
     else:
         found = {"text": entry.text}
+    found |= {} if entry.other_model is None else {"model": entry.other_model}
     return found if entry.text and len(entry.text) <= LINKED_LETTERS and found.get("seed", 0) is not None else None
 
 

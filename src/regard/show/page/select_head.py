@@ -1,7 +1,8 @@
-"""Selection of one head of a recording, without the others of its layer."""
+"""Selection of one head of a recording, without the others of its layer, and of all keys but the first."""
 
 from dataclasses import replace
 
+from regard.mechanism import Prefix
 from regard.observe import Recording
 from regard.observe.kv_history import KVHistory, StoredCall
 
@@ -17,6 +18,23 @@ def select_head(recording: Recording, kind: str, part: str | None, layer: int, h
         key: select_history_head(history, head) if history in chosen else history for key, history in run.histories.items()
     }
     return replace(recording, runs=[replace(run, histories=histories)])
+
+
+def hide_first_key(recording: Recording) -> Recording:
+    """Return a recording whose first key is hidden, sharing memory: A_ij / (1 - A_i0), the softmax over the other keys.
+
+    A query that sees no other key has weights 0.
+    """
+    run = recording.last
+    histories = {
+        key: replace(one, stored_calls=list(map(hide_call_first, one.stored_calls))) for key, one in run.histories.items()
+    }
+    return replace(recording, runs=[replace(run, histories=histories)])
+
+
+def hide_call_first(stored: StoredCall) -> StoredCall:
+    """Hide the first key of a call; one that has no first key, because a window left it behind, stays as it is."""
+    return stored if stored.first else replace(stored, mask=stored.mask & ~Prefix(1))
 
 
 def select_history_head(history: KVHistory, head: int) -> KVHistory:

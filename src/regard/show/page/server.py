@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -41,7 +42,8 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.ndjson import NdjsonResponse
 from regard.show.page.params import MissingError
 from regard.show.page.security import HEAD_BYTES, SecurityMiddleware, is_loopback
-from regard.show.page.session import Session, list_examples
+from regard.show.page.session import GenerationRequest, Session, list_examples
+from regard.show.page.startup_loading import StartupLoading
 from regard.show.page.timeouts import TimeoutProtocol
 
 STATIC = Path(__file__).parent / "static"
@@ -49,6 +51,8 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 MAX_BODY_BYTES = 2**18
 MIN_COMPRESSED_BYTES = 2**10  # bytes
 GET, POST = ["GET"], ["POST"]
+PATIENCE_SECONDS = 1.0  # for the models, before the page is served without them
+FAILURE_SECONDS = 2.0  # for the error of loading to be shown on the page, which asks twice a second, before the server stops
 
 
 class PageRoutes:
@@ -68,6 +72,7 @@ class PageRoutes:
             Route("/api/translation", self.run_translator, methods=POST),
             Route("/api/gallery", self.open_gallery, methods=POST),
             Route("/api/r/{id}/heads", self.stream_kinds, methods=GET),
+            Route("/api/r/{id}/probe", self.stream_probe, methods=GET),
             Route("/api/r/{id}/open", self.open_head, methods=GET),
             Route("/api/r/{id}/examination", self.examine_recording, methods=POST),
             *(
@@ -125,6 +130,12 @@ class PageRoutes:
         entry.get_layers(place)
         return NdjsonResponse(self.executor, request, lambda alive: stream_head_table(entry, place, alive))
 
+    async def stream_probe(self, request: Request) -> Response:
+        """Stream what the built-in probe says of each head of the model that read a text."""
+        params.check_unique(request.query_params.multi_items())
+        entry = get_entry(self.session, request)
+        return NdjsonResponse(self.executor, request, lambda alive: self.session.stream_probe(entry, alive))
+
     async def open_head(self, request: Request) -> Response:
         """Compute a head and stream its progress."""
         entry, place = (
@@ -138,8 +149,9 @@ class PageRoutes:
 
     async def run_model(self, request: Request) -> Response:
         """Run the model on a text."""
-        text = params.parse_body(await read_body(request), {"text": str})["text"]
-        return await self.respond_with_json(request, lambda alive: self.session.run_text(text, alive, is_listed=False))
+        data = await read_body(request)
+        text, model = params.parse_body(data, {"text": str})["text"], params.parse_optional(data, "model", str)
+        return await self.respond_with_json(request, lambda alive: self.session.run_text(text, alive, False, model))
 
     async def run_translator(self, request: Request) -> Response:
         """Run the example's translator."""
@@ -169,10 +181,17 @@ class PageRoutes:
         kinds: dict[str, type | tuple[type, ...]] = {"text": str, "tokens": int, "temperature": (int, float)}
         data = await read_body(request)
         found = params.parse_body(data, kinds)
-        temperature, seed = params.check_temperature(found["temperature"]), params.parse_seed(data)
+        asked = GenerationRequest(
+            found["text"],
+            found["tokens"],
+            params.check_temperature(found["temperature"]),
+            params.parse_optional(data, "seed", int),
+            params.parse_optional(data, "model", str),
+            bool(params.parse_optional(data, "chat", int)),
+        )
 
         def generate_lines(alive: Alive) -> Iterator[dict[str, Any]]:
-            return self.session.generate_text(found["text"], found["tokens"], temperature, seed, alive)
+            return self.session.generate_text(asked, alive)
 
         return NdjsonResponse(self.executor, request, generate_lines)
 
@@ -293,10 +312,36 @@ class Server:
             timeout_graceful_shutdown=2,
         )
         self._server = UvicornServer(config)
+        self._loading: StartupLoading | None = None
         self._thread: threading.Thread | None = None
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
         shown = f"[{shown}]" if ":" in shown else shown
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}/" + (f"?token={self.token}" if self.token else "")
+
+    def load_models(self, loading: StartupLoading, use: Callable[[Sequence[Any]], None]) -> None:
+        """Load models and pass them to `use`, in a thread if it takes long. Raises the error of loading, later `run` does."""
+        self._loading, self.page.session.loading = loading, loading.describe
+        loading.start(use, self.end_loading)
+        loading.wait(PATIENCE_SECONDS)
+
+    def end_loading(self) -> None:
+        """Show the page, now that the models are loaded; stop the server if that failed, once the page could show it."""
+        try:
+            self.check_loading()
+            self.page.session.loading = None
+        except BaseException:  # raised by load_models or run
+            if self._server.started:
+                time.sleep(FAILURE_SECONDS)
+            self._server.should_exit = True
+
+    def check_loading(self) -> None:
+        """Raise the error of loading, if there was one."""
+        if self._loading is not None:
+            self._loading.wait(0)
+
+    def is_loading(self) -> bool:
+        """Return whether models are still loaded."""
+        return self._loading is not None and self._loading.is_running()
 
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
@@ -308,6 +353,9 @@ class Server:
     def prepare_opening(self) -> None:
         """Compute what the page opens on until the server stops; what is wrong with it is said when a visitor asks."""
         with suppress(InterruptedError, RegardError):
+            while self.is_loading():
+                self.check_running()
+                time.sleep(0.1)
             self.page.session.prepare_opening(self.check_running)
 
     def check_running(self) -> None:
@@ -321,7 +369,10 @@ class Server:
             print("No browser could be opened; open the address above.", flush=True)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens."""
+        """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens.
+
+        Raises the error of loading the models, if they are loaded meanwhile.
+        """
         self._server.ready = ready
         # a daemon, the default if the current thread is one, would abort the process when stopped inside torch
         threading.Thread(target=preload_modules, name="regard-warm", daemon=False).start()
@@ -329,6 +380,7 @@ class Server:
             self._server.run(sockets=[self._socket])
         finally:
             self.page.executor.close()
+        self.check_loading()
 
     def start(self) -> "Server":
         """Serve in a thread of its own."""
@@ -386,19 +438,35 @@ def make_server(
     host: str = "127.0.0.1",
     port: int = 0,
     scores: Sequence[UserScore] = (),
+    others: Sequence[Any] = (),
+    loading: StartupLoading | None = None,
 ) -> Server:
     """Make the server of a recording, of a model, or of both; the model reads `text` first where it is given.
 
+    others are more models, among which the page has a choice; `loading` loads all of them, while the page says how far it is.
     scores are functions of an AttentionMap that the table of the heads shows beside its own, as regard.heads takes them.
     Runs by run(), until a signal ends it, or in a thread of its own, in a with statement. Raises ConfigError without recording
     and model, and for a score that is not a function with a docstring.
     """
     recording = subject if isinstance(subject, Recording) else None
     model = adapter if recording is not None or subject is None else subject
-    if recording is None and model is None:
+    if recording is None and model is None and loading is None:
         raise ConfigError("a page needs a recording or a model: give one of them.")
     HeadOptions(scores=scores).check()
-    session = Session(recording, None if model is None else adapt_model(model), version("regard"), scores)
-    if text is not None:
-        session.run_text(text, lambda: None)
-    return Server(session, host, port)
+    session = Session(recording, version=version("regard"), scores=scores)
+
+    def use_models(models: Sequence[Any]) -> None:
+        session.add_models([adapt_model(one) for one in models])
+        if text is not None:
+            session.run_text(text, lambda: None)
+
+    if loading is None:
+        use_models([one for one in (model, *others) if one is not None])
+    server = Server(session, host, port)
+    if loading is not None:
+        try:
+            server.load_models(loading, use_models)
+        except BaseException:
+            server.stop()
+            raise
+    return server

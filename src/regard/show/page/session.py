@@ -3,8 +3,8 @@
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,23 +13,28 @@ import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
+from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UserScore
+from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, Finding, find_finding, find_head_finding
 from regard.show.page.head_pictures import Alive, OpenedHead
+from regard.show.page.head_table import convert_row
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.model_adapter import (
     ModelAdapter,
     RecordedText,
     can_generate,
     generate_tokens,
+    has_chat_template,
     list_sentences,
     record_text,
 )
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import hold_model_lock
+from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
-from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
+from regard.show.page.recording_entry import WITHOUT_FIRST, Place, RecordingEntry, summarize_entry
 from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
 from regard.show.page.translator_adapter import TranslatorAdapter
 
@@ -43,6 +48,18 @@ MAX_STEP_WORDS = 64  # maximum words for which all steps of a head are shown
 TRANSLATION_ID, LEAK_ID = "translation", "leak"  # the ids of the recordings of the gallery that are not of the page's model
 
 
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What a model is asked to write: `model` None is the first one; with `chat` the text is a message in its chat template."""
+
+    text: str
+    tokens: int
+    temperature: float
+    seed: int | None = None
+    model: str | None = None
+    chat: bool = False
+
+
 class Session:
     """Recordings by id, the opened heads, and a model; several threads may use it at once."""
 
@@ -52,26 +69,45 @@ class Session:
         adapter: ModelAdapter | TranslatorAdapter | None = None,
         version: str = "",
         scores: Sequence[UserScore] = (),
+        others: Sequence[ModelAdapter | TranslatorAdapter] = (),
     ) -> None:
-        self.adapter, self.version, self.scores = adapter, version, scores
+        self.version, self.scores = version, scores
+        self.loading: Callable[[], dict[str, Any]] | None = None  # describes what is loaded before the page can be shown
+        self.add_models([one for one in (adapter, *others) if one is not None])
         self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
         self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
         self._attributions = attributions.AttributionCache()
         self._findings: dict[tuple[str, str | None], Finding | None] = {}  # by recording and the kind that is wanted
-        self._projection_reason: list[str | None] = []  # one item once it is known
+        self._probes: dict[str, Heads] = {}  # by model
+        self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
         self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
-        self._model_id = functools.cache(lambda: b"" if adapter is None else identify_model(adapter))
+        self._model_id = functools.cache(lambda name: identify_model(self.adapters[name]))
         self._listed: list[str] = []  # for all visitors
         self._pinned = {TRANSLATION_ID, LEAK_ID}  # these are never removed
         if recording is not None:
             self._pinned.add(self.add_recording(recording).id)
 
+    def add_models(self, adapters: Sequence[ModelAdapter | TranslatorAdapter]) -> None:
+        """Set the models that the page runs, the default first. Raises ConfigError where two have one name."""
+        names = [one.name for one in adapters]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two models of the page are called {twice}: their names must differ.")
+        self.adapters = dict(zip(names, adapters, strict=True))
+        self.adapter = adapters[0] if adapters else None
+
     def get_start_state(self) -> dict[str, Any]:
-        """Return the initial state of the page."""
+        """Return the initial state of the page, or what is loaded before there is one."""
+        if self.loading is not None:
+            return {"loading": self.loading()}
         return {
             "version": self.version,
             "model": None if self.adapter is None else self.adapter.name,
-            "writes": can_generate(self.adapter),
+            "models": [
+                {"name": name, "writes": can_generate(one), "chats": has_chat_template(one)}
+                for name, one in self.adapters.items()
+            ],
+            "writes": any(map(can_generate, self.adapters.values())),
             "translates": isinstance(self.adapter, TranslatorAdapter),
             "translation": {"id": TRANSLATION_ID, "sentence": translator_adapter.SENTENCE}
             if translator_adapter.has_example()
@@ -121,16 +157,17 @@ class Session:
         """Remove a recording and all that was computed from it."""
         del self._entries[name]
         self._attributions.remove_recording(name)
-        for key in [key for key in self._opened if key[0] == name]:
+        for key in [key for key in self._opened if key[0].removesuffix(WITHOUT_FIRST) == name]:
             del self._opened[key]
         for wanted in [wanted for owner, wanted in self._findings if owner == name]:
             del self._findings[name, wanted]
 
     def get_entry(self, name: str) -> RecordingEntry:
-        """Return a recording by its id. Raises MissingError where it does not exist."""
+        """Return a recording by its id, with ":rest" after it without its first key. Raises MissingError if it is not here."""
+        known, hides_first = name.removesuffix(WITHOUT_FIRST), name.endswith(WITHOUT_FIRST)
         with self._lock:
-            if name in self._entries:
-                return self._entries[name]
+            if known in self._entries:
+                return self._entries[known].without_first if hides_first else self._entries[known]
         raise MissingError(
             f"there is no recording {name[:20]!r}; the oldest recordings of typed texts are removed to make room for new ones."
         )
@@ -154,35 +191,39 @@ class Session:
         with self._lock:
             return list(self._opened.values())
 
-    def run_text(self, text: str, alive: Alive, is_listed: bool = True) -> dict[str, Any]:
-        """Run the model on a text, and return the summary of the recording; a text that was read is not read again."""
-        adapter = self.require_model(text)
+    def run_text(self, text: str, alive: Alive, is_listed: bool = True, model: str | None = None) -> dict[str, Any]:
+        """Run a model on a text, and return the summary of the recording; a text that was read is not read again."""
+        adapter = self.require_model(text, model)
         own = None if isinstance(adapter, TranslatorAdapter) else text
-        name = make_id(adapter.name, text, [self._model_id(), encode_text(text)])
+        name = make_id(adapter.name, text, [self._model_id(adapter.name), encode_text(text)])
         with hold_model_lock(self._model_lock, alive):
             entry = self._entries.get(name)
             if entry is None:
                 read = record_text(adapter, text, MAX_READ_TOKENS)
-                entry = RecordingEntry(name, read.recording, read.next_words, read.notes, own, self.scores, read.ids)
+                other = None if adapter is self.adapter else adapter.name
+                entry = RecordingEntry(
+                    name, read.recording, read.next_words, read.notes, own, self.scores, read.ids, other_model=other
+                )
             return summarize_entry(self.add_entry(entry, is_listed))
 
     def examine_recording(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
         """Examine the model on the first words of the text of a recording. Raises MissingError where that is not possible."""
-        text = self.get_entry(name).text
-        if text is None or self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
+        entry = self.get_entry(name)
+        text, adapter = entry.text, self.find_adapter(entry)
+        if text is None or adapter is None or isinstance(adapter, TranslatorAdapter):
             raise MissingError(
                 "who may see whom can be examined only for a text that the model read here: type a text and try again."
             )
         with hold_model_lock(self._model_lock, alive):
-            return examine_model(self.adapter, text, sees)
+            return examine_model(adapter, text, sees)
 
     def explain_settings(self, entry: RecordingEntry, alive: Alive) -> dict[str, str | None]:
         """Return for each setting why the page cannot show it for a recording, None where it can."""
         adapter, ids = self.require_attributable(entry, Place())
-        if not self._projection_reason:
+        if adapter.name not in self._projection_reasons:
             with hold_model_lock(self._model_lock, alive):
-                self._projection_reason.append(attributions.explain_missing_projection(adapter, ids))
-        return dict.fromkeys(attributions.SETTINGS) | {"carried": self._projection_reason[0]}
+                self._projection_reasons[adapter.name] = attributions.explain_missing_projection(adapter, ids)
+        return dict.fromkeys(attributions.SETTINGS) | {"carried": self._projection_reasons[adapter.name]}
 
     def get_target(self, entry: RecordingEntry, at: int | None, token: int | None, alive: Alive) -> attributions.Target:
         """Return the logit of a token after a position with its gradients; by default of the likeliest, after the last one.
@@ -224,6 +265,29 @@ class Session:
             return word_influence.encode_row(word_influence.average_last_rows(entry, at, norms))
         return word_influence.sum_influence(self.get_target(entry, at, token, alive).attribution, setting)
 
+    def predict_without_heads(self, entry: RecordingEntry, off: Sequence[Place], alive: Alive) -> dict[str, Any]:
+        """Return the next words after the text of a recording with all heads, and with some of them off."""
+        adapter, ids = self.require_attributable(entry, Place())
+        heads: dict[str, list[int]] = {}
+        for place in off:
+            number = entry.get_head_number(place)
+            heads.setdefault(entry.get_layers(place).names[place.layer], []).append(number)
+        with hold_model_lock(self._model_lock, alive):
+            return {"words": predict_without_heads(adapter, ids, heads)}
+
+    def stream_probe(self, entry: RecordingEntry, alive: Alive) -> Iterator[dict[str, Any]]:
+        """Generate a line for each head of the model that read a text, by regard.probe_heads, then the detectors and notes.
+
+        The model reads repeated random tokens once; the result is stored.
+        """
+        adapter, _ = self.require_attributable(entry, Place())
+        with hold_model_lock(self._model_lock, alive):
+            table = self._probes.get(adapter.name) or probe_heads(adapter.model)
+        self._probes[adapter.name] = table
+        for n, row in enumerate(table):
+            yield {"done": n + 1, "of": len(table), "row": convert_row(row)}
+        yield {"detectors": list(table.detectors), "notes": list(table.notes)}
+
     def get_norms(self, entry: RecordingEntry, alive: Alive) -> list[Tensor]:
         """Return how long the values of each layer are after the output projection, (1, h, k, 1), computed once."""
         adapter, ids = self.require_attributable(entry, Place())
@@ -240,9 +304,14 @@ class Session:
     def require_attributable(self, entry: RecordingEntry, place: Place) -> tuple[ModelAdapter, Tensor]:
         """Return the model that read a recording and the tokens (1, t). Raises ConfigError where no gradient can be taken."""
         ids = attributions.require_ids(entry, place)
-        if self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
+        adapter = self.find_adapter(entry)
+        if adapter is None or isinstance(adapter, TranslatorAdapter):
             raise ConfigError("this page has no language model to run: start it with regard serve --model NAME.")
-        return self.adapter, ids
+        return adapter, ids
+
+    def find_adapter(self, entry: RecordingEntry) -> ModelAdapter | TranslatorAdapter | None:
+        """Return the model that read the text of a recording."""
+        return self.adapter if entry.other_model is None else self.adapters[entry.other_model]
 
     def get_translation(self, alive: Alive) -> dict[str, Any]:
         """Return the summary of the example's recording, made on the first request."""
@@ -317,27 +386,31 @@ class Session:
             entry = self._entries.get(LEAK_ID) or RecordingEntry(LEAK_ID, gallery.record_leak(), scores=self.scores)
             return summarize_entry(self.add_entry(entry))
 
-    def generate_text(
-        self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive
-    ) -> Iterator[dict[str, Any]]:
-        """Generate text with the model, token by token, and yield the summary of its recording last."""
-        adapter = self.require_model(text)
+    def generate_text(self, asked: GenerationRequest, alive: Alive) -> Iterator[dict[str, Any]]:
+        """Generate text with a model, token by token, and yield the summary of its recording last."""
+        adapter, tokens = self.require_model(asked.text, asked.model), asked.tokens
         if not 1 <= tokens <= MAX_NEW_TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
         lines: list[dict[str, Any]] = []
         with hold_model_lock(self._model_lock, alive):
-            for one in generate_tokens(adapter, text, tokens, temperature, seed):
+            for one in generate_tokens(adapter, asked.text, tokens, asked.temperature, asked.seed, asked.chat):
                 if isinstance(one, RecordedText):
-                    story = {"text": text, "tokens": tokens, "temperature": temperature, "seed": seed, "lines": lines}
-                    yield {"recording": summarize_entry(self.add_entry(self.make_story_entry(one, story)))}
+                    other = None if adapter is self.adapter else adapter.name
+                    yield {"recording": summarize_entry(self.add_entry(self.make_story_entry(one, asked, lines, other)))}
                 else:
                     lines.append(one)
                     yield one
 
-    def make_story_entry(self, read: RecordedText, story: dict[str, Any]) -> RecordingEntry:
-        """Make the entry of a text that the model wrote; its id states what was written, and how."""
-        name = make_id(read.recording.model, story["text"], [self._model_id(), encode_json(story)])
-        return RecordingEntry(name, read.recording, None, read.notes, story["text"] or None, self.scores, read.ids, story)
+    def make_story_entry(
+        self, read: RecordedText, asked: GenerationRequest, lines: list[dict[str, Any]], other: str | None
+    ) -> RecordingEntry:
+        """Make the entry of a text that a model wrote; its id states what was written, and how."""
+        names = ("text", "tokens", "temperature", "seed", *(["chat"] if asked.chat else []))
+        story = {name: getattr(asked, name) for name in names} | {"lines": lines}
+        name = make_id(read.recording.model, asked.text, [self._model_id(read.recording.model), encode_json(story)])
+        return RecordingEntry(
+            name, read.recording, None, read.notes, asked.text or None, self.scores, read.ids, story, other_model=other
+        )
 
     def get_story(self, name: str) -> dict[str, Any]:
         """Return the prompt of a text that the model wrote here, how it was sampled, and its lines."""
@@ -346,15 +419,20 @@ class Session:
             raise MissingError("this text was not written here: generate one and try again.")
         return story
 
-    def require_model(self, text: str) -> ModelAdapter | TranslatorAdapter:
-        """Return the model. Raises ConfigError where there is none or the text is too long."""
-        if self.adapter is None:
+    def require_model(self, text: str, name: str | None = None) -> ModelAdapter | TranslatorAdapter:
+        """Return a model by its name, the first by default. Raises ConfigError where it is not here or the text is too long."""
+        adapter = self.adapter if name is None else self.adapters.get(name)
+        if name is not None and adapter is None:
+            raise MissingError(f"this page has no model {name[:20]!r}; it has {', '.join(self.adapters) or 'none'}.")
+        if adapter is None and self.loading is not None:
+            raise ConfigError("the model of this page is still loaded: try again in a moment.")
+        if adapter is None:
             raise ConfigError("this page has no model to run: start it with regard serve --model NAME.")
         if len(text) > MAX_CHARACTERS:
             raise ConfigError(
                 f"the text has {len(text):,} characters, but the page reads at most {MAX_CHARACTERS:,}: shorten it."
             )
-        return self.adapter
+        return adapter
 
 
 def get_limits() -> dict[str, int]:

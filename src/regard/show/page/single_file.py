@@ -4,8 +4,6 @@ import base64
 import gzip
 import hashlib
 import html
-import json
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,17 +14,21 @@ from torch import Tensor
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError
+from regard.html_repr import HtmlFragment
 from regard.map.pyramid import TILE
 from regard.mechanism.arguments import check_path
 from regard.observe import Recording
 from regard.observe.head_scores import HeadOptions, UserScore
 from regard.observe.map_view import MapView
+from regard.policy_audit import Audit
 from regard.show.image_input import load_images
+from regard.show.page.audit_page import render_audit
 from regard.show.page.finding import find_finding
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.image_places import encode_image, iterate_rollout_codes
 from regard.show.page.json_encoding import encode_json
+from regard.show.page.module_bundle import bundle_modules
 from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
 from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
@@ -36,14 +38,13 @@ from regard.show.patch_weights import require_patches
 STATIC = Path(__file__).parent / "static"
 MAX_PICTURES_BYTES = 32 * 2**20  # of codes, before compression
 MAX_SCORES_BYTES = 4 * 2**20
-IMPORT = re.compile(r'(\bfrom\s+|\bimport\s+)"(\.{1,2}/[^"]+)"')
 SHEET = re.compile(r'<link rel="stylesheet" href="static/([^"]+)">')
 MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
 NamedAnswer = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
 
 
-def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] = (), image: Any = None) -> None:
-    """Write the page of a recording to one .html file, which needs neither server nor network.
+def page(recording: Recording | Audit, path: str | Path, *, scores: Sequence[UserScore] = (), image: Any = None) -> None:
+    """Write the page of a recording, or of an audit, to one .html file, which needs neither server nor network.
 
     The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
     else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
@@ -54,14 +55,15 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
     the folder of the file does not exist.
     """
     place = Path(check_path("path", path))
-    if not isinstance(recording, Recording):
-        raise ConfigError(f"recording must be a Recording, got {type(recording).__name__}: make one with regard.record(model).")
+    if not isinstance(recording, Audit):
+        check_recording(recording)
     if place.is_dir() or not place.parent.is_dir():
         raise ConfigError(
             f"path must be a file in an existing folder, got {place}: create the folder first, or choose another file."
         )
-    if not any(run.calls for run in recording.runs):
-        raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
+    if isinstance(recording, Audit):
+        write_text(render_audit(recording), place)
+        return
     HeadOptions(scores=scores).check()
     images = [encode_image(pixels) for pixels in load_images(image)]
     if images:
@@ -69,8 +71,39 @@ def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] 
     write_file(RecordingEntry(identify_recording(recording), recording, scores=scores, images=images), place)
 
 
+def check_recording(recording: Recording) -> None:
+    """Raise ConfigError for what is no recording, or an empty one."""
+    if not isinstance(recording, Recording):
+        raise ConfigError(f"recording must be a Recording, got {type(recording).__name__}: make one with regard.record(model).")
+    if not any(run.calls for run in recording.runs):
+        raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
+
+
 def write_file(entry: RecordingEntry, place: Path, wanted: str | None = None) -> None:
     """Write the page of an entry to a file; it opens on the finding of the kind `wanted` where there is one."""
+    write_text(render_page(entry, wanted), place)
+
+
+def write_text(text: str, place: Path) -> None:
+    """Write a file at once."""
+    with write_atomically(place) as (partial,):
+        partial.write_text(text, encoding="utf-8")
+
+
+def frame_page(recording: Recording, height: int) -> HtmlFragment:
+    """Return the page of a recording in a frame, `height` pixels high, that cannot reach the page around it or the network."""
+    check_recording(recording)
+    document = render_page(RecordingEntry(identify_recording(recording), recording), framed=True)
+    frame = (
+        f'<iframe srcdoc="{html.escape(document)}" sandbox="allow-scripts allow-downloads" '
+        f'title="The attention of {html.escape(recording.model)}" '
+        f'style="width: 100%; height: {height}px; border: 1px solid #8884"></iframe>'
+    )
+    return HtmlFragment(f"the page of {recording!r}, {len(document):,} bytes, which a notebook shows", frame)
+
+
+def render_page(entry: RecordingEntry, wanted: str | None = None, framed: bool = False) -> str:
+    """Return the page of an entry as HTML, see `write_file`; `framed` for the srcdoc of a frame."""
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(
@@ -78,8 +111,7 @@ def write_file(entry: RecordingEntry, place: Path, wanted: str | None = None) ->
             "regard serve shows every weight."
         )
     parts = [render_script(name, data) for name, data in iterate_answers(entry, finest, wanted)]
-    with write_atomically(place) as (partial,):
-        partial.write_text(render_document(entry, parts), encoding="utf-8")
+    return render_document(entry, parts, framed)
 
 
 def find_finest_level(entry: RecordingEntry) -> int:
@@ -174,17 +206,20 @@ def render_script(name: str, data: bytes) -> str:
     return f'<script type="application/json" data-name="{html.escape(name)}">"{packed}"</script>'
 
 
-def render_document(entry: RecordingEntry, parts: list[str]) -> str:
-    """Return index.html with its style sheets, its modules and the answers in it."""
+def render_document(entry: RecordingEntry, parts: list[str], framed: bool) -> str:
+    """Return index.html with its style sheets, its modules and the answers in it.
+
+    A link in a frame is relative to the page around it unless the document states its own base.
+    """
     found = (STATIC / "index.html").read_text(encoding="utf-8")
     names = SHEET.findall(found)
     sheet = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names if (STATIC / name).is_file())
     (main,) = MAIN.findall(found)
-    table = json.dumps({"imports": encode_modules()})
-    boot = f'import "regard/{main}";'
+    code = bundle_modules(STATIC, main)
     start = {
         "version": "",
         "model": None,
+        "models": [],
         "writes": False,
         "translates": False,
         "translation": None,
@@ -197,34 +232,20 @@ def render_document(entry: RecordingEntry, parts: list[str]) -> str:
         "file": True,
     }
     scripts = [
-        f'<script type="importmap">{table}</script>',
         '<script type="application/json" '
         f'id="regard-start">{encode_json(start).decode().replace("<", chr(92) + "u003c")}</script>',
         *parts,
-        f'<script type="module">{boot}</script>',
+        f'<script type="module">{code}</script>',
     ]
+    origin = "about:" if framed else "'none'"
     policy = (
-        f"default-src 'none'; script-src data: '{compute_digest(table)}' '{compute_digest(boot)}'; style-src "
-        f"'{compute_digest(sheet)}'; "
-        "img-src blob: data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{compute_digest(code)}'; style-src '{compute_digest(sheet)}'; img-src data:; "
+        f"base-uri {origin}; form-action 'none'"
     )
+    base = '<base href="about:srcdoc">\n' if framed else ""
     found = MAIN.sub("", SHEET.sub("", found))
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{sheet}</style>\n'
+    head = f'{base}<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{sheet}</style>\n'
     return found.replace("<title>", f"{head}<title>", 1).replace("</body>", "\n".join([*scripts, "</body>"]), 1)
-
-
-def encode_modules() -> dict[str, str]:
-    """Return every module by its bare name as a data: URL, with its imports by bare names too."""
-    found = {}
-    for path in sorted(STATIC.rglob("*.js")):
-        name = path.relative_to(STATIC).as_posix()
-        folder = posixpath.dirname(name)
-        code = IMPORT.sub(
-            lambda m, folder=folder: f'{m[1]}"regard/{posixpath.normpath(posixpath.join(folder, m[2]))}"',  # type: ignore[misc]
-            path.read_text(encoding="utf-8"),
-        )
-        found[f"regard/{name}"] = "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
-    return found
 
 
 def compute_digest(text: str) -> str:

@@ -168,7 +168,7 @@ def convert_step(one: ExampleStep) -> dict[str, Any]:
 
 def convert_panel(one: Panel) -> dict[str, Any]:
     """Convert a table to JSON; a number that JSON cannot hold is a string, as in regard walk --json."""
-    values = [[number if math.isfinite(number) else str(number) for number in row] for row in one.values.tolist()]
+    values = [[number if math.isfinite(number) else str(number) for number in row] for row in one.numbers]
     return {"title": one.title, "rows": list(one.rows), "columns": list(one.columns), "axes": one.axes, "values": values}
 
 

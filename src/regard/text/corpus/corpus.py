@@ -2,16 +2,52 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.errors import ConfigError, DataError
-from regard.text.corpus import index as indices
 from regard.text.corpus.columns import Column, Numbers
-from regard.text.corpus.index import CorpusIndex, Tokenizer
+from regard.text.prepared_folder import ORIGIN, FolderIndex, Tokenizer, check_tokenizer_files, load_tokenizer, make_damage_error
 
 Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CorpusIndex(FolderIndex):
+    """The description of a corpus, corpus.json."""
+
+    NAME, FORMAT, DATA = "corpus.json", "regard corpus", "a corpus"
+    MISSING = "is not a corpus: it has no corpus.json. regard.text.corpus.prepare creates one from texts."
+
+    tokens: int
+    documents: int
+    vocabulary: int
+    shards: tuple[Column, ...]  # the tokens, the same number in each but the last
+    starts: Column  # the position of each document's first token
+    text: dict[str, int]  # the files of the encoding, and the checksum of each
+
+    @property
+    def names(self) -> set[str]:
+        return {self.NAME, ORIGIN, self.starts.name, *(shard.name for shard in self.shards), *self.text}
+
+    @classmethod
+    def parse(cls, header: dict[str, Any]) -> Self:
+        shards, starts = tuple(Column(**shard) for shard in header["shards"]), Column(**header["starts"])
+        counts = [shard.count for shard in shards]
+        if (
+            not counts
+            or sum(counts) != header["tokens"]
+            or any(one != counts[0] for one in counts[:-1])
+            or not 0 < counts[-1] <= counts[0]
+        ):
+            raise ValueError(f"{header['tokens']!r} tokens are not those of its shards")
+        if starts.count != header["documents"] or not starts.count or starts.dtype != "<i8":
+            raise ValueError(f"{header['documents']!r} documents are not those of {starts.name}")
+        return cls(
+            header["tokens"], header["documents"], header["vocabulary"], shards, starts, check_tokenizer_files(header["text"])
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +68,12 @@ class Corpus:
     def load(cls, folder: str | Path) -> "Corpus":
         """Load the corpus in a folder. Raises DataError if a file is missing, cut short, altered, or of a newer version."""
         folder = Path(folder)
-        index = indices.read_index(folder)
+        index = CorpusIndex.read(folder)
         for column in (*index.shards, index.starts):
             column.check_size(folder)
-        text = indices.load_tokenizer(folder, index.text)
+        text = load_tokenizer(folder, index.text)
         if text.vocabulary != index.vocabulary:
-            raise indices.make_damage_error(
-                folder / indices.NAME, f"it states {index.vocabulary} tokens, but {text!r} has others"
-            )
+            raise make_damage_error(folder / index.NAME, f"it states {index.vocabulary} tokens, but {text!r} has others")
         return cls(folder, text, index, 0, index.tokens)
 
     @property

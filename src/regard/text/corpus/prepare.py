@@ -14,12 +14,10 @@ import numpy as np
 
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair import END
-from regard.text.corpus import index as indices
 from regard.text.corpus.columns import Column, ColumnWriter, Numbers
-from regard.text.corpus.corpus import Corpus
-from regard.text.corpus.index import CorpusIndex, Tokenizer
+from regard.text.corpus.corpus import Corpus, CorpusIndex
 from regard.text.corpus.sources import BLOCK, DocumentPart, Source, count_bytes, iterate_parts
-from regard.text.prepared_folder import replace_folder
+from regard.text.prepared_folder import Tokenizer, compute_tokenizer_checksums, replace_folder
 
 CHUNKS_BEFORE_WORKERS = 64  # chunks that one process encodes in the time that it takes to start others
 STARTS_NAME = "documents.npy"
@@ -50,7 +48,7 @@ def prepare(
     if shard < 1 or (workers is not None and workers < 1):
         raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
     folder = Path(folder)
-    with replace_folder(folder, list_former_files) as partial:
+    with replace_folder(folder, CorpusIndex.list_files) as partial:
         text.save(partial)
         chunks = encode_chunks(group_parts(iterate_parts(source, field, text.find_cut)), text, workers)
         index = write_shards(partial, chunks, text, shard, progress, count_bytes(source))
@@ -75,9 +73,9 @@ def group_parts(pieces: Iterable[DocumentPart]) -> Iterator[Chunk]:
 def encode_chunks(chunks: Iterator[Chunk], text: Tokenizer, workers: int | None) -> Iterator[tuple[Chunk, Encoded]]:
     """Yield each chunk in order with its tokens; encoded by several processes if requested, or if there are many chunks."""
     if workers is None:
-        few = list(islice(chunks, CHUNKS_BEFORE_WORKERS))
-        more = list(islice(chunks, 1))
-        chunks, workers = chain(few, more, chunks), count_cores() if more else 1
+        first_chunks = list(islice(chunks, CHUNKS_BEFORE_WORKERS))
+        next_chunk = list(islice(chunks, 1))
+        chunks, workers = chain(first_chunks, next_chunk, chunks), count_cores() if next_chunk else 1
     if workers == 1:
         for chunk in chunks:
             yield chunk, encode_chunk(chunk, text)
@@ -145,7 +143,7 @@ def write_shards(
     text: Tokenizer,
     shard: int,
     progress: Progress | None,
-    whole: int | None,
+    total_bytes: int | None,
 ) -> CorpusIndex:
     """Write the tokens into shards as they come, and the positions where documents start; return the index."""
     shards: list[Column] = []
@@ -153,12 +151,12 @@ def write_shards(
         ColumnWriter(folder / STARTS_NAME, "<i8"),
         ColumnWriter(folder / make_shard_name(0), choose_dtype(text)),
     )
-    tokens, done, fresh = 0, 0, True  # fresh: whether the next part begins a document
+    tokens, done, begins = 0, 0, True  # begins: whether the next part begins a document
     try:
         for chunk, (ids, sizes) in chunks:
             before = np.cumsum([tokens, *sizes])[:-1]
-            starts.append(before[np.array([fresh, *(part.ends for part in chunk[:-1])])])
-            fresh = chunk[-1].ends
+            starts.append(before[np.array([begins, *(part.ends for part in chunk[:-1])])])
+            begins = chunk[-1].ends
             while len(ids):
                 if open_shard.count == shard:
                     shards.append(open_shard.close())
@@ -168,13 +166,11 @@ def write_shards(
                 tokens, ids = tokens + len(part), ids[len(part) :]
             done += sum(part.size for part in chunk)
             if progress is not None:
-                progress(done, whole)
+                progress(done, total_bytes)
         if not tokens:
             raise DataError("the source has no text: every document of it is empty, or white space.")
         columns = (*shards, open_shard.close())
-        return CorpusIndex(
-            tokens, starts.count, text.vocabulary, columns, starts.close(), indices.compute_tokenizer_checksums(folder)
-        )
+        return CorpusIndex(tokens, starts.count, text.vocabulary, columns, starts.close(), compute_tokenizer_checksums(folder))
     finally:
         starts.abandon()
         open_shard.abandon()
@@ -183,8 +179,3 @@ def write_shards(
 def make_shard_name(number: int) -> str:
     """Return the name of a shard's file."""
     return f"tokens-{number:05d}.npy"
-
-
-def list_former_files(folder: Path) -> set[str]:
-    """Return the files of the corpus in a folder; none if it has none."""
-    return indices.read_index(folder).names if (folder / indices.NAME).exists() else set()

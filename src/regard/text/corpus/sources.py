@@ -86,11 +86,8 @@ def list_files(path: Path) -> list[Path]:
 
 def read_text_parts(path: Path, cut: Cut) -> Iterator[DocumentPart]:
     """Yield the documents of a text file, with one block of it in memory at a time."""
-    pending, size, has_begun = (
-        "",
-        0,
-        False,
-    )  # text read but not yielded, its bytes, whether the beginning of its document has been yielded
+    # text read but not yielded, its bytes, whether the beginning of its document has been yielded
+    pending, size, has_begun = "", 0, False
     for block, read, last in read_blocks(path):
         pending, size, at = pending + block, size + read, 0
         for border in SEPARATOR_LINE.finditer(pending):

@@ -6,32 +6,30 @@ folder/   pairs.json, the index, with a checksum of every file     vocab.bpe, en
           train.words.npy: the number of words of the longer side of each pair
 """
 
-import json
-import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import DataError
 from regard.text.byte_pair import BytePair
 from regard.text.corpus.columns import Column, Numbers
-from regard.text.corpus.index import check_tokenizer_files, load_tokenizer, make_damage_error, read_checked_index
-from regard.text.origin import NAME as ORIGIN
 from regard.text.pairs.sources import PARTS
+from regard.text.prepared_folder import ORIGIN, FolderIndex, check_tokenizer_files, load_tokenizer, make_damage_error
 
-NAME, FORMAT, VERSION = "pairs.json", "regard pairs", 1
 COLUMNS = {"source": "", "source-starts": "<i8", "target": "", "target-starts": "<i8", "words": "<i4"}  # tokens: smallest dtype
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PairsIndex:
-    """The description of a folder of pairs."""
+class PairsIndex(FolderIndex):
+    """The description of a folder of pairs, pairs.json."""
+
+    NAME, FORMAT, DATA = "pairs.json", "regard pairs", "sentence pairs"
+    MISSING = "holds no sentence pairs: it has no pairs.json. regard.text.pairs.prepare creates it from files."
 
     vocabulary: int
     rule: str  # that pairs were split by
@@ -40,18 +38,12 @@ class PairsIndex:
 
     @property
     def names(self) -> set[str]:
-        """All files that the folder may have."""
-        return {NAME, ORIGIN, *self.text, *(column.name for part in self.parts.values() for column in part.values())}
+        return {self.NAME, ORIGIN, *self.text, *(column.name for part in self.parts.values() for column in part.values())}
 
-    @property
-    def checksum(self) -> int:
-        """A number computed from the whole index: two folders with the same checksum hold the same pairs."""
-        return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
-
-    def write(self, folder: Path) -> None:
-        """Write pairs.json."""
-        header = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
-        (folder / NAME).write_text(json.dumps(header, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    @classmethod
+    def parse(cls, header: dict[str, Any]) -> Self:
+        parts = {name: {one: Column(**header["parts"][name][one]) for one in COLUMNS} for name in PARTS}
+        return cls(header["vocabulary"], header["rule"], parts, check_tokenizer_files(header["text"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +102,10 @@ class Pairs:
     def load(cls, folder: str | Path) -> "Pairs":
         """Load the pairs in a folder. Raises DataError if a file is missing, cut short, altered, or of a newer version."""
         folder = Path(folder)
-        index = read_index(folder)
+        index = PairsIndex.read(folder)
         text = load_tokenizer(folder, index.text)
         if not isinstance(text, BytePair):
-            raise make_damage_error(folder / NAME, "its encoding is not a byte-pair encoding")
+            raise make_damage_error(folder / PairsIndex.NAME, "its encoding is not a byte-pair encoding")
         return cls(folder, text, index, **{name: load_part(folder, text, index, name) for name in PARTS})
 
     @property
@@ -133,21 +125,7 @@ def load_part(folder: Path, text: BytePair, index: PairsIndex, name: str) -> Par
     for side in ("source", "target"):
         starts = columns[f"{side}-starts"]
         if len(starts) != count + 1 or (np.diff(starts) < 1).any() or starts[0] or starts[-1] != len(columns[side]):
-            raise make_damage_error(folder / NAME, f"the {side} sentences of {name} do not follow one another")
+            raise make_damage_error(folder / PairsIndex.NAME, f"the {side} sentences of {name} do not follow one another")
         if columns[side].max(initial=0) >= text.vocabulary:
-            raise make_damage_error(folder / NAME, f"a {side} token of {name} is not below {text.vocabulary:,}")
+            raise make_damage_error(folder / PairsIndex.NAME, f"a {side} token of {name} is not below {text.vocabulary:,}")
     return Part(name, text, columns, np.arange(count))
-
-
-def read_index(folder: Path) -> PairsIndex:
-    """Read the index of a folder; raise DataError if there is none of a supported version."""
-    path = folder / NAME
-    if not path.is_file():
-        raise DataError(f"{folder} holds no sentence pairs: it has no {NAME}. regard.text.pairs.prepare creates it from files.")
-    return read_checked_index(path, FORMAT, "sentence pairs", VERSION, parse_index)
-
-
-def parse_index(header: dict[str, Any]) -> PairsIndex:
-    """Parse an index; raise KeyError, TypeError or AttributeError if it is invalid."""
-    parts = {name: {one: Column(**header["parts"][name][one]) for one in COLUMNS} for name in PARTS}
-    return PairsIndex(header["vocabulary"], header["rule"], parts, check_tokenizer_files(header["text"]))

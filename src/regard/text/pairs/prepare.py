@@ -1,5 +1,14 @@
-"""Prepare sentence pairs: split them into parts, learn a vocabulary from the training part, and write tokens to disk."""
+"""Prepare sentence pairs: split them into parts, learn a vocabulary from the training part, and write tokens to disk.
 
+A pair that no file assigns to a part goes to the part of the same source sentence, ignoring case and punctuation, if a file
+assigns that. Otherwise the sentence is hashed to a number from 0 to 1: below `test` it goes to the test part, in the next
+`valid` to the valid part, else to the training part. So all translations of a sentence, however it is written, are in one part,
+whatever else the file contains.
+"""
+
+import hashlib
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,16 +17,14 @@ import numpy as np
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair import BytePair
 from regard.text.corpus.columns import Column, ColumnWriter
-from regard.text.corpus.index import compute_tokenizer_checksums
 from regard.text.corpus.prepare import choose_dtype
-from regard.text.pairs import pairs
 from regard.text.pairs.pairs import COLUMNS, Pairs, PairsIndex
 from regard.text.pairs.sources import PARTS, SentencePair, read_pairs
-from regard.text.pairs.split import split_pairs
-from regard.text.prepared_folder import replace_folder
+from regard.text.prepared_folder import compute_tokenizer_checksums, replace_folder
 
 LANGUAGES = ("en", "fr")
 BLOCK = 4096  # pairs encoded and written at a time
+WORDS = re.compile(r"\w+")
 
 
 def prepare(
@@ -29,7 +36,7 @@ def prepare(
     valid: float = 0.01,
     test: float = 0.01,
 ) -> Pairs:
-    """Write the sentence pairs of one or several sources, in the three parts described in regard.text.pairs.split.
+    """Write the sentence pairs of one or several sources, in three parts: see the module.
 
     regard.text.pairs.sources describes the sources. vocabulary is the number of pieces to learn, from both sides of the
     training part, or an existing encoding. languages are the suffixes of aligned files. valid and test are the shares of the
@@ -45,7 +52,7 @@ def prepare(
         raise DataError(f"there is no sentence pair to train on in {', '.join(map(str, sources))}.")
     sides = (side for one in parts["train"] for side in (one.source, one.target))
     text = vocabulary if isinstance(vocabulary, BytePair) else BytePair.train(sides, vocabulary)
-    with replace_folder(Path(folder), list_former_files) as partial:
+    with replace_folder(Path(folder), PairsIndex.list_files) as partial:
         text.save(partial)
         columns = {name: write_part(partial, name, some, text) for name, some in parts.items()}
         rule = f"as the files say, else by the sentence's hash: test below {test:g}, valid below {test + valid:g}"
@@ -68,7 +75,8 @@ def write_part(folder: Path, name: str, pairs: Sequence[SentencePair], text: Byt
         ends = {"source": 0, "target": 0}
         for side in ends:
             growing[f"{side}-starts"].append(np.zeros(1, np.int64))
-        for some in split_into_blocks(pairs):
+        for start in range(0, len(pairs), BLOCK):
+            some = pairs[start : start + BLOCK]
             for side in ends:
                 ids = [text.encode(getattr(one, side)) for one in some]
                 sums = ends[side] + np.cumsum([len(one) for one in ids])
@@ -82,12 +90,29 @@ def write_part(folder: Path, name: str, pairs: Sequence[SentencePair], text: Byt
             column.abandon()
 
 
-def split_into_blocks(pairs: Sequence[SentencePair]) -> Iterator[Sequence[SentencePair]]:
-    """Yield blocks of pairs."""
-    for start in range(0, len(pairs), BLOCK):
-        yield pairs[start : start + BLOCK]
+def split_pairs(pairs: Sequence[SentencePair], valid: float, test: float) -> Iterator[tuple[str, SentencePair]]:
+    """Yield the part that each pair belongs to, with the pair."""
+    known = map_sentences_to_parts(pairs)
+    for one in pairs:
+        sentence = normalize_sentence(one.source)
+        yield one.part or known.get(sentence) or choose_part(sentence, valid, test), one
 
 
-def list_former_files(folder: Path) -> set[str]:
-    """Return the files of the pairs in a folder; none if it has none."""
-    return pairs.read_index(folder).names if (folder / pairs.NAME).exists() else set()
+def map_sentences_to_parts(pairs: Sequence[SentencePair]) -> dict[str, str]:
+    """Return the part of each sentence that a file assigns to one; if several files do, test wins over valid over train."""
+    found: dict[str, str] = {}
+    for part in PARTS:
+        found |= {normalize_sentence(one.source): part for one in pairs if one.part == part}
+    return found
+
+
+def choose_part(sentence: str, valid: float, test: float) -> str:
+    """Return the part of a sentence that no file assigns to one, by its hash."""
+    share = int.from_bytes(hashlib.blake2b(sentence.encode(), digest_size=8).digest(), "big") / 2**64
+    return "test" if share < test else "valid" if share < test + valid else "train"
+
+
+def normalize_sentence(sentence: str) -> str:
+    """Return the words of a sentence in compatibility form, without case and punctuation; the sentence if it has none."""
+    normalized = unicodedata.normalize("NFKC", sentence).casefold()
+    return " ".join(WORDS.findall(normalized)) or normalized

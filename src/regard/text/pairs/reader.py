@@ -1,6 +1,6 @@
 """PairReader: batch n of sentence pairs, independent of what was read before; every epoch has each pair once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.text.corpus.reader import NO_TARGET, check_reader
-from regard.text.corpus.shuffle import shuffle_places
+from regard.text.corpus.reader import NO_TARGET, check_reader, shuffle_places
 from regard.text.pairs.pairs import Part
 
 Places = NDArray[np.int64]
@@ -67,16 +66,19 @@ class PairReader:
         rows = self.shuffle_rows(np.arange(self.batch_bounds[number], self.batch_bounds[number + 1]), epoch)
         tokens = int(self.part.lengths[rows].sum()) + 2 * len(rows)
         mine = rows[self.rank :: self.world]
-        return self.pad_batch(mine, tokens) if len(mine) else remove_targets(self.pad_batch(rows[:1], tokens))
+        if len(mine):
+            return self.pad_batch(mine, tokens)
+        first = self.pad_batch(rows[:1], tokens)
+        return replace(first, targets=torch.full_like(first.targets, NO_TARGET))
 
     def shuffle_rows(self, places: Places, epoch: int) -> Places:
         """Return the pairs at places in the order by length, after pairs of equal length are shuffled."""
         found = np.empty_like(places)
         for length in np.unique(self.sorted_lengths[places]):
             start, stop = np.searchsorted(self.sorted_lengths, [length, length + 1])
-            here = self.sorted_lengths[places] == length
-            inside = places[here] - start
-            found[here] = start + shuffle_places(inside, int(stop - start), self.seed, np.full_like(inside, epoch))
+            is_length = self.sorted_lengths[places] == length
+            inside = places[is_length] - start
+            found[is_length] = start + shuffle_places(inside, int(stop - start), self.seed, np.full_like(inside, epoch))
         return self.order[found]
 
     @cached_property
@@ -119,8 +121,3 @@ class PairReader:
             targets[at, : len(target) + 1] = [*target, end]
         one, count, two, three = map(torch.from_numpy, (sources, np.ascontiguousarray(lengths[:, 0]), before, targets))
         return Batch(one, count, two, three, tokens)
-
-
-def remove_targets(batch: Batch) -> Batch:
-    """Return a batch without targets."""
-    return Batch(batch.sources, batch.lengths, batch.before, torch.full_like(batch.targets, NO_TARGET), batch.tokens)

@@ -13,12 +13,12 @@ import torch
 from regard.errors import ConfigError
 from regard.observe.head_kinds import THRESHOLDS, Head, Heads, heads
 from regard.observe.record import record
+from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.probe_heads import probe_heads
 from regard.text.byte_pair import END
 from regard.train.listeners.json_lines import JsonLinesFile
-from regard.train.loop import is_due, use_evaluation_mode
-from regard.train.step_report import Report
-from regard.train.training import Training
+from regard.train.loop import is_due
+from regard.train.training import Report, Training
 
 MOST = 128  # most tokens of a text
 
@@ -41,7 +41,7 @@ class HeadObserver:
     def observe_heads(self, training: Training, step: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each head on each text; the model's mode and torch's random state are left unchanged."""
         tokens = self.encode_observed_text(training)
-        with use_evaluation_mode(training.model), record(training.model) as recording:
+        with evaluate_mode(training.model), torch.no_grad(), record(training.model) as recording:
             training.model(tokens)
         for head in heads(recording, tokens=tokens.cpu(), classes={}):
             yield make_row(head, step, "text")

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from regard.train.step_report import Report
-from regard.train.training import Training
+from regard.train.training import Report, Training
 
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -24,11 +23,11 @@ class SignalListener:
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
         """Handle the signals within the context, and restore the former handlers after it."""
-        before = {one: signal.signal(one, self.handle_signal) for one in HANDLED_SIGNALS}
+        handlers = {one: signal.signal(one, self.handle_signal) for one in HANDLED_SIGNALS}
         try:
             yield
         finally:
-            for one, handler in before.items():
+            for one, handler in handlers.items():
                 signal.signal(one, handler)
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from regard.errors import ConfigError
 from regard.train.loop import is_due
-from regard.train.step_report import Report
-from regard.train.training import Training
+from regard.train.training import Report, Training
 
 CURVES = {"loss_nats": "loss/trained on", "held_out_nats": "loss/held out", "rate": "rate", "gradient_norm": "gradient norm"}
 FLUSH_STEPS = 100  # steps between two flushes

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from show.page.asking import named
-from show.page.browser.patience import watched
+from show.page.browser.patience import PATIENCE, watched
 
 SESSIONS = {}  # of the addresses that are served
 LOCAL = ("data", "blob", "file", "about")
@@ -43,7 +43,7 @@ def opened(browser) -> Iterator[Callable]:
             look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": height}}
             context = stack.enter_context(browser.new_context(**look, **settings))
             page, said, called = watched(context.new_page()), [], []
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(1000 * PATIENCE)
             page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
             page.on("pageerror", lambda error: said.append(str(error)))
             page.on("request", lambda request: called.append(request.url))

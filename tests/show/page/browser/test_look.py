@@ -73,7 +73,12 @@ def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opene
     named = page.evaluate("[...document.querySelectorAll('dialog dd')].map((one) => one.textContent)")
     assert named.count("zoom in") == 1
     assert page.evaluate("[...document.querySelectorAll('dialog dt')].map((one) => one.innerText)").count("+ =") == 1
-    assert page.locator("dialog h2").all_inner_texts() == ["Keys of this view", "Keys of every view", "Mouse and touch"]
+    assert page.locator("dialog h2").all_inner_texts() == [
+        "What is seen",
+        "Keys of this view",
+        "Keys of every view",
+        "Mouse and touch",
+    ]
 
 
 def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(opened, address):
@@ -106,7 +111,7 @@ def test_a_picture_that_is_kept_says_what_it_is(opened, address, view, tmp_path)
     assert any("cat" in text for text in told) or view == "heads"
     if view in VIEWS:
         assert told[-4:] == page.locator("#legend span").all_inner_texts()
-    assert page.evaluate("document.activeElement.textContent") == "Save picture"
+    assert page.evaluate("document.activeElement.textContent") == "Save"
 
 
 def test_nothing_moves_for_those_who_ask_for_stillness(opened, address):

@@ -66,7 +66,7 @@ def test_a_heavier_weight_is_drawn_darker(opened, address):
     expected = weights(Q, K, 0, 0)
     box = page.locator("canvas").bounding_box()
     points = {}
-    for x, y in itertools.product((0.3, 0.36, 0.42, 0.48, 0.54, 0.6), (0.5, 0.6, 0.7, 0.8)):
+    for x, y in itertools.product((0.316, 0.352, 0.387, 0.423, 0.459, 0.495), (0.533, 0.592, 0.65, 0.709)):
         x, y = round(x * box["width"]), round(y * box["height"])
         page.mouse.move(box["x"] + x, box["y"] + y)
         quiet(page)

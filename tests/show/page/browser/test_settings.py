@@ -1,6 +1,7 @@
 """The switch beside the pictures: weight, carried, pull and cut, drawn from the numbers of recording.attribute."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -32,14 +33,21 @@ def address(serving):
 
 
 @pytest.fixture(scope="module")
-def rows():
-    """What the last word's row of a head is, by setting, and the word whose logit it is about."""
+def attributed():
+    """The model, the text's ids and its recording, the likeliest next word, and what moved its logit."""
     model = GPT2.load("pocket", torch.float64)
     ids = torch.tensor([model.text.encode(TEXT)])
     with regard.record(model, keep="values") as recording:
         logits = model(ids)
     token = int(logits[0, -1].argmax())
     attribution = recording.attribute(logits[0, -1, token])
+    return model, ids, recording, token, attribution
+
+
+@pytest.fixture(scope="module")
+def rows(attributed):
+    """What the last word's row of a head is, by setting, and the word whose logit it is about."""
+    model, ids, recording, token, attribution = attributed
     carried = regard.contributions(model, ids, token).map(LAYER, kind="carried")
     found = {kind: attribution.map(LAYER, HEAD, kind=kind)[0, 0, LAST] for kind in ("pull", "cut")}
     found |= {"carried": carried[0, HEAD, LAST], "weight": recording.map(LAYER, HEAD)[0, 0, LAST]}
@@ -132,7 +140,7 @@ def test_type_shows_the_mean_of_the_selected_heads_in_every_setting(opened, addr
         assert [one.strip() for one in pressed] == (["mean"] if heads == "all" else ["1", "4"])
 
 
-@pytest.mark.parametrize("view", ["type", "text", "heads", "map"])
+@pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
 def test_a_setting_lives_through_reload_back_and_forward(opened, address, view):
     pressed = "document.querySelector('[data-control^=show][aria-pressed=true]')?.textContent"
     page = settled(opened(f"{address}#view={view}&layer={LAYER}&head={HEAD}&q={LAST}", quiet=False))  # canvases are read slowly
@@ -270,7 +278,7 @@ def test_another_word_and_another_place_are_in_the_link(opened, address):
 
 
 def test_a_recording_shows_weights_alone_and_says_why(opened, address):
-    for view in ("type", "text", "heads", "map"):
+    for view in ("type", "text", "heads", "map", "steps", "compare"):
         page = settled(opened(f"{address}#view={view}&r=r2&show=pull"))
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
         assert "why" not in page.locator("#bar h1").inner_text()
@@ -290,6 +298,51 @@ def test_a_file_shows_weights_alone_and_says_why(opened, tmp_path):
     assert "A file cannot run a model" in page.get_by_role("button", name="pull", exact=True).get_attribute("title")
 
 
+@pytest.fixture(scope="module")
+def matrices(attributed):
+    """What each setting is for every query and key of some heads of a layer: (h, q, k)."""
+    model, ids, _, token, attribution = attributed
+    found = {kind: attribution.map(LAYER, kind=kind).dense()[0] for kind in ("pull", "cut")}
+    return found | {"carried": regard.contributions(model, ids, token).map(LAYER, kind="carried").dense()[0]}
+
+
+@pytest.mark.parametrize("setting", SETTINGS[1:])
+def test_steps_computes_each_setting_as_one_more_step(opened, address, matrices, setting):
+    exact = matrices[setting][HEAD]
+    page = settled(opened(f"{address}#view=steps&layer={LAYER}&head={HEAD}&q={LAST}&k=9"))
+    press(page, setting)
+    assert link(page)["step"] == setting
+    assert page.locator(".steps-names button").all_inner_texts()[-2:] == ["context", setting]
+    told = page.locator(".steps-sum span")
+    assert float(told.get_attribute("title")) == pytest.approx(float(exact[LAST, 9]), rel=1e-5)
+    *factors, result = map(float, re.findall(r"(?<![\d.])-?[\d.]+(?:e-?\d+)?", told.inner_text().replace("−", "-")))
+    assert result == pytest.approx(float(exact[LAST, 9]), rel=5e-4, abs=5e-5)
+    if setting != "cut":
+        assert factors[0] * factors[1] == pytest.approx(result, rel=2e-2, abs=1e-4)
+    numbers = [text.replace("−", "-") for text in page.locator(".steps-bar > .numbers").all_inner_texts()]
+    largest = sorted(exact[LAST].abs().topk(16).indices.tolist())
+    assert [float(text) for text in numbers] == pytest.approx(exact[LAST, largest].tolist(), rel=6e-3, abs=1e-12)
+    is_alone = int((exact != 0).any(-1).sum()) == 1  # from the last layer, only the last word reaches the logit
+    assert ("no other word reaches the logit" in page.locator("body").inner_text()) == is_alone == (setting != "carried")
+    press(page, "weight")
+    assert link(page)["step"] == "weights"
+    assert setting not in page.locator(".steps-names button").all_inner_texts()
+
+
+@pytest.mark.parametrize("setting", SETTINGS[1:])
+def test_compare_reads_each_setting_of_both_heads(opened, address, matrices, setting):
+    page = settled(opened(f"{address}#view=compare&layer={LAYER}&head={HEAD}&head2=1&q={LAST}&k=9&show={setting}"))
+    until(page, "document.querySelector('.compare-read .note')")
+    text = page.locator(".compare-read").inner_text().replace("−", "-")
+    read = {name: float(value) for name, value in re.findall(r"(first|second|difference)\s+([+-]?[\d.]+(?:e-?\d+)?)", text)}
+    first, second = (float(matrices[setting][head, LAST, 9]) for head in (HEAD, 1))
+    exact = {"first": first, "second": second, "difference": second - first}
+    assert {name: read[name] for name in exact} == pytest.approx(exact, rel=6e-3, abs=1e-9)
+    told = page.locator(".compare-told").inner_text().replace("−", "-")
+    sums = [float(one) for one in re.findall(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?", told)]
+    assert sums[-2:] == pytest.approx([float(matrices[setting][head].sum()) for head in (HEAD, 1)], rel=6e-3)
+
+
 def test_why_is_asked_only_of_what_answers_it(opened, address):
     page = settled(opened(f"{address}#view=text"))
     for setting, why in (("weight", False), ("carried", False), ("pull", True), ("cut", True)):
@@ -299,9 +352,10 @@ def test_why_is_asked_only_of_what_answers_it(opened, address):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("view", ["type", "text", "heads", "map"])
+@pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
 def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dark):
-    wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
+    wide = """() => [...document.querySelectorAll("body *")].filter((one) =>
+        !one.closest("nav, .chips, .steps-line, .panel-scroll, [hidden]") &&
         one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")
         .map((one) => one.outerHTML.slice(0, 120))"""
     page = settled(opened(f"{address}#view={view}&q={LAST}&k=9", width=360, height=740, dark=dark))
@@ -309,3 +363,54 @@ def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dar
         press(page, setting)
         assert page.evaluate(wide) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def read_bars(page) -> list[tuple[str, str]]:
+    """The predicted words with their numbers."""
+    rows = page.locator(".type-expected").all()
+    return [(row.locator(".type-word").inner_text().strip(), row.locator(".numbers").inner_text()) for row in rows]
+
+
+def test_switching_a_head_off_shows_the_next_words_before_and_after(opened, address):
+    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
+    before = read_bars(page)
+    page.get_by_role("button", name=f"Switch head {LAYER}.{HEAD} off").click()
+    until(page, "document.querySelectorAll('.type-after').length > 0")
+    quiet(page)
+    assert link(page)["off"] == f"{LAYER}.{HEAD}"
+    after = read_bars(page)
+    assert {(word, number.partition(" → ")[0]) for word, number in after} >= set(before)
+    assert any(number.partition(" → ")[0] != number.partition(" → ")[2] for _, number in after)
+    assert page.locator(".type-off").count() == 1
+    page.reload()
+    until(page, "document.querySelectorAll('.type-after').length > 0")
+    assert read_bars(page) == after
+    page.get_by_role("button", name="All heads on").click()
+    until(page, "document.querySelectorAll('.type-after').length === 0")
+    assert read_bars(page) == before
+
+
+def test_all_heads_of_a_layer_but_one_are_switched_off_and_the_key_o_switches_one(opened, address):
+    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
+    page.get_by_role("button", name=f"Keep only head {LAYER}.{HEAD} of its layer").click()
+    heads = GPT2.load("pocket").config.heads
+    assert set(link(page)["off"].split(",")) == {f"{LAYER}.{head}" for head in range(heads) if head != HEAD}
+    page.keyboard.press("o")
+    assert len(link(page)["off"].split(",")) == heads
+    page.keyboard.press("o")
+    assert len(link(page)["off"].split(",")) == heads - 1
+
+
+@pytest.mark.parametrize("view", ["map", "text"])
+def test_a_head_is_switched_off_from_the_map_and_the_text(opened, address, view):
+    page = settled(opened(f"{address}#view={view}&layer={LAYER}&head={HEAD}"))
+    page.locator("[data-control=off]").click()
+    until(page, "document.querySelectorAll('.type-after').length > 0")
+    assert (link(page)["view"], link(page)["off"]) == ("type", f"{LAYER}.{HEAD}")
+
+
+def test_a_recording_says_why_no_head_can_be_switched_off(opened, address):
+    page = settled(opened(f"{address}#view=map&r=r2"))
+    page.locator("[data-control=off]").click(force=True)  # it says why not
+    assert "regard serve --model" in page.get_by_role("alert").first.inner_text()
+    assert link(page)["view"] == "map"

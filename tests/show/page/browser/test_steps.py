@@ -238,3 +238,92 @@ def test_it_opens_at_q_k_and_v_and_writes_one_minus_sign(opened, address):
             minus += text.count("−")
             assert not re.search(r"(^|[^\w-])-[\d.]|-inf|e-\d| - ", text), text
     assert minus
+
+
+TRACE = """() => Object.fromEntries([...document.querySelectorAll(".trace-strip")].map((strip) => {
+  const zero = Number(strip.querySelector("line").getAttribute("y1"));
+  const bars = [...strip.querySelectorAll("rect[class]:not(.trace-mark):not(.trace-behind):not(.trace-place)")].map((bar) => {
+    const [y, height] = ["y", "height"].map((name) => Number(bar.getAttribute(name)));
+    return y + 1e-9 < zero ? height : -height;
+  });
+  return [strip.dataset.strip, bars];
+}))"""
+
+
+def read_trace(page) -> dict[str, torch.Tensor]:
+    """The heights of the bars of each strip, below 0 where they point down."""
+    return {name: torch.tensor(bars, dtype=torch.float64) for name, bars in page.evaluate(TRACE).items()}
+
+
+def get_trace(i: int, j: int) -> dict[str, torch.Tensor]:
+    """What the strips of layer 1, head 2 are proportional to."""
+    q, k = Q[1, 0, 2].double(), K[1, 0, 2].double()
+    v = Layers(Q, K).layers[1].v[0, 2].double()
+    weights = attended(1, 2).weights
+    added = weights[i, j] * v[j]
+    return {"q": q[i], "k": k[j], "products": q[i] * k[j], "weights": weights[i], "value": v[j], "added": added}
+
+
+def check_trace(page, i: int, j: int) -> None:
+    found = read_trace(page)
+    right = get_trace(i, j)
+    assert list(found) == list(right)
+    for name, expected in right.items():
+        scaled = expected / expected.abs().max()
+        if name == "added":  # its scale is that of the context behind it
+            scaled = expected / max(float(attended(1, 2).context[i].abs().max()), float(expected.abs().max()))
+        torch.testing.assert_close(
+            found[name] / (48 if (expected < 0).any() or name == "added" else 96), scaled, rtol=1e-5, atol=1e-6
+        )
+    assert page.locator(".trace-lit").count() == 1
+    assert page.locator("[data-strip=weights] :is(.trace-share, .trace-lit)").nth(j).get_attribute("class") == "trace-lit"
+    assert float(page.locator(".trace-score b").first.get_attribute("title")) == pytest.approx(
+        float(right["products"].sum()), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("step", ["scores", "weights"])
+def test_hovering_a_cell_lights_how_its_weight_came_about(opened, address, step):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}&q=5&k=3"))
+    check_trace(page, 5, 3)
+    page.locator(".panel tbody tr").nth(6).locator("td").nth(1).hover()
+    check_trace(page, 6, 1)
+    assert page.locator(".trace h2").inner_text() == f"‘{PLAIN[6]}’ → ‘{PLAIN[1]}’"
+    page.mouse.move(0, 0)
+    check_trace(page, 5, 3)
+
+
+def test_the_pictures_follow_the_keyboard_the_bars_and_the_rows_of_q_and_k(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=5&k=3"))
+    page.keyboard.press("Shift+ArrowLeft")
+    check_trace(page, 5, 2)
+    page.locator(".steps-bar").nth(1).focus()
+    check_trace(page, 5, 1)
+    page.get_by_role("button", name="q, k, v", exact=True).click()
+    for panel, row, place in ((0, 6, (6, 2)), (1, 4, (5, 4)), (2, 0, (5, 0))):
+        page.locator(".panel").nth(panel).locator("tbody tr").nth(row).locator("td").nth(0).hover()
+        check_trace(page, *place)
+    chosen = [one.locator("tr.panel-asks").evaluate("(one) => one.rowIndex - 1") for one in page.locator(".panel").all()]
+    assert chosen == [5, 2, 2]  # the query's row of q, the key's of k and of v
+
+
+def test_a_hidden_key_adds_nothing_and_says_so(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2&k=5"))
+    assert "hidden: nothing is added" in page.locator("[data-strip=added] figcaption").inner_text()
+    assert (read_trace(page)["added"] == 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
+def test_each_example_has_its_pictures(opened, address, name):
+    page = drawn(opened(f"{address}#view=steps&example={name}&step=weights"))
+    found = read_trace(page)
+    assert "weights" in found
+    if "products" in found:
+        heights = page.evaluate("() => document.querySelector('[data-strip=products] svg').getAttribute('aria-label')")
+        assert "numbers, the largest" in heights
+
+
+def test_a_tap_selects_the_weight_whose_pictures_are_shown(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", width=390, height=844, has_touch=True))
+    page.locator(".panel tbody tr").nth(4).locator("td").nth(2).tap()
+    check_trace(page, 4, 2)

@@ -15,6 +15,7 @@ import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js"
 import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
 import { createNotices } from "./frame/notices.js";
 import { createSettings } from "./frame/setting_switch.js";
+import { WITHOUT_FIRST, isFirstOut } from "./frame/sink_switch.js";
 import { view as compare } from "./views/compare/compare.js";
 import { view as generate } from "./views/generate/generate.js";
 import { view as heads } from "./views/heads/heads.js";
@@ -26,27 +27,39 @@ import { view as type } from "./views/type/type.js";
 
 const VIEWS = [type, image, text, heads, map, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
+const TAKES_FIRST_OUT = ["type", "text", "heads", "map"]; // views with the switch that takes the first word out
 const NEAR = 12; // maximum number of words to go back to find one with letters
-const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null, find: null }; // nothing selected
+const LOADING_PERIOD = 500; // milliseconds between questions how far the models are loaded
+const EMPTY = { image: null, text: null, words: null, heat: null, seed: null, word: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null, find: null, off: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
   const notice = createNotices(find("wait"), find("stage"));
   const source = connectSource();
   notice.wait("Loading the list of recordings");
-  const start = await source.start();
+  const start = await fetchStart(source, notice);
   const page = { source, start, own: createOwnRecordings(), shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
   await loadOwnRecordings(page);
   notice.ready();
   const app = renderTools(page);
   page.keyboard = createKeyboard(app, () => page.handle?.keys ?? [], () => page.handle?.hands ?? []);
-  find("tools").append(...renderRecordings(page, app), createExporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
+  find("tools").append(...renderRecordings(page, app), createExporter(app, { picture: () => ({ ...page.handle?.picture?.(), legend: page.legend }), table: () => page.handle?.table?.() }), page.keyboard.button);
   const follow = () => showState(page, app);
   addEventListener("popstate", follow);
   addEventListener("hashchange", follow);
   colour.onThemeChange(follow);
   if (!location.hash) updateLink({ ...parseLink(""), ...makeFirstState(page) }, { replace: true });
   follow();
+}
+
+// Return the initial state of the page, once the server has loaded its models; meanwhile say how far it is.
+async function fetchStart(source, notice) {
+  for (;;) {
+    const start = await source.start();
+    if (!start.loading) return start;
+    notice.wait(`Loading ${start.loading.label}`, start.loading.share ?? undefined);
+    await new Promise((resolve) => setTimeout(resolve, LOADING_PERIOD));
+  }
 }
 
 // Add the recordings that this visitor made, as far as the server still has them.
@@ -109,6 +122,8 @@ function renderTools(page) {
       const summary = await loadTranslation(page);
       if (summary) app.go({ ...EMPTY, step: null, view, r: summary.id, ...makeInitialState(summary) });
     },
+    // Return the recording whose weights are requested: that of the state, without its first word if the switch says so.
+    shownId: () => app.summary().id + (isFirstOut(app, app.state()) ? WITHOUT_FIRST : ""),
     place() {
       const { kind, part, b, layer, head } = app.state();
       return { kind, part, b, layer, head };
@@ -125,14 +140,15 @@ function renderTools(page) {
       for (let n = place; n >= 0 && n > place - NEAR; n--) if (hasLetters(app.word(list, n))) return n;
       return place;
     },
-    caption: (...parts) => find("caption").replaceChildren(...parts),
+    caption: (...parts) => find("caption").replaceChildren(...parts, isFirstOut(app, app.state()) && app.summary() && TAKES_FIRST_OUT.includes(app.state().view) ? " · without the first word" : ""),
     legend(shown) {
       page.legend = shown;
       find("legend").replaceChildren(...(shown ? [drawLegend(shown)] : []));
     },
     wait: page.notice.wait,
     ready: page.notice.ready,
-    fail: page.notice.fail,
+    fail: (text, element) => page.notice.fail(text, element),
+    say: (text) => page.notice.say(text),
     redraw: () => showState(page, app),
   };
   app.settings = createSettings(app);

@@ -10,9 +10,9 @@ export function makeWeightScale(scale, title = "weight") {
 }
 
 // Make the content of a legend of differences, from -high to high.
-export function makeDifferenceScale(high, title = "difference") {
+export function makeDifferenceScale(high, shade = shadeDifference) {
   const places = [[0, -high], [0.5, 0], [1, high]];
-  return { title, colour: (share) => shadeDifference(2 * share - 1), ticks: places.map(([place, value]) => [place, value ? formatThreeDigits(value) : "0"]) };
+  return { title: "difference", colour: (share) => shade(2 * share - 1), ticks: places.map(([place, value]) => [place, value ? formatThreeDigits(value) : "0"]) };
 }
 
 // Make the content of a legend of effects, from -high to high, with the meaning of either color in words.

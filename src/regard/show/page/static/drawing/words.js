@@ -38,6 +38,16 @@ export function quoteWord(word) {
 // Render a word as a label of a small picture; a single letter is not rotated.
 export const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));
 
+// Explain the marks of some words: "" if they have none.
+export function explainMarks(words) {
+  const found = new Set(words.flatMap((word) => splitWord(word).map(([kind]) => kind)));
+  const marks = [found.has("space") && "a thin line is a space", found.has("end") && "↵ is a line end", found.has("code") && "a number in a box is a character that cannot be seen"].filter(Boolean);
+  return marks.length ? `${marks.join(", ").replace(/^a/, "A")}.` : "";
+}
+
+// Cut a text before a word, to at most `most` letters.
+export const cutText = (text, most) => (text.length <= most ? text : `${text.slice(0, most).replace(/\s+\S*$/, "")} …`);
+
 // Return whether a word has a letter or a digit.
 export const hasLetters = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
 

@@ -3,6 +3,9 @@
 import { TILE } from "../data/tile_cache.js";
 import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
+import { renderOffButton } from "./heads_off.js";
+import { getHeadNumber } from "./selected_word.js";
+import { renderSinkSwitch } from "./sink_switch.js";
 import { askQuestion, renderSettingSwitch, renderTargetChoice } from "./setting_switch.js";
 
 // Return the attention that a state names, or the first of the recording.
@@ -25,10 +28,6 @@ export function makeInitialState(summary) {
   return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? "all" : null };
 }
 
-// Return the number of a head in the model; a recording can contain only some of the heads.
-export const getHeadNumber = (layer, head) => layer.numbers?.[head] ?? head;
-export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().layers[state.layer], state.head); // of the selected head
-
 // Render the controls of a view; the focused control keeps the focus.
 export function renderControls(line, view, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
@@ -38,7 +37,7 @@ export function renderControls(line, view, app, state) {
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
   const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
-  line.replaceChildren(...[el("h1", { class: "question" }, isOther ? askQuestion(app, state) : view.question), notes, ...controls].filter(Boolean));
+  line.replaceChildren(...[el("h1", { class: "question" }, isOther && !view.keepsQuestion ? askQuestion(app, state) : view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
@@ -75,7 +74,9 @@ const CONTROLS = {
     return count < 2 ? null : renderStepper(app, "image", "image", Math.min(state.image ?? 0, count - 1), listNumbers(count));
   },
   how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
+  off: renderOffButton,
   show: renderSettingSwitch,
+  sink: renderSinkSwitch,
   target: renderTargetChoice,
   scale(app, state) {
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;

@@ -1,30 +1,51 @@
-// Save the picture on screen as PNG, or as SVG with lines and text as vectors.
+// Save what is on screen: the picture as PNG or SVG, its numbers as CSV or JSON, and the HTML that embeds the page elsewhere.
 
 import { formatColor, readBackground } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
 import { createSvgPen } from "../drawing/canvas_pen.js";
+import { formatCsv, formatJson, writeEmbedding } from "./table_export.js";
 
 const FINER = 2; // minimum pixels of a PNG per CSS pixel; the pixel ratio of the screen if that is larger
 const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels: margin of the caption, line height, font size
 
-// Create the menu that saves the picture of a view; picture() returns {svg or canvas, legend} of the mounted view.
-export function createExporter(app, picture) {
+// Create the menu that saves what a view shows; picture() returns {svg or canvas, legend} of the mounted view, table() its
+// numbers as records.
+export function createExporter(app, { picture, table }) {
+  const getCaption = () => document.getElementById("caption").textContent;
+  const saveTable = (kind) => async () => {
+    try {
+      const records = await table();
+      if (!records?.length) return app.fail("There are no numbers to save yet.");
+      const text = kind === "csv" ? formatCsv(records) : formatJson(app.state().view, getCaption(), location.href, records);
+      return downloadBlob(new Blob([text], { type: kind === "csv" ? "text/csv" : "application/json" }), `regard-${app.state().view}.${kind}`);
+    } catch (fault) {
+      return app.fail(`The numbers cannot be saved: ${fault.message}`);
+    }
+  };
+  const copyEmbedding = async () => {
+    const text = writeEmbedding(location, document.title);
+    try {
+      await navigator.clipboard.writeText(text);
+      return app.say("The HTML that embeds this page is copied.");
+    } catch {
+      return app.say(text); // to be copied by hand
+    }
+  };
   const save = (kind) => async () => {
     try {
       const shown = picture();
       if (!shown.svg && !shown.canvas) return app.fail("There is no picture to save yet.");
       const name = `regard-${app.state().view}.${kind}`;
-      const svg = frameSvg(shown, document.getElementById("caption").textContent);
+      const svg = frameSvg(shown, getCaption());
       return downloadBlob(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rasterizeSvg(svg), name);
     } catch (fault) {
       return app.fail(`The picture cannot be saved: ${fault.message}`);
     }
   };
-  const chosen = (kind) => () => (close(), button.focus(), save(kind)());
+  const item = (text, work) => el("button", { role: "menuitem", onclick: () => (close(), button.focus(), work()) }, text);
   const items = el("div", { hidden: true, role: "menu", id: "save-menu" },
-    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG (pixels)"),
-    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG (vectors)"));
-  const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save", el("span", { class: "long" }, " picture"));
+    item("PNG (pixels)", save("png")), item("SVG (vectors)", save("svg")), item("CSV (numbers)", saveTable("csv")), item("JSON (numbers)", saveTable("json")), item("Copy the HTML to embed", copyEmbedding));
+  const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save");
   const menu = el("div", { class: "menu" }, button, items);
 
   function open() {
@@ -95,20 +116,16 @@ async function rasterizeSvg(svg) {
   return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser returned no PNG."))), "image/png"));
 }
 
-// Draw an SVG on a canvas, at the resolution of the screen or above.
+// Draw an SVG on a canvas, at the resolution of the screen or above. It is loaded by a data: URL: the policy of a notebook around
+// the page can refuse images from blob: URLs.
 async function loadImage(svg) {
-  const address = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
-  try {
-    const image = new Image();
-    image.src = address;
-    await image.decode();
-    const finer = Math.max(FINER, devicePixelRatio);
-    const canvas = el("canvas", { width: Math.round(finer * image.naturalWidth), height: Math.round(finer * image.naturalHeight) });
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return canvas;
-  } finally {
-    URL.revokeObjectURL(address);
-  }
+  const image = new Image();
+  image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const finer = Math.max(FINER, devicePixelRatio);
+  const canvas = el("canvas", { width: Math.round(finer * image.naturalWidth), height: Math.round(finer * image.naturalHeight) });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return canvas;
 }
 
 function downloadBlob(blob, name) {

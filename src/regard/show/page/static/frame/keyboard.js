@@ -15,7 +15,7 @@ export function createKeyboard(app, ofView, hands) {
     [",", "previous layer", () => stepState(app, "layer", -1)],
     [".", "next layer", () => stepState(app, "layer", 1)],
     ["/", "find a word", () => find()],
-    ["?", "show this list", () => list()],
+    ["?", "explain the picture, list the keys", () => list()],
     ["Escape", "clear the selection", () => app.go({ q: null, k: null })],
   ];
 
@@ -31,7 +31,8 @@ export function createKeyboard(app, ofView, hands) {
   function list() {
     const own = ofView();
     const shared = common.filter(([key]) => !own.some(([other]) => other === key));
-    const dialog = el("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() },
+    const dialog = el("dialog", { "aria-label": "What is seen, and keys", onclose: () => dialog.remove() },
+      ...renderPicture(app),
       ...renderKeyGroup("Keys of this view", own),
       ...renderKeyGroup("Keys of every view", shared),
       ...renderKeyGroup("Mouse and touch", hands(), "span"),
@@ -41,9 +42,24 @@ export function createKeyboard(app, ofView, hands) {
     dialog.scrollTop = 0; // the focused button is at the end of a long list
   }
 
-  const button = el("button", { class: "quiet", "aria-label": "Keys", title: "Keys (?)", onclick: list }, "?");
+  const button = el("button", { class: "quiet", "aria-label": "Help: what is seen, and keys", title: "What is seen, and keys (?)", onclick: list }, "?");
   return { button, find };
 }
+
+const WEIGHTS = "Attention weights say how much of each earlier word a word takes in; those of a word add up to 1.";
+const PICTURES = {
+  type: "Each word is shaded by its weight for the selected word. At the side is the same for all words at once, one picture for each head: rows are the words that look (queries), columns those looked at (keys). The bars are the words that the model expects next.",
+  image: "Each patch of the image is colored by its weight for the selected patch or word.",
+  text: "Each word is shaded by its weight for the selected word, or with the arrow turned by how much it attends to that word. The list names the largest.",
+  heads: "Each small picture is a head: rows are the words that look (queries), columns those looked at (keys). The cards name the clearest heads, with their score, its 95 % interval, and the number of words it is measured on.",
+  map: "One head whole: a row for each word that looks (query), a column for each word looked at (key). The bars at the side say how spread the attention of each word is, those below how much each word receives.",
+  steps: "The computation of one head, a step at a time. At the side, how one weight came about: the numbers of the query and of the key, their products, which add up to the score, its place in the softmax, and what it adds to the new vector.",
+  compare: "Two heads, texts or models, and their difference: the first has more where it is orange, the second where it is blue.",
+  generate: "Each word that the model wrote, with the words it looked at, those that moved it, and the likeliest alternatives.",
+};
+
+// Render what the picture of the view shows.
+const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, PICTURES[app.state().view], " ", WEIGHTS)];
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", " ": "Space" };
 

@@ -9,7 +9,7 @@ const LOST = "This link is about a recording that is not on this server. It was 
 // Return null if all recordings that a state names are loaded; "" while one is asked for; else why it cannot be shown, as
 // {why, text}. Once one is loaded, or cannot be, opened() is called.
 export function openNamedRecordings(page, state, { loadTranslation, opened }) {
-  const missing = [["r", state], ["r2", { text: state.text2 }]].find(([key]) => isMissing(page, state, key));
+  const missing = [["r", state], ["r2", { text: state.text2, model: state.model2 }]].find(([key]) => isMissing(page, state, key));
   if (!missing) return null;
   const [key, from] = missing;
   page.asked ??= new Map(); // id -> "" while it is asked for, or why it is not there
@@ -43,10 +43,10 @@ async function openRecording(page, id, key, from, loadTranslation) {
 }
 
 // Run the model on the text of a link, or let it continue the text in the same way.
-async function makeAgain({ source, start }, { text, words, heat, seed }) {
-  if (words === undefined) return source.type({ text });
+async function makeAgain({ source, start }, { text, words, heat, seed, model, chat }) {
+  if (words === undefined) return source.type({ text, model });
   if (!start.writes) return null;
-  for await (const line of source.generate({ text, tokens: words, temperature: Number(heat ?? 1), seed: seed ?? 0 })) {
+  for await (const line of source.generate({ text, tokens: words, temperature: Number(heat ?? 1), seed: seed ?? 0, model, chat })) {
     if (line.recording) return line.recording;
   }
   return null;

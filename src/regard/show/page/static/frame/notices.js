@@ -27,12 +27,16 @@ export function createNotices(line, stage) {
       timer = null;
       line.hidden = true;
     },
+    // Show a message above the stage.
+    say(text) {
+      this.fail(text, stage, "status");
+    },
     // Show an error after an element, the stage by default; an empty text removes the error.
-    fail(text, element = stage) {
+    fail(text, element = stage, role = "alert") {
       beside.get(element)?.remove();
       beside.delete(element);
       if (!text) return;
-      const error = el("p", { class: "error", role: "alert" }, text);
+      const error = el("p", { class: role === "alert" ? "error" : "message", role }, text);
       if (element === stage) stage.prepend(error);
       else element.after(error);
       beside.set(element, error);

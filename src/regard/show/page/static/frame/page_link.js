@@ -1,6 +1,6 @@
 // The state of the page as readable pairs after the # of its address: links contain it, and the history restores it.
 
-const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word"];
+const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom", "at", "token", "image", "words", "seed", "word", "chat"];
 const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0, show: "weight" };
 
 // Return the state of a hash, with defaults for what it omits.
@@ -26,10 +26,10 @@ function isDefault(value, first) {
   return value === null || value === undefined || value === "" || value === first;
 }
 
-// Return the changes of the link that hold what makes a recording again: its text, and how the model continued it.
+// Return the changes of the link that hold what makes a recording again: its text, the model, and how the model continued the text.
 export function linkRequest({ request }) {
-  const { text = null, tokens = null, temperature = 1, seed = null } = request ?? {};
-  return { text, words: tokens, heat: temperature === 1 ? null : String(temperature), seed, word: null };
+  const { text = null, tokens = null, temperature = 1, seed = null, model = null, chat = false } = request ?? {};
+  return { text, words: tokens, heat: temperature === 1 ? null : String(temperature), seed, word: null, model, chat: chat ? 1 : null };
 }
 
 // Set the address to a state, as a new entry of the history or in place of the current one.

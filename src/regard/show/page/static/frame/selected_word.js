@@ -1,9 +1,11 @@
 // The word and the heads that views show when the link names none: the same in every view.
 
-import { getHeadNumber } from "./controls.js";
-
 const SHORT = 60; // maximum number of words of a short text
 const EARLY = 40; // the word of a longer text: visible without scrolling
+
+// Return the number of a head in the model; a recording can contain only some of the heads.
+export const getHeadNumber = (layer, head) => layer.numbers?.[head] ?? head;
+export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().layers[state.layer], state.head); // of the selected head
 
 // Return the query of a state: the one in the link, else that of the logit shown, else the last word or an early one.
 export function chooseQuery(app, state) {

@@ -12,12 +12,13 @@ const MEANT = {
   cut: "How the logit of the next word changes, to first order, if the query cannot see the key",
 };
 const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which word comes next, and why?", cut: "Which word comes next, and why?" };
-const NO_MODEL = "A file cannot run a model, which this setting needs. Run `regard serve --model NAME` and type the text.";
-const NOT_TYPED = "This setting is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
+const NO_MODEL = "A file cannot run a model, which this needs. Run `regard serve --model NAME` and type the text.";
+const SECOND = "The second side shows weights alone. ";
+const NOT_TYPED = "This is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
 
 const RETRY = 5000; // milliseconds
 
-const isAboutTarget = (name) => name === "pull" || name === "cut";
+export const isAboutTarget = (name) => name === "pull" || name === "cut";
 
 // Create the settings of a page: which can be shown and why not, what is shown now, and the logit that it is about.
 export function createSettings(app) {
@@ -38,15 +39,24 @@ export function createSettings(app) {
     }
   }
 
+  function explainOf(summary, kind, name) {
+    const reason = explainText(app, summary, kind);
+    if (reason) return reason;
+    load(reasons, summary.id, () => app.source.settings(summary.id));
+    return reasons.get(summary.id)?.[name] ?? null;
+  }
+
   return {
-    // Return why a setting cannot be shown in a state, or null.
+    // Return why the model cannot be run on the text of a state, or null.
+    explainModel: (state) => explainText(app, app.summary(), state.kind),
+    // Return why a setting cannot be shown in a state, or null; Compare shows it of two recordings.
     explain(state, name) {
       const summary = app.summary();
       if (name === "weight" || !summary) return null;
-      if (app.source.file) return NO_MODEL;
-      if (!summary.attributable || state.kind !== "self") return NOT_TYPED;
-      load(reasons, summary.id, () => app.source.settings(summary.id));
-      return reasons.get(summary.id)?.[name] ?? null;
+      const other = state.view === "compare" ? app.shelf().find((one) => one.id === state.r2) : undefined;
+      const first = explainOf(summary, state.kind, name);
+      const second = !first && (other || state.kind2) ? explainOf(other ?? summary, state.kind2 ?? state.kind, name) : null;
+      return second ? SECOND + second : first;
     },
     get: (state) => (state.show in MEANT && !reasonOf(app, state) ? state.show : "weight"),
     // Return the parameters of a request for what a state shows.
@@ -65,6 +75,11 @@ export function createSettings(app) {
   };
 }
 
+function explainText(app, summary, kind) {
+  if (app.source.file) return NO_MODEL;
+  return summary?.attributable && kind === "self" ? null : NOT_TYPED;
+}
+
 const reasonOf = (app, state) => app.settings.explain(state, state.show);
 
 // Return the question of a view that shows a setting.
@@ -75,17 +90,18 @@ export function renderSettingSwitch(app, state) {
   const now = app.settings.get(state);
   const buttons = Object.entries(MEANT).map(([name, meant]) => {
     const reason = app.settings.explain(state, name);
-    const press = () => (reason ? app.fail(reason) : app.go({ show: name }));
+    const press = () => (reason ? app.fail(reason) : app.go({ show: name, ...(state.view === "steps" && { step: name === "weight" ? "weights" : name }) })); // its own step
     return el("button", { "data-control": `show ${name}`, title: reason ?? meant, "aria-pressed": String(name === now), "aria-disabled": reason ? "true" : null, onclick: press }, name);
   });
-  return el("span", { class: "choice", role: "group", "aria-label": "What is shown of the attention" }, buttons);
+  const choice = el("span", { class: "choice", role: "group", "aria-label": "What is shown of the attention" }, buttons);
+  return el("span", { class: "control" }, el("span", { class: "name" }, "show"), choice);
 }
 
 // Render the choice of the logit that pull and cut are about: a likely word, after the last word or after the selected one.
 export function renderTargetChoice(app, state) {
   if (!isAboutTarget(app.settings.get(state))) return null;
   const target = app.settings.target(state);
-  return el("span", { class: "control target", title: "The logit whose rise or fall is shown" },
+  return el("span", { class: "control target", title: "The logit is the score that a word has as the next one: the higher, the more probable. This is the word whose score is explained" },
     el("span", { class: "name" }, "logit of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
 }
 

@@ -1,24 +1,25 @@
 // The sentences of Compare: the weights of a cell on both sides, and the largest differences.
 
 import { el, isTouch } from "../../drawing/elements.js";
-import { formatThreeDigits } from "../../drawing/number_format.js";
+import { formatSigned } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 
-// Create the line that shows the weights of a cell i, j of the pictures `now` on both sides; i is null for no cell.
+// Create the line that shows the numbers of a cell i, j of the pictures `now` on both sides; i is null for no cell.
 export function createReadingLine() {
   const element = el("p", { class: "compare-read numbers", "aria-live": "polite" });
 
   function show(now, i, j) {
-    if (i === null) return element.replaceChildren(isTouch() ? "Tap a cell to read its weight in both." : "Point at a cell to read its weight in both.");
+    if (i === null) return element.replaceChildren(`${isTouch() ? "Tap" : "Point at"} a cell to read its ${now.quantity.noun} in both.`);
     const [a, b] = now.parts.map((one) => (i < one.rows && j < one.columns ? one.weights[i * one.columns + j] : null));
     const inside = i < now.apart.rows && j < now.apart.columns && (a !== null || b !== null);
-    return element.replaceChildren(describeCell(now, i, j), renderValue("first", a), renderValue("second", b), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), true) : "");
+    return element.replaceChildren(describeCell(now, i, j), renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned) : "");
   }
 
-  // Append every digit of both cells; a side without the cell is null.
-  function exact(cells) {
+  // Append every digit of the weights of both cells; a side without the cell is null.
+  function exact(cells, isWeight) {
     const told = (cell) => (cell.visible ? `${cell.weight}, rank ${cell.rank} of ${cell.of}` : "not visible");
-    element.append(...cells.map((cell, n) => cell && el("span", { class: "note" }, `${n ? "second" : "first"}: ${told(cell)}`)).filter(Boolean));
+    const name = (n) => `${n ? "second" : "first"}${isWeight ? "" : ", weight"}`;
+    element.append(...cells.map((cell, n) => cell && el("span", { class: "note" }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
   }
 
   return { element, show, exact };
@@ -36,16 +37,16 @@ function describeCell(now, i, j) {
   return el("b", {}, `${name("rows", i)} → ${name("columns", j)}`);
 }
 
-function renderValue(name, number, signed) {
-  const text = number === null ? "not visible" : `${signed && number > 0 ? "+" : ""}${formatThreeDigits(number)}`;
+function renderValue(name, number, write) {
+  const text = number === null ? "not visible" : write(number);
   return el("span", {}, `${name} `, el("b", {}, text));
 }
 
 // Render a list of cells [[row, column, difference]] with a button for each.
-export function renderFurthestCells(found, [a, b], pin) {
+export function renderFurthestCells(found, [a, b], { write }, pin) {
   const line = ([i, j, by]) => el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
     el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
-    el("span", { class: "numbers" }, `${formatThreeDigits(a.weights[i * a.columns + j] ?? 0)} → ${formatThreeDigits(b.weights[i * b.columns + j] ?? 0)}`),
-    el("span", { class: "numbers" }, `${by > 0 ? "+" : ""}${formatThreeDigits(by)}`));
+    el("span", { class: "numbers" }, `${write(a.weights[i * a.columns + j] ?? 0)} → ${write(b.weights[i * b.columns + j] ?? 0)}`),
+    el("span", { class: "numbers" }, formatSigned(by)));
   return [el("h2", {}, "Largest differences"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
 }

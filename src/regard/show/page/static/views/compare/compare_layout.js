@@ -1,7 +1,8 @@
 // The layout of Compare: two pictures and their difference, and the sentences about them.
 
 import { el } from "../../drawing/elements.js";
-import { drawLegend, makeWeightScale } from "../../drawing/legend.js";
+import { drawLegend } from "../../drawing/legend.js";
+import { renderModelChoice } from "../../frame/model_choice.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { createPane } from "./matrix_pane.js";
 import { renderFurthestCells, createReadingLine } from "./cell_text.js";
@@ -46,9 +47,9 @@ export function buildLayout(app, { change, typed, pin, swap }) {
     root,
     turn,
     controls: (both) => both.forEach((side, n) => panes[n].set(app, side, (changes) => change(n, changes))),
-    pictures(drawn, shade, differ, scale, marks) {
+    pictures(drawn, shade, differ, legends, marks) {
       now = { ...drawn, pinned: null };
-      drawn.parts.forEach((one, n) => panes[n].draw(one, shade, one.words, drawn.level, drawLegend(makeWeightScale(scale))));
+      drawn.parts.forEach((one, n) => panes[n].draw(one, shade, one.words, drawn.level, drawLegend(legends[n])));
       panes[2].root.hidden = !drawn.apart.rows;
       if (drawn.apart.rows) panes[2].draw(drawn.apart, differ, drawn.parts[0].words, drawn.level, drawLegend(marks));
     },
@@ -59,7 +60,7 @@ export function buildLayout(app, { change, typed, pin, swap }) {
     async exact(cells) {
       const mine = now;
       const found = await cells;
-      if (now === mine && !now.level) read.exact(found);
+      if (now === mine && !now.level) read.exact(found, now.quantity.name === "weight");
     },
     told(sentence, said) {
       told.textContent = sentence;
@@ -67,7 +68,7 @@ export function buildLayout(app, { change, typed, pin, swap }) {
     },
     list(found, parts) {
       list.hidden = !found.length;
-      list.replaceChildren(...renderFurthestCells(found, parts, pin));
+      list.replaceChildren(...renderFurthestCells(found, parts, now.quantity, pin));
     },
     sheet: () => snapshotAsSvg(row, "form, .compare-swap"),
   };
@@ -79,7 +80,7 @@ function renderTextForm(app, typed) {
   const form = el("form", { class: "compare-typed", hidden: !app.start.model, onsubmit: (event) => {
     event.preventDefault();
     typed(box.value, form);
-  } }, box);
+  } }, box, renderModelChoice(app.start.models, () => form.requestSubmit()));
   return form;
 }
 

@@ -1,7 +1,5 @@
 // The difference of two matrices of weights: the words that they share, and the distance between their rows.
 
-import { decodeWeight } from "../../data/weight_codes.js";
-
 const TILE = 256;
 const MOST = 2 * TILE; // maximum pixels along a side of a picture
 
@@ -10,15 +8,16 @@ export function chooseLevel(...counts) {
   return Math.max(0, Math.ceil(Math.log2(Math.max(...counts) / MOST)));
 }
 
-// Fetch a whole level of a head as {weights, rows, columns}; a hidden weight is null.
-export async function fetchPicture(source, r, place, { queries, keys }, level, signal) {
+// Fetch a whole level of a head as {weights, rows, columns}; fetch(query) returns a tile of codes, and decode(code) a number, null
+// where it is hidden.
+export async function fetchPicture({ queries, keys }, level, fetch, decode) {
   const [rows, columns] = [queries, keys].map((count) => Math.ceil(count / 2 ** level));
   const weights = new Array(rows * columns).fill(null);
   for (let row = 0; row * TILE < rows; row++) {
     for (let column = 0; column * TILE < columns; column++) {
-      const { codes, shape } = await source.tile(r, { ...place, level, row, column, how: "mean" }, signal);
+      const { codes, shape } = await fetch({ level, row, column, how: "mean" });
       codes.forEach((code, n) => {
-        weights[(row * TILE + Math.floor(n / shape[1])) * columns + column * TILE + (n % shape[1])] = decodeWeight(code);
+        weights[(row * TILE + Math.floor(n / shape[1])) * columns + column * TILE + (n % shape[1])] = decode(code);
       });
     }
   }

@@ -3,7 +3,7 @@
 import { el } from "../../drawing/elements.js";
 import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
 import { formatPlainWord, renderBareWord } from "../../drawing/words.js";
-import { getHeadNumber } from "../../frame/controls.js";
+import { getHeadNumber } from "../../frame/selected_word.js";
 
 const WORDS = 24; // maximum number of rows and columns of a picture with words
 

@@ -29,11 +29,11 @@ function mount(stage, app) {
   fillForm(it, app.state());
   if (!app.state().text) it.page.form.elements.text.focus();
   const leave = () => (it.running?.abort(), it.influences.leave());
-  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) }, table: () => listTokens(it) };
 }
 
 // Fill the form with what the link says of the prompt and of how it is continued.
-const fillForm = ({ page }, { text, heat, seed, words }) => page.set({ text, temperature: heat ?? 1, seed: seed ?? 0, tokens: words });
+const fillForm = ({ page }, { text, heat, seed, words, model, chat }) => page.set({ text, temperature: heat ?? 1, seed: seed ?? 0, tokens: words, model, chat });
 
 // Draw the state of the link; while the model writes, only the words that arrive are drawn.
 async function drawView(it, state) {
@@ -66,7 +66,7 @@ function clearStory(it, state) {
   it.app.legend(null);
 }
 
-async function runGeneration(it, { text, tokens, temperature, seed }) {
+async function runGeneration(it, { text, tokens, temperature, seed, model, chat }) {
   const { app, page } = it;
   if (!text.trim()) return app.fail("Type a prompt first.", page.form);
   it.running?.abort();
@@ -74,10 +74,10 @@ async function runGeneration(it, { text, tokens, temperature, seed }) {
   Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
   page.begin(text);
   app.fail("", page.form);
-  app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, heat: temperature === 1 ? null : String(temperature) });
+  app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, model: model ?? null, chat: chat ?? null, heat: temperature === 1 ? null : String(temperature) });
   page.busy(true);
   try {
-    for await (const line of app.source.generate({ text, tokens, temperature, seed }, mine.signal)) {
+    for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat }, mine.signal)) {
       if (line.recording) await finishGeneration(it, line.recording);
       else addTokens(it, line, tokens);
     }
@@ -142,6 +142,13 @@ function getWord({ app, written, made }, place) {
   const first = written[0].place;
   return place < first ? app.word(made.attentions[0].rows, place) ?? "…" : written[place - first].word;
 }
+
+// Return the generated words with their alternatives and what they looked at as records.
+const listTokens = ({ written }) => written.map(({ place, word, token, probability, likeliest, looked }) => ({
+  place, word, token, probability,
+  alternatives: likeliest.map((one) => `${one.word} ${one.probability}`).join("; "),
+  "looked at": looked.map((one) => `${one.word} ${one.weight}`).join("; "),
+}));
 
 const getLastIndex = (it) => it.written.length - 1;
 

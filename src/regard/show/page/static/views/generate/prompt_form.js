@@ -1,11 +1,13 @@
 // The form of Generate: the prompt, the number of words, the temperature and the seed.
 
 import { el } from "../../drawing/elements.js";
+import { cutText } from "../../drawing/words.js";
+import { readModel, renderModelChoice, setModel } from "../../frame/model_choice.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
 const LETTERS = 72; // maximum number of letters of an example sentence
 
-// Create the form; it calls run({text, tokens, temperature, seed}) and stop(). `set` sets how words are sampled, `busy` whether
+// Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how words are sampled, `busy` whether
 // the model is running.
 export function createPromptForm(app, { run, stop }) {
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });
@@ -17,7 +19,7 @@ export function createPromptForm(app, { run, stop }) {
     run({ text: text.value, ...settings.values() });
   } }, text, el("div", { class: "generate-go" }, go, halt));
   const offers = el("div", { class: "generate-offers" }, el("span", { class: "note" }, "Or try:"), app.start.sentences.map((one) =>
-    el("button", { class: "chip", onclick: () => ((text.value = one), form.requestSubmit()) }, one.length > LETTERS ? `${one.slice(0, LETTERS - 2)}…` : one)));
+    el("button", { class: "chip", onclick: () => ((text.value = one), form.requestSubmit()) }, cutText(one, LETTERS))));
   const offer = () => (offers.hidden = text.value.trim() !== "");
   text.addEventListener("input", offer);
   text.addEventListener("keydown", (event) => readPromptForm(event, text, form));
@@ -62,10 +64,21 @@ function renderSamplingControls(app) {
     named("words", tokens, null, "Maximum number of words to generate"),
     named("temperature", warmth, told, "0 always selects the likeliest word, 1 samples from the model’s probabilities, 2 samples from flatter ones"),
     named("seed", seed, null, "Seed of the random numbers: the same seed gives the same words"));
-  const values = () => ({ tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
+  const models = app.start.models.filter(({ writes }) => writes);
+  const ofModel = () => models.find(({ name }) => name === readModel(element)) ?? models[0];
+  const chat = el("input", { type: "checkbox", name: "chat" });
+  const asked = named("as a chat", chat, null, "Put the prompt into the model’s own chat template, as a message that it answers");
+  const offerChat = () => (asked.hidden = !ofModel()?.chats);
+  element.prepend(...[renderModelChoice(models, offerChat)].filter(Boolean));
+  element.append(asked);
+  offerChat();
+  const values = () => ({ model: readModel(element), chat: chat.checked && !asked.hidden ? 1 : undefined, tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
   const set = (given) => {
     warm(given.temperature);
     seed.value = given.seed;
+    setModel(element, given.model);
+    chat.checked = Boolean(given.chat);
+    offerChat();
     if (given.tokens !== undefined) tokens.value = String(given.tokens);
   };
   return { element, set, values };

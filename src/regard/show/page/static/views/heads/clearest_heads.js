@@ -3,7 +3,7 @@
 import { el } from "../../drawing/elements.js";
 
 const MOST = 5;
-const TELLING = ["induction", "duplicate", "previous token", "first token", "itself"]; // the most telling kind first
+const TELLING = ["induction", "duplicate", "previous token", "stripe", "first token", "itself"]; // the most telling kind first
 const OTHERS = ["local", "broad"]; // these only fill up
 
 // Select at most five heads of a clear kind: the clearest of each telling kind, then the next of each, then others; by the lower

@@ -3,9 +3,9 @@
 import { el } from "../../drawing/elements.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { paintCodes } from "../../drawing/matrix_image.js";
-import { getHeadNumber } from "../../frame/controls.js";
+import { getHeadNumber } from "../../frame/selected_word.js";
 import { renderClearestHeads } from "./clearest_heads.js";
-import { EFFECT, SENTENCES, renderHeadControls } from "./kind_filter.js";
+import { EFFECT, SENTENCES, isProbed, renderHeadControls } from "./kind_filter.js";
 import { exportSheet } from "./svg_sheet.js";
 import { createVisibilityPanel } from "./visibility_panel.js";
 
@@ -16,7 +16,7 @@ export const view = {
   name: "heads",
   title: "Heads",
   question: "Which heads are interesting?",
-  bar: ["attention", "batch", "show", "target", "scale"],
+  bar: ["attention", "batch", "show", "sink", "target", "scale"],
   mount,
 };
 
@@ -38,7 +38,7 @@ function mount(stage, app) {
     for (const { isIntersecting, target } of entries) if (isIntersecting) fetchThumbnails(it, Number(target.dataset.layer));
   }, { root: stage, rootMargin: AHEAD });
   const leave = () => (it.control.abort(), it.pictures.abort(), it.near.disconnect(), seen.leave());
-  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => ({ svg: exportSheet(stage) }) };
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => ({ svg: exportSheet(stage) }), table: () => listScores(it) };
 }
 
 const getLayers = ({ app }) => app.attention().layers;
@@ -75,7 +75,7 @@ const getTotal = (it, { layer, head }) => it.thumbs.get(layer)?.totals?.[head];
 
 function drawView(it, state) {
   const { app } = it;
-  const of = JSON.stringify([app.summary().id, state.kind, state.part, state.b]);
+  const of = JSON.stringify([app.shownId(), state.kind, state.part, state.b, isProbed(app, state)]);
   const shown = app.settings.get(state) === "weight" ? null : app.settings.query(state);
   const isOther = JSON.stringify(shown) !== JSON.stringify(it.shown);
   it.shown = shown;
@@ -119,12 +119,14 @@ async function fetchKinds(it) {
   const { app } = it;
   const { signal } = it.control;
   const { kind, part } = app.place();
-  app.wait("Classifying the heads");
-  for await (const line of app.source.heads(app.summary().id, { kind, part }, signal)) {
+  const probed = isProbed(app, app.state());
+  const said = probed ? `Probing ${app.summary().model} on repeated random words` : "Classifying the heads";
+  app.wait(said);
+  for await (const line of probed ? app.source.probe(app.summary().id, signal) : app.source.heads(app.shownId(), { kind, part }, signal)) {
     if (signal.aborted || app.state().view !== "heads") return;
     if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
-      app.wait("Classifying the heads", line.done / line.of);
+      app.wait(said, line.done / line.of);
       labelTiles(it, app.state());
     } else {
       Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
@@ -145,7 +147,7 @@ async function fetchThumbnails(it, layer) {
   const { kind, part, b } = app.place();
   try {
     const fetch = shown ? app.source.attributionThumbs : app.source.thumbs;
-    thumbs.set(layer, await fetch(app.summary().id, { kind, part, b, layer, ...shown }, it.pictures.signal));
+    thumbs.set(layer, await fetch(app.shownId(), { kind, part, b, layer, ...shown }, it.pictures.signal));
     if (thumbs !== it.thumbs) return; // another setting is shown by now
     if (shown) shadeAll(it, app.state());
     else shadeLayer(it, layer);
@@ -237,7 +239,7 @@ function selectTile(it, state) {
   labelTiles(it, state);
   if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], (row) => findPlace(it, row)));
   it.said.textContent = describeKind(it, state);
-  it.told.textContent = it.notes.join(" ");
+  it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random words; the pictures show this text.", ...it.notes].filter(Boolean).join(" ");
   describePicture(it, state);
 }
 
@@ -245,7 +247,7 @@ function selectTile(it, state) {
 function describeKind(it, { only, layer, head }) {
   if (only) return `${only}: ${SENTENCES[only] ?? ""}`;
   const found = it.rows.get(getHeadName(it, layer, head));
-  return found ? `Head ${getHeadName(it, layer, head)} is selected: ${found.sentence}.` : "";
+  return found ? `Head ${getHeadName(it, layer, head)} is selected; it ${found.kind === "unclear" ? "has " : ""}${found.sentence}.` : "";
 }
 
 function describePicture(it, state) {
@@ -254,6 +256,16 @@ function describePicture(it, state) {
   const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
   it.app.caption(el("b", {}, count), ` · rows are queries, columns are keys${pooled}`);
+}
+
+// Return the scores of the shown heads as records, in their order.
+function listScores(it) {
+  return listShownHeads(it, it.app.state()).map((one) => {
+    const { kind = null, sentence = null, scores = {} } = getHeadRow(it, one) ?? {};
+    const total = getTotal(it, one);
+    const sum = total === undefined ? {} : { [`sum of ${it.app.settings.quantity(it.app.state()).name}`]: total };
+    return { layer: one.layer, head: getHeadNumber(getLayers(it)[one.layer], one.head), kind, sentence, ...scores, ...sum };
+  });
 }
 
 // Select another of the shown heads: step(index of the selected head) returns its index.

@@ -9,12 +9,16 @@ export const SENTENCES = {
   duplicate: "attends to earlier occurrences of its token",
   induction: "attends to what followed its token before",
   "first token": "attends to the first token",
+  stripe: "attends to the same few tokens from everywhere",
   broad: "attends to half of its keys or more",
   local: "attends to tokens nearby",
   unclear: "no score is clearly above its threshold and the others",
 };
 
 export const EFFECT = "effect"; // the order by the sum of what is shown, if that is not the weight
+
+// Return whether a state shows the scores of the built-in probe in place of those on the text.
+export const isProbed = (app, state) => Boolean(state.probe) && !app.settings.explainModel(state);
 
 // Render the controls: `rows` are the scores of the heads by name; `detectors` are known once all heads are scored.
 export function renderHeadControls(element, app, state, { rows, detectors, whole }) {
@@ -26,9 +30,13 @@ export function renderHeadControls(element, app, state, { rows, detectors, whole
   const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
   const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
   const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
+  const reason = app.settings.explainModel(state);
+  const probe = () => (reason ? app.fail(reason, element) : app.go({ probe: isProbed(app, state) ? null : 1, by: null, only: null }));
+  const probed = el("button", { class: "chip", "data-control": "probe", "aria-pressed": String(isProbed(app, state)), "aria-disabled": reason ? "true" : null, title: reason ?? "Run the model on random words that are repeated: what its heads do on any text, not only on this one", onclick: probe }, "Probe the model");
   element.replaceChildren(
     el("label", { class: "control" }, el("span", { class: "name" }, "sort by"), select),
     el("span", { class: "chips", role: "group", "aria-label": "Kinds of heads" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+    probed,
     seen || "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();

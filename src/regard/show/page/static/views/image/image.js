@@ -40,7 +40,7 @@ function mount(stage, app) {
   const watch = new ResizeObserver(() => paint(it));
   watch.observe(sheet);
   listenToPointer(it);
-  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ canvas }) };
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => ({ canvas }), table: () => listNumbers(it) };
 }
 
 const canRollOut = ({ app }, state) => Boolean(app.source.hasRollout?.(app.summary().id, { ...app.place(), b: state.b ?? 0 }));
@@ -182,6 +182,13 @@ function dressWord({ grid, shown }, chip, look) {
   chip.style.background = colour ? formatColor(colour) : "";
   chip.style.color = colour ? chooseInk(colour) : "";
   chip.classList.toggle("selected", q === shown.q && grid.patchOf(q, shown.window) === NONE);
+}
+
+// Return the numbers of the patches and the words as records.
+function listNumbers({ app, grid, shown }) {
+  if (!grid || !shown) return [];
+  const quantity = app.settings.quantity({ ...app.state(), show: "weight" });
+  return Array.from(shown.codes, (code, key) => ({ query: shown.q, key, patch: grid.patches[shown.window][key] === NONE ? null : grid.patches[shown.window][key], weight: quantity.decode(code) }));
 }
 
 function describeQuery(it, patch) {

@@ -29,7 +29,7 @@ export function createReadout(app) {
     const quantity = app.settings.quantity(app.state());
     const shown = quantity.name === "weight" ? null : app.settings.query(app.state());
     showFields(quantity);
-    const name = JSON.stringify([app.summary().id, place, at, shown]);
+    const name = JSON.stringify([app.shownId(), place, at, shown]);
     fields.pixel.textContent = pixel ? `${pixel.how} of ${formatCount(pixel.side)} × ${formatCount(pixel.side)}: ${pixel.text}` : "";
     fields.pixel.previousSibling.hidden = !pixel;
     if (name === standing) return;
@@ -69,7 +69,7 @@ export function createReadout(app) {
     const control = (asking = new AbortController());
     try {
       const [found, row] = await Promise.all([
-        app.source.cell(app.summary().id, { ...place, ...at }, control.signal),
+        app.source.cell(app.shownId(), { ...place, ...at }, control.signal),
         shown && app.source.attribution(app.summary().id, { ...place, ...shown, q: at.q }, control.signal),
       ]);
       if (control !== asking) return;
@@ -95,7 +95,7 @@ export function createReadout(app) {
     const state = app.state();
     const quantity = app.settings.quantity(state);
     const shown = quantity.name === "weight" ? null : app.settings.query(state);
-    const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null, shown]);
+    const name = JSON.stringify([app.shownId(), app.place(), q, q === undefined ? k : null, shown]);
     if (name === linked) return;
     linked = name;
     if (q === undefined && k === undefined) return links.replaceChildren();
@@ -104,7 +104,7 @@ export function createReadout(app) {
       const { rows, columns } = app.attention();
       const word = async (place) => (await app.words(q === undefined ? rows : columns, place, place + 1))[0];
       const found = shown ? await findLargest((await app.source.attribution(app.summary().id, { ...app.place(), ...shown, ...asked })).codes, 8, word)
-        : (await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 })).found;
+        : (await app.source.top(app.shownId(), { ...app.place(), ...asked, n: 8 })).found;
       if (name !== linked) return;
       const go = (one) => app.go(q === undefined ? { q: one.place, k } : { q, k: one.place });
       const title = shown ? `Largest ${quantity.noun} in the ${q === undefined ? "column" : "row"}` : q === undefined ? "Receives most attention from" : "Attends most to";

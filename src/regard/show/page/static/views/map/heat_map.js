@@ -1,14 +1,17 @@
 // The Map view: all weights of one head, from the full matrix down to single weights.
 
+import { Fault } from "../../data/page_error.js";
 import { TILE, countLevels, createTileCache } from "../../data/tile_cache.js";
 import { readBackground, chooseScaleName } from "../../drawing/color.js";
 import { createCanvasPen, createSvgPen } from "../../drawing/canvas_pen.js";
-import { getStateHeadNumber } from "../../frame/controls.js";
+import { formatCount } from "../../drawing/number_format.js";
+import { getStateHeadNumber } from "../../frame/selected_word.js";
 import { createViewport } from "./viewport.js";
 import { listenToPointer } from "./pointer_input.js";
 import { READ, drawMap, listVisibleTiles, chooseTileLevel, measureRoom, getVisibleRange } from "./heat_map_drawing.js";
 import { createReadout } from "./cell_readout.js";
 
+const MOST_NUMBERS = 2 ** 19; // that are saved as a table
 const SETTLED = 250; // milliseconds without movement before the link stores the viewport
 const NAME = "Map of one head: rows are queries, columns are keys. Arrow keys move by one token.";
 
@@ -16,7 +19,7 @@ export const view = {
   name: "map",
   title: "Map",
   question: "What does one head attend to?",
-  bar: ["attention", "batch", "layer", "head", "show", "target", "how", "scale"],
+  bar: ["attention", "batch", "layer", "head", "off", "show", "sink", "target", "how", "scale"],
   mount,
 };
 
@@ -32,14 +35,14 @@ function mount(stage, app) {
   const watch = new ResizeObserver(() => resizeCanvas(it));
   watch.observe(canvas.parentElement);
   listenToPointer(canvas, at, { moved: () => handleMove(it), point: (cell) => pointAtCell(it, cell), pin: (cell) => pinCell(it, cell) });
-  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => exportPicture(at) };
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => exportPicture(at), table: () => listNumbers(it) };
 }
 
 // Draw the state of the link: the head, the pinned cell and the viewport.
 function drawView(it, state) {
   const { app, at } = it;
   const setting = app.settings.get(state);
-  const name = JSON.stringify([app.summary().id, app.place(), state.how, setting !== "weight" && app.settings.query(state)]);
+  const name = JSON.stringify([app.shownId(), app.place(), state.how, setting !== "weight" && app.settings.query(state)]);
   at.quantity = app.settings.quantity(state);
   const opened = name === it.subject ? undefined : updateHead(it, state);
   it.subject = name;
@@ -59,7 +62,7 @@ function updateHead(it, state) {
   const { app, at } = it;
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[state.layer];
-  const [of, place] = [app.summary().id, app.place()];
+  const [of, place] = [app.shownId(), app.place()];
   at.tiles?.leave();
   if (at.queries !== queries || at.keys !== keys || at.of !== of) {
     Object.assign(at, { queries, keys, of, levels: countLevels(queries, keys), camera: createViewport(keys, queries, () => measureRoom(at.size)) });
@@ -277,5 +280,23 @@ const HANDS = [
   ["drag", "move the map"],
   ["click, tap", "pin a weight; on a word at the side, pin its row or column"],
 ];
+
+// Return the numbers on screen as records, without what is hidden; a pixel of many weights stands at its first query and key.
+function listNumbers({ at }) {
+  if (!at.camera) return [];
+  const z = chooseTileLevel(at);
+  const found = [];
+  for (const [level, row, column] of listVisibleTiles(at, z)) {
+    const tile = at.tiles.at(level, row, column);
+    if (!tile) continue;
+    const [side, width] = [2 ** level, tile.shape[1]];
+    tile.codes.forEach((code, n) => {
+      const value = at.quantity.decode(code);
+      if (value !== null) found.push({ query: (row * TILE + Math.floor(n / width)) * side, key: (column * TILE + (n % width)) * side, [at.quantity.name]: value });
+    });
+  }
+  if (found.length > MOST_NUMBERS) throw new Fault(`${formatCount(found.length)} numbers are on screen: zoom in until there are at most ${formatCount(MOST_NUMBERS)}.`);
+  return found;
+}
 
 const roundNumber = (value) => Number(value.toPrecision(7));

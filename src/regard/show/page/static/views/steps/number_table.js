@@ -8,9 +8,9 @@ import { formatPlainWord, renderWord } from "../../drawing/words.js";
 const WRITTEN = 16; // maximum number of columns with numbers in the cells; wider tables show only colors
 const SIDE = { width: 58, height: 28, label: 104, head: 30 }; // pixels of a cell of the SVG, and of its words
 
-// Create a figure of a panel {title, rows, columns, values, axes, ends, hidden(i, j), places of its rows, texts of its
-// numbers}; focus {row, column} is marked, and the pointer calls pick(row, column, hovering).
-export function createPanel({ title, rows, columns, values, ends, focus, pick, axes, hidden, places, texts = alignNumbers(values) }) {
+// Create a figure of a panel {title, rows, columns, values, axes, ends, shade(share from 0 to 1), hidden(i, j), places of its rows,
+// texts of its numbers}; focus {row, column} is marked, and the pointer calls pick(row, column, hovering).
+export function createPanel({ title, rows, columns, values, ends, shade = shadeWeight, focus, pick, axes, hidden, places, texts = alignNumbers(values) }) {
   const dense = columns.length > WRITTEN;
   const [low, high] = ends ?? findRange(values);
   const body = values.map((row, i) =>
@@ -19,7 +19,7 @@ export function createPanel({ title, rows, columns, values, ends, focus, pick, a
       { class: focus?.row === i ? "panel-asks" : null },
       renderLabel(rows[i], places?.[i] ?? i, "row", axes !== "numbers", pick && (() => pick(i, null)), focus?.row === i, Boolean(places)),
       row.map((value, j) => {
-        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shadeWeight((value - low) / (high - low));
+        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shade((value - low) / (high - low));
         return renderCell(dense ? null : texts[i][j], colour, focus?.row === i && focus?.column === j);
       }),
     ),
@@ -27,7 +27,7 @@ export function createPanel({ title, rows, columns, values, ends, focus, pick, a
   const top = el("tr", {}, el("td", { class: "panel-corner" }), columns.map((word, j) => renderLabel(dense && axes !== "pairs" && j % 8 ? "" : word, j, "col", axes === "pairs", null, focus?.column === j)));
   const table = el("table", { class: ["panel numbers", dense && "panel-dense", dense && axes !== "pairs" && "panel-counted"].filter(Boolean).join(" ") }, el("thead", {}, top), el("tbody", {}, body));
   if (pick) listenToPointer(table, pick);
-  return el("figure", { class: "panel-figure" }, el("figcaption", {}, title ?? "", renderLegend(low, high)), el("div", { class: "panel-scroll" }, table));
+  return el("figure", { class: "panel-figure" }, el("figcaption", {}, title ?? "", renderLegend(low, high, shade)), el("div", { class: "panel-scroll" }, table));
 }
 
 // Return the smallest and the largest finite number.
@@ -71,8 +71,8 @@ function listenToPointer(table, pick) {
 }
 
 // Render the color scale of a panel with its numbers.
-export function renderLegend(low, high) {
-  const stops = Array.from({ length: 9 }, (_, n) => formatColor(shadeWeight(n / 8))).join(", ");
+export function renderLegend(low, high, shade = shadeWeight) {
+  const stops = Array.from({ length: 9 }, (_, n) => formatColor(shade(n / 8))).join(", ");
   return el(
     "span",
     { class: "panel-legend numbers" },
@@ -86,7 +86,7 @@ export function renderLegend(low, high) {
 export function exportPanels(heading, panels) {
   const drawn = [];
   let [y, wide] = [52, 320];
-  for (const { title, rows, columns, values, ends, hidden, places, texts = alignNumbers(values) } of panels) {
+  for (const { title, rows, columns, values, ends, shade = shadeWeight, hidden, places, texts = alignNumbers(values) } of panels) {
     const [low, high] = ends ?? findRange(values);
     drawn.push(writeSvgText(16, y, title ?? "", { "font-weight": 600 }));
     columns.forEach((word, j) => drawn.push(writeSvgText(SIDE.label + (j + 0.5) * SIDE.width, y + 20, formatPlainWord(word, 8), { "text-anchor": "middle" })));
@@ -94,7 +94,7 @@ export function exportPanels(heading, panels) {
       const top = y + SIDE.head + i * SIDE.height;
       drawn.push(writeSvgText(SIDE.label - 8, top + 19, (places ? `${formatCount(places[i])} ` : "") + formatPlainWord(rows[i], places ? 8 : 12), { "text-anchor": "end" }));
       row.forEach((value, j) => {
-        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shadeWeight((value - low) / (high - low));
+        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shade((value - low) / (high - low));
         drawn.push(...writeSvgSquare(SIDE.label + j * SIDE.width, top, texts[i][j], colour));
       });
     });

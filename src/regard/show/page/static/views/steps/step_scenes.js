@@ -2,19 +2,23 @@
 
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { attend, applySwitches } from "./attend.js";
+import { makeEffectScene } from "./effect_scene.js";
 import { listActiveSteps, writeFormulas, writeSentences } from "./narration.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const WIDE = 8; // maximum number of columns of a single row that is not transposed
-const PROJECTED = "Queries are compared with keys; the resulting weights combine the values into the context.";
+const PROJECTED =
+  "From its vector x, each word gets a query (what it looks for), a key (what it is found by) and a value (what it passes on). " +
+  "Queries are compared with keys; the resulting weights combine the values into the context.";
+const COMPARED = "From its vector x, each word gets a query (what it looks for) and a key (what it is found by), which are compared.";
 const ADDED =
   "x is the state of the decoder before it writes a word, y the outputs of the encoder for the words of the sentence. The score of " +
   "a query and a key is the dot product of the weight with tanh(q + k).";
 const OFF = "This step is turned off: its numbers are those of the previous step.";
 
 // Build the scenes of an answer to steps or example: {problem, own, steps, untouched, scenes}; `own` are the steps without
-// switches.
-export function buildScenes(data, switches, query) {
+// switches. `effect` {quantity, values} is shown as one more step after the context.
+export function buildScenes(data, switches, query, effect) {
   const told = (data.before ?? []).map(parseScene);
   const after = (data.after ?? []).map(parseScene);
   if (!data.rows.length) return { scenes: [...told, ...after] };
@@ -33,7 +37,10 @@ export function buildScenes(data, switches, query) {
     live: true,
     panels: [makeTable(name, steps, data)],
   }));
-  return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
+  if (!effect) return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
+  const last = makeEffectScene(effect, own, data, query, getNaming(data));
+  const panel = turnWide(last.shown, data.places, last.shown.values[0].map((value) => [effect.quantity.write(value)]));
+  return { problem, own, steps, untouched, effect, scenes: [...told, ...live, ...after, { ...last, panels: [panel] }] };
 }
 
 // Return how sentences name words: quoted if they are from a text, with positions if they are only some of it.
@@ -52,7 +59,7 @@ function listProjectedPanels({ q, k, v, weight, rows, columns }) {
   const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns], ["weight", "w", weight && [weight], ["weight"]]].filter(([, , values]) => values);
   const panels = named.map(([title, letter, values, words]) => ({ title, rows: words, columns: numberWords(letter, values[0].length), axes: "words", values }));
   if (weight) return { name: `${kept}, weight`, formula: `x W_query, y W_key, ${v ? "y, " : ""}as it was trained`, sentence: ADDED, panels };
-  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: PROJECTED, panels };
+  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: v ? PROJECTED : COMPARED, panels };
 }
 
 function makeTable(name, steps, { rows, columns, places }) {
@@ -61,15 +68,16 @@ function makeTable(name, steps, { rows, columns, places }) {
   const shares = name === "weights" || name === "dropped";
   const ends = shares ? [0, Math.max(...values.flat(), 1e-9)] : undefined;
   const hidden = shares ? (i, j) => steps.masked[i][j] === -Infinity : undefined;
-  if (rows.length === 1 && columns.length > WIDE) return transposePanel({ rows, columns, values, ends, hidden, places, shares });
-  return { title: "", rows, columns, axes: "pairs", values, ends, hidden };
+  const texts = shares ? values[0].map((value) => [formatThreeDigits(value)]) : undefined; // most are too small for three decimal places
+  return turnWide({ rows, columns, axes: "pairs", values, ends, hidden }, places, texts);
 }
 
-// Return the single row of a wide table as a column, so that its numbers fit.
-function transposePanel({ rows, columns, values, ends, hidden, places, shares }) {
+// Return the single row of a wide table as a column with its texts, so that its numbers fit.
+function turnWide(panel, places, texts) {
+  const { rows, columns, values, hidden } = panel;
+  if (rows.length > 1 || columns.length <= WIDE) return { title: "", ...panel };
   const turned = hidden && ((i, j) => hidden(j, i));
-  const texts = shares ? values[0].map((value) => [formatThreeDigits(value)]) : undefined; // most are too small for three decimal places
-  return { title: "", rows: columns, columns: rows, axes: "pairs", values: values[0].map((value) => [value]), ends, hidden: turned, upright: true, places, texts };
+  return { ...panel, title: "", rows: columns, columns: rows, values: values[0].map((value) => [value]), hidden: turned, upright: true, places, texts };
 }
 
 // Select the formulas of an example that are valid for any setting of the switches.

@@ -23,6 +23,8 @@ export function buildLayout(app, move, go) {
     root,
     side,
     pick: examples.pick,
+    // Put the pictures of a weight at the side, or in one column above the tables.
+    placeTrace: (trace, isNarrow) => (isNarrow ? stage.sumLine.after(trace) : side.prepend(trace)),
     head(data, choose) {
       title.textContent = data.before ? data.title : "";
       notes.replaceChildren(...data.notes.map((note) => el("p", {}, note)));
@@ -32,9 +34,9 @@ export function buildLayout(app, move, go) {
     steps: line.set,
     scene: stage.set,
     sum: stage.sum,
-    bars(told, data, at, pickColumn, pickRow) {
+    bars(told, data, at, on) {
       bars.hidden = !told.own;
-      if (told.own) bars.replaceChildren(...renderBars(told, data, at, pickColumn, pickRow));
+      if (told.own) bars.replaceChildren(...renderBars(told, data, at, on));
     },
     onCopy: (listener) => copier.addEventListener("click", listener),
     copied: (text = "copied") => {
@@ -51,7 +53,7 @@ function renderExamples(app) {
   const chips = app.start.examples.map(({ name, title, summary }) =>
     el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
   const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
-  const all = [own, el("span", { class: "note" }, "examples:"), ...chips, translation].flat().filter(Boolean);
+  const all = [own, el("span", { class: "note", title: "From lecture notes that code attention from scratch; nothing else is needed to follow them" }, "examples of the lectures:"), ...chips, translation].flat().filter(Boolean);
   const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
 
   function pick(example) {
@@ -96,23 +98,24 @@ function createScene() {
     formula.replaceChildren(el("b", {}, now.name), writeMinusSigns(formatHeading(now).slice(now.name.length)));
     sentence.textContent = writeMinusSigns(now.sentence);
     const focused = tables.querySelector(":focus")?.closest("tr")?.rowIndex;
-    const focus = getFocus(now, at);
-    tables.replaceChildren(...now.panels.map((one) => createPanel({ ...one, focus, pick })), ...renderLines(now));
+    const panel = (one, n) => createPanel({ ...one, focus: getFocus(now, at, n), pick: pick && ((row, column, hovering) => pick(row, column, hovering, n)) });
+    tables.replaceChildren(...now.panels.map(panel), ...renderLines(now));
     if (focused) tables.querySelector("table")?.rows[focused]?.querySelector("button")?.focus();
   }
 
   return {
     parts: [formula, sentence, sum, tables],
+    sumLine: sum,
     set,
     sum: (of, calculation, value) => sum.replaceChildren(...(of ? [el("b", {}, of), el("span", { title: String(value) }, writeMinusSigns(calculation))] : [])),
   };
 }
 
-// Return the cell or the row that is marked in the tables of a scene.
-function getFocus(now, at) {
+// Return the cell or the row that is marked in a table of a scene: of q, k and v the query's row of q, and the key's of k and v.
+function getFocus(now, at, panel) {
   if (now.panels[0]?.upright) return { row: at.column, column: 0 };
   if (now.live) return { row: at.row, column: now.name === "context" ? at.number : at.column };
-  return now.name.startsWith("q, k") ? { row: at.row } : null;
+  return now.name.startsWith("q, k") ? { row: panel === 0 ? at.row : panel < 3 ? at.column : null } : null;
 }
 
 function renderLines({ lines }) {

@@ -17,7 +17,7 @@ export const view = {
   name: "text",
   title: "Text",
   question: "Which words attend to which?",
-  bar: ["attention", "batch", "layer", "show", "target", "scale"],
+  bar: ["attention", "batch", "layer", "off", "show", "sink", "target", "scale"],
   mount,
 };
 
@@ -31,7 +31,7 @@ function mount(stage, app) {
   const links = app.el("aside", { class: "text-links", "aria-live": "polite", "aria-label": "Strongest links" });
   stage.append(controls, panes, links);
   const it = { app, stage, controls, panes, links, texts: [], hovered: null, of: "", name: "", shown: null, asking: null, later: null };
-  return { draw: (state) => drawView(it, state), leave: () => leaveView(it), keys: listKeys(it), hands: HANDS, picture: () => ({ svg: snapshotAsSvg(panes) }) };
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it), keys: listKeys(it), hands: HANDS, picture: () => ({ svg: snapshotAsSvg(panes) }), table: () => listNumbers(it) };
 }
 
 const isBackwards = (state) => state.way === "to";
@@ -87,7 +87,7 @@ async function shadeTexts(it, state) {
   const incoming = side === "columns" || (side === "both" && isBackwards(state));
   const heads = getSelectedHeads(app, state);
   const setting = app.settings.get(state);
-  const name = JSON.stringify([app.summary().id, app.place(), heads, place, incoming, side, setting !== "weight" && app.settings.query(state)]);
+  const name = JSON.stringify([app.shownId(), app.place(), heads, place, incoming, side, setting !== "weight" && app.settings.query(state)]);
   if (name === it.name) return markWords(it, state);
   it.name = name;
   it.asking?.abort();
@@ -101,7 +101,7 @@ async function fetchCodes(it, query, of) {
   const control = (it.asking = new AbortController());
   app.wait(of.incoming ? "Computing the weights of all queries" : "Loading the weights of this word");
   try {
-    const codes = of.setting === "weight" ? await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal)
+    const codes = of.setting === "weight" ? await app.source[of.incoming ? "column" : "row"](app.shownId(), query, control.signal)
       : (await app.source.attribution(app.summary().id, { ...query, ...app.settings.query(app.state()) }, control.signal)).codes;
     if (control !== it.asking) return;
     app.ready();
@@ -114,6 +114,16 @@ async function fetchCodes(it, query, of) {
     app.ready();
     app.fail(fault.message, it.controls);
   }
+}
+
+// Return the shaded numbers as records.
+async function listNumbers({ app, shown }) {
+  if (!shown) return [];
+  const quantity = app.settings.quantity(app.state());
+  const { rows, columns } = app.attention();
+  const words = await app.words(shown.incoming ? rows : columns, 0, shown.codes.length);
+  const [asked, other] = shown.incoming ? ["key", "query"] : ["query", "key"];
+  return Array.from(shown.codes, (code, n) => ({ [asked]: shown.place, [other]: n, word: words[n], [quantity.name]: quantity.decode(code) }));
 }
 
 // Shade the words and the overview strips.
@@ -171,7 +181,7 @@ async function fetchLinks(it, query, signal) {
   try {
     const quantity = app.settings.quantity(app.state());
     const list = shown.incoming ? app.attention().rows : app.attention().columns;
-    const found = shown.setting === "weight" ? (await app.source.top(app.summary().id, { ...query, n: LINKS }, signal)).found
+    const found = shown.setting === "weight" ? (await app.source.top(app.shownId(), { ...query, n: LINKS }, signal)).found
       : await findLargest(shown.codes, LINKS, async (place) => (await app.words(list, place, place + 1))[0]);
     const [word] = await app.words(getWordList(it), shown.place, shown.place + 1);
     if (signal.aborted) return;

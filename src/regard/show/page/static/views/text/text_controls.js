@@ -1,8 +1,8 @@
 // The controls above a text: the direction of the links, and the heads; several heads show their mean.
 
 import { el } from "../../drawing/elements.js";
-import { renderChoice, getHeadNumber } from "../../frame/controls.js";
-import { getSelectedHeads, selectHeads } from "../../frame/selected_word.js";
+import { renderChoice } from "../../frame/controls.js";
+import { getHeadNumber, getSelectedHeads, selectHeads } from "../../frame/selected_word.js";
 
 export function renderTextControls(element, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");

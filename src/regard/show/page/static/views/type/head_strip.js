@@ -28,13 +28,14 @@ export function createHeadStrip() {
   }
 
   // Draw the pictures {codes, shape} of a quantity in its colors; `share` is the position of the query from 0 to 1.
-  function set({ codes, shape: [h, rows, columns] }, { selected, share, layer, choose, quantity, paint }) {
+  function set({ codes, shape: [h, rows, columns] }, { selected, off, share, layer, choose, quantity, paint }) {
     const one = (n) => codes.subarray(n * rows * columns, (n + 1) * rows * columns);
     const mean = (heads) => (heads.length === 1 ? one(heads[0]) : quantity.average(joinArrays(heads.map(one)), [heads.length, rows, columns]));
     const all = Array.from({ length: h }, (_, n) => n);
     const of = (n) => (n === null ? mean(all) : one(n));
     const isMean = selected.length === h;
-    const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === null ? isMean : !isMean && selected.includes(n)), "aria-label": n === null ? "mean of all heads" : `head ${n}`, onclick: () => choose(n) },
+    const isOff = (n) => n !== null && off.includes(`${layer}.${n}`);
+    const small = (n) => el("button", { class: isOff(n) ? "type-head type-off" : "type-head", "aria-pressed": String(n === null ? isMean : !isMean && selected.includes(n)), "aria-label": n === null ? "mean of all heads" : `head ${n}${isOff(n) ? ", switched off" : ""}`, onclick: () => choose(n) },
       paintCodes(createPixelCanvas(), of(n), rows, columns, paint), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
     strip.replaceChildren(...(h === 1 ? [null] : [null, ...all]).map(small));

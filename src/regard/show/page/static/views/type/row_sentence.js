@@ -5,7 +5,7 @@ import { quoteWord } from "../../drawing/words.js";
 
 // Return the sentence about a row of a quantity: {numbers, words, asker: the word of the query, q: its place, isTranslation}.
 export function describeNumbers(quantity, row) {
-  if (quantity.name !== "weight") return SENTENCES[quantity.name](listLargest(row, quantity.write, row.q, true), quoteWord(row.asker), quantity.of);
+  if (quantity.name !== "weight") return SENTENCES[quantity.name](listLargest(row, quantity.write, row.q), quoteWord(row.asker), quantity.of);
   return row.isTranslation ? describeColumn(row) : describeRow(row);
 }
 
@@ -27,10 +27,9 @@ function describeColumn({ numbers, words, asker }) {
   return `To write ${quoteWord(asker)}, the model attended ${(found => (found ? `most to ${found}` : "to nothing"))(listLargest({ numbers, words }, formatRounded))}.`;
 }
 
-// List the words of the three numbers that are largest in size, or return "" if all are 0; with their places, if those are
-// wanted, where a word stands more than once.
-function listLargest({ numbers, words }, write, q, isPlaced = false) {
-  const stands = (n) => isPlaced && words.indexOf(words[n]) !== words.lastIndexOf(words[n]);
+// List the words of the three numbers that are largest in size, or return "" if all are 0; with their places where a word stands more than once.
+function listLargest({ numbers, words }, write, q) {
+  const stands = (n) => words.indexOf(words[n]) !== words.lastIndexOf(words[n]);
   const name = (n) => (n === q ? "itself" : `${quoteWord(words[n])}${stands(n) ? ` at ${n}` : ""}`);
   const few = sortBySize(numbers, words).map((n) => `${name(n)} (${write(numbers[n])})`);
   return few.length > 1 ? `${few.slice(0, -1).join(", ")} and ${few.at(-1)}` : few.join();

@@ -1,6 +1,8 @@
 // The text field of Type, and the example sentences while it is empty.
 
-import { el } from "../../drawing/elements.js";
+import { el, isTouch } from "../../drawing/elements.js";
+import { cutText } from "../../drawing/words.js";
+import { renderModelChoice } from "../../frame/model_choice.js";
 
 const LETTERS = 72; // maximum number of letters of an example sentence
 
@@ -13,13 +15,13 @@ export function createTextForm(app, run) {
   const form = el("form", { class: "type-form", onsubmit: (event) => {
     event.preventDefault();
     run(text.value);
-  } }, text, button);
+  } }, text, el("div", { class: "type-go" }, renderModelChoice(app.start.models, () => text.value.trim() && form.requestSubmit()), button));
   const offers = el("div", { class: "type-offers" }, el("span", { class: "note" }, "Or try:"), app.start.sentences.map((one) =>
-    el("button", { class: "chip", onclick: () => run((text.value = one)) }, one.length > LETTERS ? `${one.slice(0, LETTERS - 2)}…` : one)),
+    el("button", { class: "chip", onclick: () => run((text.value = one)) }, cutText(one, LETTERS))),
     translation && !translates && [el("span", { class: "note" }, "Or try a translation:"), el("button", { class: "chip", "data-translation": "", onclick: () => app.translation("text") }, `${translation.sentence} → in French`)]);
   const offer = () => {
     offers.hidden = text.value.trim() !== "";
-    hint.hidden = !offers.hidden;
+    hint.hidden = !offers.hidden || isTouch(); // its keys are those of a keyboard
   };
   text.addEventListener("input", offer);
   text.addEventListener("keydown", (event) => {

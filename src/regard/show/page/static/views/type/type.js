@@ -3,8 +3,10 @@
 import { roundUp, createScale, createStateScale } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatCount } from "../../drawing/number_format.js";
-import { quoteWord } from "../../drawing/words.js";
+import { explainMarks, quoteWord } from "../../drawing/words.js";
 import { makeInitialState, isCrossText } from "../../frame/controls.js";
+import { isSelectionOff, listHeadsOff, switchHeads } from "../../frame/heads_off.js";
+import { readModel, setModel } from "../../frame/model_choice.js";
 import { linkRequest, parseLink } from "../../frame/page_link.js";
 import { chooseQuery, getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { describeNumbers } from "./row_sentence.js";
@@ -16,7 +18,7 @@ export const view = {
   name: "type",
   title: "Type",
   question: "What does the model do with my words?",
-  bar: (state) => (state.r ? ["attention", "layer", "show", "target"] : []),
+  bar: (state) => (state.r ? ["attention", "layer", "show", "sink", "target"] : []),
   mount,
 };
 
@@ -24,16 +26,17 @@ export const view = {
 // cached rows and thumbnails.
 function mount(stage, app) {
   const it = { app, drawn: null, running: null, asking: new AbortController(), kept: new Map() };
-  it.page = buildLayout(app, (text) => runText(it, text));
+  it.page = buildLayout(app, (text) => runText(it, text), (word) => appendWord(it, word));
   stage.append(it.page.root);
   resumeView(it);
   const leave = () => [it.running, it.asking].forEach((one) => one?.abort());
-  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => app.summary() && { svg: snapshotAsSvg(it.page.result) } };
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => app.summary() && { svg: snapshotAsSvg(it.page.result) }, table: () => listNumbers(it) };
 }
 
 // Run the model on the text of a link that names no recording.
 function resumeView(it) {
-  const { text, r, find } = parseLink(location.hash);
+  const { text, r, find, model } = parseLink(location.hash);
+  setModel(it.page.form, model);
   const box = it.page.form.elements.text;
   if (text && !r) runText(it, (box.value = text));
   if (!it.app.summary() && !find) box.focus();
@@ -47,9 +50,10 @@ async function runText(it, text) {
   const { signal } = (it.running = new AbortController());
   app.fail("", page.form);
   page.busy(true);
-  app.wait(`Running ${app.start.model}`);
+  const model = readModel(page.form);
+  app.wait(`Running ${model ?? app.start.model}`);
   try {
-    const summary = await app.source.type({ text }, signal);
+    const summary = await app.source.type({ text, model }, signal);
     const before = app.state();
     app.add(summary);
     app.go({ r: summary.id, view: "type", ...linkRequest(summary), q: null, k: null, at: null, token: null, find: null, ...chooseStart(app, summary, before) });
@@ -87,6 +91,21 @@ async function drawView(it, state) {
   shadeWords(it, state, { ...told, row, q });
   drawPictures(it, state, q, thumbs);
   describePicture(it, state, told.asker);
+  await drawNextWords(it, state, signal);
+}
+
+// Draw the predicted next words, with heads off beside those without them.
+async function drawNextWords(it, state, signal) {
+  const { app, page } = it;
+  const own = app.summary().next ?? [];
+  const off = listHeadsOff(state).join();
+  const reason = off && app.settings.explainModel(state);
+  it.nextWords = own;
+  if (!off || reason) return page.next({ ...state, off: null }, own);
+  const known = `off ${off}`;
+  const { words } = await fetchOnce(it, known, () => fetchEffects(it, "ablation", { off }, signal));
+  it.nextWords = words;
+  return signal.aborted ? undefined : page.next(state, words);
 }
 
 // Fetch the words of the keys, those of the queries if they differ, and the word of the query.
@@ -99,13 +118,17 @@ async function fetchWords({ app }, q) {
   return { words, asking, asker };
 }
 
-// Reset the view for another recording; the text field has its text, as far as a link can hold it.
+// Reset the view for another recording; the text field has its text, as far as a link or the server holds it.
 function beginText(it, summary) {
-  const { text, words } = parseLink(location.hash);
-  if (it.drawn || (text && words === undefined)) it.page.form.elements.text.value = words === undefined ? text ?? "" : "";
+  const { text, words, model } = parseLink(location.hash);
+  const box = it.page.form.elements.text;
+  setModel(it.page.form, model);
+  const { request } = summary;
+  const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? request?.text ?? "";
+  if (it.drawn || (read && (text || !box.value))) box.value = read; // what a visitor is typing already stays
   it.page.offer();
   it.kept.clear();
-  it.page.next(summary.next ?? [], (word) => appendWord(it, word));
+  it.page.next({ ...it.app.state(), off: null }, summary.next ?? []); // at once; without the heads that are off as soon as it is known
   it.drawn = summary.id;
 }
 
@@ -113,7 +136,8 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
-  page.read(`${model} read ${formatCount(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ", words and pieces of words."}`);
+  const marks = explainMarks(words);
+  page.read(`The model ${model} read ${formatCount(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ": words and pieces of words."}${marks && ` ${marks}`}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
@@ -125,7 +149,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
 // Fetch the numbers of the query, of one head or the mean of all heads, and thumbnails of the heads.
 async function fetchRow(it, state, q, signal) {
   const { app } = it;
-  const { id } = app.summary();
+  const id = app.shownId();
   const place = app.place();
   const { kind, part, b, layer } = place;
   const selected = getSelectedHeads(app, state);
@@ -134,8 +158,8 @@ async function fetchRow(it, state, q, signal) {
   const askRow = () => (shown ? fetchEffects(it, "attribution", { ...place, q, heads, ...shown }, signal) : app.source.row(id, { ...place, q, heads }, signal));
   const askThumbs = () => (shown ? fetchEffects(it, "attributionThumbs", { kind, part, b, layer, ...shown }, signal) : app.source.thumbs(id, { kind, part, b, layer }, signal));
   const [row, thumbs] = await Promise.all([
-    fetchOnce(it, `row ${JSON.stringify([place, q, heads, shown])}`, askRow),
-    fetchOnce(it, `thumbs ${JSON.stringify([kind, part, b, layer, shown])}`, askThumbs),
+    fetchOnce(it, `row ${JSON.stringify([id, place, q, heads, shown])}`, askRow),
+    fetchOnce(it, `thumbs ${JSON.stringify([id, kind, part, b, layer, shown])}`, askThumbs),
   ]);
   return { row: row.codes ?? row, thumbs };
 }
@@ -155,11 +179,13 @@ async function fetchOnce({ kept }, key, ask) {
   return kept.get(key);
 }
 
-function shadeWords({ app, page }, state, { row, words, asker, q }) {
+function shadeWords(it, state, { row, words, asker, q }) {
+  const { app, page } = it;
   const quantity = app.settings.quantity(state);
   const numbers = Array.from(row, quantity.decode);
   const scale = quantity.name === "weight" ? chooseWeightScale(state, numbers, app.ofTwoTexts()) : quantity.makeScale(state, row.length, quantity.measure(row));
   page.shade(numbers, scale, quantity);
+  it.numbers = numbers.map((value, key) => ({ query: q, key, word: words[key], [quantity.name]: value }));
   const legend = quantity.makeLegend(scale);
   if (quantity.name === "weight" && numbers[0] > scale.high) legend.ticks.at(-1)[1] += " or more";
   app.legend(legend);
@@ -178,7 +204,7 @@ function drawPictures({ app, page }, state, q, thumbs) {
   const quantity = app.settings.quantity(state);
   const choose = (n) => app.go(n === null ? { heads: "all" } : { head: n, heads: null });
   const scale = quantity.makePictureScale(state, keys, quantity.name === "weight" ? undefined : quantity.measure(thumbs.codes));
-  page.heads(thumbs, { selected: getSelectedHeads(app, state), share: q / queries, layer: state.layer, choose, quantity, paint: quantity.paint(scale) });
+  page.heads(thumbs, { selected: getSelectedHeads(app, state), off: listHeadsOff(state), share: q / queries, layer: state.layer, choose, quantity, paint: quantity.paint(scale) });
 }
 
 const ABOUT = { weight: "Attention of ", carried: "Carried to ", pull: "Pull through the attention of ", cut: "Change by a cut from " };
@@ -187,6 +213,9 @@ function describePicture({ app }, state, asker) {
   const who = `layer ${state.layer}, ${app.attention().layers[state.layer].heads === 1 ? "its one head" : nameSelectedHeads(app, state)}`;
   app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
 }
+
+// Return the shaded numbers and those of the predicted next words as records.
+const listNumbers = ({ numbers, nextWords }) => [...(numbers ?? []), ...(nextWords ?? []).map(({ word, ...shares }) => ({ next: word, ...shares }))];
 
 // Append a predicted word to the text, and run the model.
 async function appendWord(it, word) {
@@ -210,10 +239,17 @@ function turnHead({ app }, by) {
   if (next >= -1 && next < heads) app.go(next < 0 ? { heads: "all" } : { head: next, heads: null });
 }
 
+function switchSelected({ app }) {
+  const state = app.state();
+  if (!app.summary() || app.settings.explainModel(state)) return;
+  app.go(switchHeads(state, state.layer, getSelectedHeads(app, state), !isSelectionOff(app, state)));
+}
+
 const listKeys = (it) => [
   ["ArrowRight", "next word", () => stepWord(it, 1)],
   ["ArrowLeft", "previous word", () => stepWord(it, -1)],
   ["]", "next head", () => turnHead(it, 1)],
   ["[", "previous head; before the first, the mean", () => turnHead(it, -1)],
+  ["o", "switch the selected head off, or on again", () => switchSelected(it)],
   ["i", "edit the text", () => it.page.form.elements.text.focus()],
 ];

@@ -2,11 +2,12 @@
 
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
-import { formatCount, formatPercent } from "../../drawing/number_format.js";
+import { formatCount } from "../../drawing/number_format.js";
 import { renderWord } from "../../drawing/words.js";
 import { formatLink, parseLink } from "../../frame/page_link.js";
-import { createTextForm } from "./text_form.js";
 import { createHeadStrip } from "./head_strip.js";
+import { createNextWords } from "./next_words.js";
+import { createTextForm } from "./text_form.js";
 
 const WELCOME =
   "A language model reads a text word by word. At each word it combines the words so far, each with a weight: these weights are " +
@@ -17,7 +18,7 @@ const TRANSLATES =
   "translation.";
 const ELSEWHERE = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
 
-export function buildLayout(app, run) {
+export function buildLayout(app, run, append) {
   const ask = createTextForm(app, run);
   const words = createParagraph("Words: select one to see its attention");
   const written = createParagraph("Translation: select a word to see its attention");
@@ -26,10 +27,9 @@ export function buildLayout(app, run) {
   const source = el("p", { class: "note" });
   const told = el("p", { class: "type-told", "aria-live": "polite" });
   const links = el("nav", { class: "type-links", "aria-label": "The same words in other views" });
-  const next = el("ol", { class: "type-next" });
-  const expects = el("section", {}, el("h2", {}, "Predicted next words"), next);
+  const next = createNextWords(app, append);
   const result = el("div", { class: "type-result", hidden: true },
-    el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, expects), heads.element);
+    el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, next.element), heads.element);
   const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
   const root = el("div", { class: "type-page" }, ask.element, createGallery(app), welcome, result);
 
@@ -58,10 +58,7 @@ export function buildLayout(app, run) {
     label: heads.label,
     read: (sentence) => (source.textContent = sentence),
     told: (sentence) => (told.textContent = sentence),
-    next(likeliest, go) {
-      expects.hidden = !likeliest.length;
-      next.replaceChildren(...likeliest.map((one) => el("li", {}, renderPrediction(one, likeliest[0].probability, () => go(one.word)))));
-    },
+    next: next.draw,
     links(app, state) {
       const q = state.q ?? null;
       links.replaceChildren(...ELSEWHERE.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: state.r, q }) }, said)));
@@ -74,15 +71,7 @@ export function buildLayout(app, run) {
 function createGallery({ start }) {
   const link = ({ name, view, link }) => (link ? `#view=${view}&${link}` : formatLink({ ...parseLink(""), view, find: name }));
   const items = start.gallery.map((one) => el("li", {}, el("a", { class: "chip button", href: link(one) }, one.title)));
-  return el("nav", { class: "type-gallery", "aria-label": "Gallery", hidden: !items.length }, el("span", { class: "note" }, "See:"), el("ul", {}, items));
-}
-
-// Render a predicted word with its probability.
-function renderPrediction({ word, probability }, top, go) {
-  return el("button", { class: "quiet type-expected", title: "Append this word", onclick: go },
-    el("span", { class: "type-word" }, renderWord(word)),
-    el("span", { class: "type-track" }, el("span", { style: { width: `${(100 * probability) / top}%` } })),
-    el("span", { class: "numbers" }, formatPercent(probability)));
+  return el("nav", { class: "type-gallery", "aria-label": "Gallery", hidden: !items.length }, el("span", { class: "note" }, "Examples:"), el("ul", {}, items));
 }
 
 // Create the words as buttons; the Tab key reaches only the selected one.

@@ -1,0 +1,80 @@
+"""Read over which axes queries and keys are normalized, from what their projections made."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.examination.inner_calls import InnerCall
+from regard.examination.report import Checked, Finding
+
+NEAR = 1e-3  # of logarithms of factors
+FAINT = 1e-3  # of the largest number: smaller ones are left out
+WHAT = "the norm of queries and keys"
+EACH, ALL, ACROSS = "each head", "all heads together", "the heads, in each column"
+CURE = "Normalize the last axis of each head: q = q_norm(q.view(b, t, heads, d)), with nn.RMSNorm(d), and the same for k."
+
+
+def check_norms(calls: Sequence[InnerCall]) -> Finding | Checked | None:
+    """Check that queries and keys are normalized over the width of each head, or both over all heads; None without norms."""
+    found: list[tuple[str, str]] = []
+    for one in calls:
+        axes = {who: axis for who, axis in read_norms(one) if axis}
+        wrong = next(describe_mistakes(one, axes), None)
+        if wrong is not None:
+            return Finding("wrong axis", f"in {one.name or 'the layer'} {wrong}", CURE, 1.5, "norm", one.name)
+        found += axes.items()
+    if not found:
+        return None
+    return Checked(f"{WHAT}, over {found[0][1]}", f"in {len(calls)} recorded call{'s' * (len(calls) > 1)}")
+
+
+def describe_mistakes(one: InnerCall, axes: dict[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the norms of queries and keys, in words."""
+    for who, width in zip(("queries", "keys"), one.widths, strict=True):
+        axis = axes.get(who)
+        if axis == ACROSS:
+            yield f"{who} are normalized over the heads, in each column, not over the width of each head"
+        if axis == ALL and width == one.width:
+            yield f"{who} are normalized over all heads together, though the norm has the {width} weights of one head"
+    if len(set(axes.values())) > 1:
+        yield f"queries are normalized over {axes['queries']}, but keys over {axes['keys']}"
+
+
+def read_norms(one: InnerCall) -> Iterator[tuple[str, str | None]]:
+    """Yield over what queries and keys are normalized, None if they are not or that does not show."""
+    for who, named, x, source in (
+        ("queries", one.q_named, one.call.q, one.q_source),
+        ("keys", one.k_named, one.call.k, one.k_source),
+    ):
+        after = x if source is None else source.projected
+        yield who, None if named is None or named.shape != after.shape else read_axes(named.double(), after.double())
+
+
+def read_axes(before: Tensor, after: Tensor) -> str | None:
+    """Return over what (b, h, t, d) was divided by its size: EACH, ALL or ACROSS; None if it was not, or in another way."""
+    known = (before.abs() > FAINT * before.abs().max()) & (after != 0)
+    factors = (after / before).abs().log().masked_fill(~known, torch.nan)
+    if measure_spread(factors) < NEAR:
+        return None
+    alike_in_width = measure_spread(factors - take_first(factors, -1)) < NEAR
+    if before.shape[1] == 1:
+        return EACH if alike_in_width else None
+    alike_in_heads = measure_spread(factors - take_first(factors, 1)) < NEAR
+    if alike_in_width:
+        return ALL if alike_in_heads else EACH
+    return ACROSS if alike_in_heads else None
+
+
+def take_first(factors: Tensor, axis: int) -> Tensor:
+    """Return the first entry along an axis."""
+    return factors.narrow(axis, 0, 1)
+
+
+def measure_spread(factors: Tensor) -> float:
+    """Return how far factors (b, h, t, d) differ from token to token, of the entries that are known; 0 if none are."""
+    missing = factors.isnan()
+    top = factors.masked_fill(missing, -torch.inf).amax((0, 2))
+    low = factors.masked_fill(missing, torch.inf).amin((0, 2))
+    spread = (top - low)[top >= low]
+    return float(spread.max()) if spread.numel() else 0.0

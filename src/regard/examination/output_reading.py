@@ -1,0 +1,155 @@
+"""Read how an output is made of weights and values: W_O of each head times the weights times the values of the same head.
+
+Values are those of the call. Latent attention has one latent for all heads, and absorbs the weights that make its values in its
+output: W_O[:, i] W_UV[i] (weights of head i) latent, in two products or in one folded matrix.
+Source: DeepSeek-V2, section 2.1.2 and appendix C.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination.projection_source import ModuleOutput
+from regard.mechanism.heads import share
+from regard.observe.interception.attention_call import AttentionCall
+
+NEAR = 1e-3  # of the largest number
+MOST = 2**22  # weights of a call that are computed
+MOST_HEADS = 32  # whose order is solved for
+PAIRS = {  # which head's weights (b, w, q, k), values (b, v, k, e) and columns of the output (c, h, e) meet
+    "bhqk,bgke,che->bqchg": "the columns of {2} of head {1} get the weights of head {1} and the values of head {0}",
+    "bgqk,bhke,che->bqchg": "the columns of {2} of head {1} get the weights of head {0} and the values of head {1}",
+    "bgqk,bgke,che->bqchg": "the columns of {2} of head {1} get the context of head {0}",
+}
+VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): the last part of each head makes its values."
+SAME = "Multiply the weights of each head by the values of the same head, and the context by its own columns of {}."
+JOIN = "Join the heads with a transpose before the view: context.transpose(1, 2).reshape(b, t, heads * d)."
+COLUMNS = "View the weight of {} as (width, heads, values' width): each head has neighboring columns."
+
+
+class OutputReading(NamedTuple):
+    """What is wrong with how an output is made, in words, the cure and the kind; all empty if it is right."""
+
+    wrong: str = ""
+    cure: str = ""
+    kind: str = ""
+
+
+class Part(NamedTuple):
+    """Values (b, h, k, e), or weights (c, h, e) of the output, and what is wrong with this view of them."""
+
+    numbers: Tensor
+    said: OutputReading
+
+
+RIGHT = OutputReading()
+
+
+def read_output(
+    call: AttentionCall, module: nn.Module, place: str, outputs: Sequence[ModuleOutput], latent: int = 0
+) -> OutputReading | None:
+    """Return how an output is made of a call's weights and values, or of latents of a width; None if no known way gives it.
+
+    `outputs` are those of the module at `place`, and of its parts.
+    """
+    b, h, q, _ = call.q.shape
+    if b * h * q * call.k.shape[2] > MOST or (call.v is None and not latent):
+        return None
+    weights = call.build_map(call.k).dense().double()
+    linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    for last, out in linear.items():
+        if out.in_features % h:
+            continue
+        e = out.in_features // h
+        names = (place, f"{place}.{last}".lstrip("."))
+        bias = 0 if out.bias is None else out.bias.detach().double()
+        targets = [one.output for one in outputs if one.name in names and one.output.shape == (b, q, out.out_features)]
+        sources = [list_latent_values(call.k[:, :1, :, :latent].double(), part, h, e, name) for name, part in linear.items()]
+        for values in sources if latent else [list_values(call, e)]:
+            found = match_output(weights, list(values), (last, out), [y.double() - bias for y in targets])
+            if found is not None:
+                return found
+    return None
+
+
+def match_output(
+    weights: Tensor, values: Sequence[Part], out: tuple[str, nn.Linear], targets: Sequence[Tensor]
+) -> OutputReading | None:
+    """Return the first views of values and of the output's weights that give a target; None if none do."""
+    last, projection = out
+    columns = list(list_columns(projection, weights.shape[1], last)) if values else []
+    for y in targets if values else ():
+        for one in values:
+            context = weights @ one.numbers
+            for other in columns:
+                if is_near(torch.einsum("bhte,che->btc", context, other.numbers), y):
+                    return one.said if one.said.wrong else other.said
+            viewed = context.reshape(*y.shape[:2], -1)
+            if not one.said.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
+                return OutputReading("heads are joined by a view without a transpose", JOIN, "mixed heads")
+        wrong = find_other_head(weights, values[0].numbers, columns[0].numbers, y, last)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def list_values(call: AttentionCall, e: int) -> Iterator[Part]:
+    """Yield the values of a call, one for each head, if they have this width."""
+    if call.v is not None and call.v.shape[-1] == e and call.v.shape[2] == call.k.shape[2]:
+        yield Part(share(call.v.double(), call.q.shape[1]), RIGHT)
+
+
+def list_latent_values(latent: Tensor, part: nn.Linear, h: int, e: int, name: str) -> Iterator[Part]:
+    """Yield the values that the weights of a part may make of latents (b, 1, k, latent), right ones first."""
+    weight, width = part.weight.detach().double(), latent.shape[-1]
+    rows = len(weight) // h
+    if part.in_features != width or len(weight) % h or rows < e:
+        return
+    apart, mixed, cure = weight.unflatten(0, (h, rows)), weight.unflatten(0, (rows, h)).transpose(0, 1), VIEW.format(name)
+    yield Part(latent @ apart[:, rows - e :].mT, RIGHT)
+    if rows > e:
+        keys = f"the part of {name} that makes keys is absorbed in the output, not the part that makes values"
+        yield Part(latent @ apart[:, :e].mT, OutputReading(keys, cure, "wrong roles"))
+    viewed = f"the weight of {name} is viewed with the axes of heads and width exchanged where it makes values: heads are mixed"
+    yield Part(latent @ mixed[:, rows - e :].mT, OutputReading(viewed, cure, "mixed heads"))
+    turned = f"the part of {name} that makes values is transposed: its numbers are read as (latent, width)"
+    yield Part(latent @ apart[:, rows - e :].reshape(h, width, e), OutputReading(turned, cure, "wrong roles"))
+
+
+def list_columns(part: nn.Linear, h: int, name: str) -> Iterator[Part]:
+    """Yield the weights (c, h, e) of each head that may make the output, right ones first."""
+    weight = part.weight.detach().double()
+    yield Part(weight.unflatten(1, (h, -1)), RIGHT)
+    if h == 1:
+        return
+    viewed = f"the columns of {name} are viewed as (width, heads): heads are mixed"
+    yield Part(weight.unflatten(1, (-1, h)).mT, OutputReading(viewed, COLUMNS.format(name), "mixed heads"))
+
+
+def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor, last: str) -> OutputReading | None:
+    """Return that a head is combined with another one; None if no choice of heads gives y (b, q, c), or the right one does.
+
+    The output is linear in the h² factors of each pair of heads, which are solved for.
+    """
+    b, h, q, _ = weights.shape
+    some = min(len(columns), math.ceil(4 * h * h / (b * q)))
+    if not 1 < h <= MOST_HEADS or some * b * q < h * h:
+        return None
+    target = y[..., :some].reshape(-1, 1)
+    for product, what in PAIRS.items():
+        pairs = torch.einsum(product, weights, values, columns[:some]).flatten(0, 2).flatten(1)
+        factors = torch.linalg.lstsq(pairs, target).solution.view(h, h)
+        chosen = factors.argmax(1)
+        selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)
+        i = next((i for i, j in enumerate(chosen.tolist()) if i != j), None)
+        if i is not None and is_near(factors, selected) and is_near(pairs @ selected.view(-1, 1), target):
+            return OutputReading(what.format(int(chosen[i]), i, last), SAME.format(last), "mixed heads")
+    return None
+
+
+def is_near(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding."""
+    return bool((one - other).abs().max() <= NEAR * other.abs().max())

@@ -1,0 +1,217 @@
+"""The traversals of a matrix on a CPU, in float32, compiled by numba: the fast versions of passes.py and weight_products.py.
+
+If numba is not installed, a map is not float32 on a CPU, or it has a NaN, those two are used instead;
+for additive scores too, whose own cost dominates, and which are compiled in `additive.py`. Large arrays are handled by numpy
+here, on one thread: after a parallel operation of torch its other threads would spin for some milliseconds, on the cores that
+these passes are about to use.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.compiled import processor
+from regard.compiled.threads import run_parts
+from regard.map import pass_inputs
+from regard.map.attribution_passes import EntryStatistics, Products
+from regard.map.passes import ROWS, AppliedWeights, TraversalResult
+from regard.map.plane import Denominators, Plane
+from regard.map.pooling import Picture, SignedPicture, choose_larger
+
+LARGEST = 256  # most rows of a bin for one thread
+SMALL = 2**19  # scores up to which one thread is used
+MOST = 64  # largest n of `top`, which keeps a sorted list for each row
+NAMES = ("shift", "total", *ROWS)
+Answer = TypeVar("Answer")
+
+
+def can_run_compiled(plane: Plane) -> bool:
+    """Return whether the compiled passes apply to this plane."""
+    is_supported = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
+    return is_supported and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
+
+
+def run_planes(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[Answer]:
+    """Compute work(plane, threads) for every plane: many planes in parallel, a thread each; few one by one on all threads."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(planes) < 4 * threads:
+        return [work(plane, threads) for plane in planes]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda plane: work(plane, 1), planes))
+
+
+def gather_statistics(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[TraversalResult, Picture] | None:
+    """Compute all row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
+
+    rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover all queries or a run of
+    them, to which all results are then restricted. Return None if there is a NaN, which comparisons would lose.
+    """
+    q, k = plane.shape
+    bins = Bins(rows, columns)
+    found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
+    first, last = int(rows[0]), int(rows[-1])
+    arguments = bins.own, bins.columns, found, PerThread(received), bins.total, bins.most
+    run_pass(plane, "overview", bins.edges, threads, *arguments, part=((first, last), (0, k)))
+    found = found if last - first == q else found[:, first:last].copy()  # a view would keep all rows alive
+    if not np.isfinite(found[:2]).all():
+        return None
+    statistics = dict(zip(NAMES, torch.from_numpy(found), strict=True))
+    below = Denominators(statistics.pop("shift"), statistics.pop("total"))
+    summed = torch.from_numpy(received.sum(0).astype(np.float32))
+    return TraversalResult(statistics, summed, below), bins.to_picture()
+
+
+def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> Picture | None:
+    """Draw the picture of a part of a plane, given the denominators of all rows; return None if there is a NaN."""
+    bins = Bins(rows, columns)
+    known = torch.stack([below.shift, below.total]).numpy()
+    if not np.isfinite(known).all():
+        return None
+    received = np.zeros((threads, plane.shape[1]))
+    part = (int(rows[0]), int(rows[-1])), (int(columns[0]), int(columns[-1]))
+    run_pass(
+        plane,
+        "picture",
+        bins.edges,
+        threads,
+        bins.own,
+        bins.columns,
+        known,
+        PerThread(received),
+        bins.total,
+        bins.most,
+        part=part,
+    )
+    return bins.to_picture()
+
+
+def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics | None:
+    """Compute the sums, extremes and picture of an attribution map, of the rows of the picture; None if there is a NaN."""
+    q, k = plane.shape
+    padded, inner = cover_keys(columns, k)
+    bins, negatives = Bins(rows, padded), Bins(rows, padded)
+    part = (int(rows[0]), int(rows[-1])), (0, k)
+    found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
+    sums, extremes = np.zeros(q), np.zeros((2, q), np.float32)
+    arguments = (
+        pass_inputs.make_product_inputs(products, bins.edges),
+        bins.own,
+        bins.columns,
+        found,
+        sums,
+        extremes,
+        PerThread(received),
+    )
+    run_pass(plane, "attribution", bins.edges, threads, *arguments, bins.total, bins.most, negatives.most, part=part)
+    if not (np.isfinite(found[:2]).all() and np.isfinite(sums).all()):
+        return None
+    row_sums, column_sums = (torch.from_numpy(x.astype(np.float32)) for x in (sums, received.sum(0)))
+    largest, lowest = torch.from_numpy(extremes)
+    negatives.total[...] = -bins.total
+    picture = SignedPicture(*(one.to_picture().select_columns(inner) for one in (bins, negatives)))
+    return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
+
+
+def cover_keys(edges: Tensor, k: int) -> tuple[Tensor, slice]:
+    """Return the edges of bins with one more on either side where they do not cover all k keys, and which bins were given."""
+    before, after = edges.new_zeros(int(edges[0] > 0)), edges.new_full((int(edges[-1] < k),), k)
+    return torch.cat([before, edges, after]), slice(len(before), len(before) + len(edges) - 1)
+
+
+def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
+    """Return the n largest weights of each row and their keys, (q, n), or None if there is a NaN."""
+    q = plane.shape[0]
+    found, values, keys = np.zeros((len(NAMES), q), np.float32), np.zeros((q, n), np.float32), np.zeros((q, n), np.int64)
+    run_pass(plane, "top", np.arange(0, q, pass_inputs.RUN), threads, found, values, keys)
+    return (torch.from_numpy(values), torch.from_numpy(keys)) if np.isfinite(found[:2]).all() else None
+
+
+def apply_weights(plane: Plane, threads: int, v: Tensor) -> Tensor | None:
+    """Compute A v for v (k, e) in float32; return None if there is a NaN in A."""
+    found = apply_weights_with_statistics(plane, threads, v)
+    return None if found is None else found.product
+
+
+def apply_weights_with_statistics(
+    plane: Plane, threads: int, v: Tensor, part: pass_inputs.Part | None = None, until: int = 0
+) -> AppliedWeights | None:
+    """Compute A v for v (k, e) in float32, with statistics; None if there is a NaN in A.
+
+    Of a part these are of its rows, and the softmax is over its keys alone, whose ends must be multiples of the width of a
+    panel. received has the sums of the weights of the rows before `until`.
+    """
+    (first, last), e = part[0] if part else (0, plane.shape[0]), v.shape[1]
+    packed = pass_inputs.pack_panels(v.numpy())
+    found, out = np.zeros((len(NAMES), last), np.float32), np.zeros((last, len(packed) * packed.shape[2]), np.float32)
+    received, edges = np.zeros((threads, plane.shape[1] if until else 0)), np.arange(first, last, pass_inputs.RUN)
+    run_pass(plane, "forward", edges, threads, found, packed, out, until, PerThread(received), part=part)
+    if not np.isfinite(found[:2]).all():
+        return None
+    shift, total, distance = torch.from_numpy(found[[0, 1, NAMES.index("distance")], first:])
+    summed = torch.from_numpy(received.sum(0).astype(np.float32))
+    return AppliedWeights(torch.from_numpy(out)[first:, :e], Denominators(shift, total), distance, summed)
+
+
+def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> Tensor | None:
+    """Compute Aᵀ r for r (q, e) in float32; return None if there is a NaN in A."""
+    (q, k), e = plane.shape, r.shape[1]
+    keys, width = (-(-n // pass_inputs.get_panel_width()) * pass_inputs.get_panel_width() for n in (k, e))
+    padded = np.zeros((q, width), np.float32)
+    padded[:, :e] = r.numpy()
+    found, out = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, keys, width), np.float32)
+    run_pass(plane, "backward", np.arange(0, q, pass_inputs.RUN), threads, found, padded, PerThread(out))
+    return torch.from_numpy(out.sum(0))[:k, :e] if np.isfinite(found[:2]).all() else None
+
+
+class PerThread(list[Any]):
+    """Arrays of which each thread takes its own."""
+
+
+def run_pass(
+    plane: Plane, name: str, edges: "pass_inputs.Integers", threads: int, *arguments: Any, part: pass_inputs.Part | None = None
+) -> None:
+    """Run a compiled pass over the blocks of a plane, none of which crosses an edge; `arguments` are passed on to the pass."""
+    from regard.map.compiled import traversals
+
+    scores, function = pass_inputs.make_score_inputs(plane, edges), getattr(traversals, name)
+    threads = threads if plane.shape[0] * plane.shape[1] > SMALL else 1
+    for plan in pass_inputs.make_plans(plane, part):
+        blocks = pass_inputs.make_blocks(plan, edges)
+        given = plan, scores._replace(bias=pass_inputs.get_plan_bias(plane, plan)), blocks
+
+        def work(n: int, given: Any = given) -> None:
+            function(*given, n, threads, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
+
+        run_parts(work, threads)
+
+
+class Bins:
+    """The bins of a picture; bins with too many rows for one thread are split."""
+
+    def __init__(self, rows: Tensor, columns: Tensor) -> None:
+        self.rows, self.given, self.columns = rows, columns, columns.numpy()
+        starts = rows.numpy()
+        sizes = np.diff(starts)
+        pieces = (sizes + LARGEST - 1) // LARGEST
+        self.owner = np.repeat(np.arange(len(sizes)), pieces)  # the requested row of bins of each row of bins here
+        place = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        inner = starts[self.owner] + place * sizes[self.owner] // pieces[self.owner]
+        self.edges: pass_inputs.Integers = np.append(inner, starts[-1])
+        self.own = np.zeros(starts[-1], np.int64)  # the row of bins of each query, after splitting
+        self.own[starts[0] :] = np.repeat(np.arange(len(self.owner)), np.diff(self.edges))
+        self.total = np.zeros((len(self.owner), len(columns) - 1))
+        self.most = np.zeros((len(self.owner), len(columns) - 1), np.float32)
+
+    def to_picture(self) -> Picture:
+        """Return the picture in the bins requested."""
+        total, most = self.total, self.most
+        present, first = np.unique(self.owner, return_index=True)
+        if len(present) < max(len(self.owner), len(self.rows) - 1):
+            total, most = (np.zeros((len(self.rows) - 1, x.shape[1]), x.dtype) for x in (total, most))
+            if len(present):
+                total[present], most[present] = np.add.reduceat(self.total, first), np.maximum.reduceat(self.most, first)
+        return Picture.from_sums(self.rows, self.given, torch.from_numpy(total), torch.from_numpy(most))

@@ -1,0 +1,134 @@
+"""The heads that the ranks of a tensor-parallel model recorded, joined to the recording of the whole model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map.relative_bias import compress_bias
+from regard.mechanism.arguments import check_instance
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Given
+from regard.observe.deserialize import deserialize_recording
+from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
+from regard.observe.recording import Call, Recording, Run
+from regard.observe.serialize import serialize_recording
+
+UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
+
+
+def gather_heads(recording: Recording, group: Any = None) -> Recording | None:
+    """Return the recording of all heads on the first rank of a process group, None on the others; every rank calls it.
+
+    Each rank of a tensor-parallel model records its own heads. A module that every rank runs whole is kept once.
+    Raises ConfigError on the first rank if the ranks recorded different calls, or layers without a softmax, and everywhere if
+    torch.distributed is not initialized.
+    """
+    import torch.distributed as dist
+
+    check_instance("recording", recording, Recording)
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError("torch.distributed is not initialized: call gather_heads in each process of torchrun.")
+    if group is not None:
+        check_instance("group", group, dist.ProcessGroup, "It is made by torch.distributed.new_group.")
+    is_first = dist.get_rank(group) == 0
+    found: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
+    dist.gather_object(serialize_recording(recording), found, group=group, group_dst=0)
+    return None if found is None else join_heads([deserialize_recording(*one) for one in found])
+
+
+def join_heads(recordings: Sequence[Recording]) -> Recording:
+    """Return one recording with the heads of several, in their order. Raises ConfigError if their calls differ."""
+    first = recordings[0]
+    if len({len(one.runs) for one in recordings}) > 1:
+        raise ConfigError(UNLIKE)
+    missed = list(dict.fromkeys(call for one in recordings for call in one.missed))
+    runs = [join_runs(runs) for runs in zip(*(one.runs for one in recordings), strict=True)]
+    return replace(first, runs=runs, missed=missed)
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+    """Return one run with the heads of several."""
+    if any(run.implicit_histories for run in runs):
+        raise ConfigError("layers without a softmax are recorded by each rank, and are not joined.")
+    lists = [run.softmax_calls for run in runs]
+    if len({tuple((call.name, call.kind, call.step) for call in calls) for calls in lists}) > 1:
+        raise ConfigError(UNLIKE)
+    joined: dict[int, KVHistory] = {}
+    calls = []
+    for each in zip(*lists, strict=True):
+        owner = id(each[0].history)
+        if owner not in joined:
+            joined[owner] = join_histories([call.history for call in each])
+        calls.append(Call(joined[owner], joined[owner].stored_calls[each[0].history.stored_calls.index(each[0].stored)]))
+    histories = {key: joined[id(one)] for key, one in runs[0].histories.items()}
+    return replace(runs[0], histories=histories, calls=[*calls])
+
+
+def join_histories(histories: Sequence[KVHistory]) -> KVHistory:
+    """Return one history with the heads of several; the first where all are the same, as in a module that is not split."""
+    first = histories[0]
+    if len({(len(one.keys), len(one.stored_calls)) for one in histories}) > 1:
+        raise ConfigError(UNLIKE)
+    if all(have_equal_calls(first, one) for one in histories[1:]):
+        return first
+    if len({stored.q.shape[1] / keys.shape[1] for one in histories for stored, keys in zip_calls(one)}) > 1:
+        raise ConfigError(f"{first.name}: the ranks share keys among different numbers of heads, so they are no single map.")
+    keys = [torch.cat(each, 1) for each in zip(*(one.keys for one in histories), strict=True)]
+    calls = [join_calls(each) for each in zip(*(one.stored_calls for one in histories), strict=True)]
+    return replace(first, keys=keys, stored_calls=calls, selected_heads=None)
+
+
+def zip_calls(history: KVHistory) -> list[tuple[StoredCall, Tensor]]:
+    """Return each call with the first keys of its history, for their numbers of heads."""
+    return [(stored, history.keys[0]) for stored in history.stored_calls]
+
+
+def have_equal_calls(one: KVHistory, other: KVHistory) -> bool:
+    """Return whether two histories hold the same queries and keys."""
+    pairs = [*zip(one.keys, other.keys, strict=True)]
+    pairs += [(ours.q, theirs.q) for ours, theirs in zip(one.stored_calls, other.stored_calls, strict=True)]
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def join_calls(calls: Sequence[StoredCall]) -> StoredCall:
+    """Return one call with the heads of several."""
+    first = calls[0]
+    same = {(call.scale, call.softcap, call.first, call.stop, call.weight is None) for call in calls}
+    if len(same) > 1:
+        raise ConfigError(UNLIKE)
+    parts: dict[str, Any] = {
+        name: join_tensors([getattr(call, name) for call in calls]) for name in ("q", "v", "sinks", "bias")
+    }
+    if parts["bias"] is not None:
+        parts["bias"] = compress_bias(parts["bias"])
+    return replace(first, **parts, mask=join_masks(calls), graph=None)
+
+
+def join_tensors(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return tensors joined along their heads, the last axis of a vector and the second of four; one that is shared once."""
+    given = [x for x in parts if x is not None]
+    if len(given) < len(parts):
+        return None
+    axis = 0 if given[0].dim() == 1 else 1
+    return given[0] if given[0].dim() > 1 and given[0].shape[1] == 1 and is_shared(given) else torch.cat(given, axis)
+
+
+def is_shared(parts: Sequence[Tensor]) -> bool:
+    """Return whether all tensors are the same."""
+    return all(torch.equal(parts[0], one) for one in parts[1:])
+
+
+def join_masks(calls: Sequence[StoredCall]) -> Mask:
+    """Return the rule of all heads: their common one, or a table that states each."""
+    if all(call.mask == calls[0].mask for call in calls):
+        return calls[0].mask
+    tables = []
+    for call in calls:
+        queries, keys = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.stop - call.first))
+        seen = call.mask.block(queries, keys, call.offset)
+        tables.append(seen.expand(-1, call.q.shape[1], -1, -1).transpose(1, 2))
+    return Given(stack_tables(tables).transpose(1, 2))

@@ -1,0 +1,54 @@
+// The predicted next words in Type: their probability, and beside it that without the heads that are switched off.
+
+import { el } from "../../drawing/elements.js";
+import { formatPercent } from "../../drawing/number_format.js";
+import { renderWord } from "../../drawing/words.js";
+import { isSelectionOff, keepOneHead, listHeadsOff, nameHeads, switchHeads } from "../../frame/heads_off.js";
+import { getSelectedHeads } from "../../frame/selected_word.js";
+
+// Create the list of words with the switches of the heads; append(word) continues the text.
+export function createNextWords(app, append) {
+  const list = el("ol", { class: "type-next" });
+  const switches = el("div", { class: "type-switches", role: "group", "aria-label": "Heads that are off" });
+  const said = el("p", { class: "note", "aria-live": "polite" });
+  const element = el("section", {}, el("h2", {}, "Predicted next words"), switches, said, list);
+
+  // Draw the words [{word, probability}], or with heads off [{word, before, after}].
+  function draw(state, words) {
+    element.hidden = !words.length;
+    const top = Math.max(...words.flatMap((one) => [one.probability ?? one.before, one.after ?? 0]));
+    list.replaceChildren(...words.map((one) => el("li", {}, renderPrediction(one, top, () => append(one.word)))));
+    const off = listHeadsOff(state);
+    switches.hidden = Boolean(app.settings.explainModel(state));
+    const focused = switches.contains(document.activeElement) && document.activeElement.dataset.control;
+    switches.replaceChildren(...renderSwitches(app, state));
+    if (focused) (switches.querySelector(`[data-control="${focused}"]`) ?? switches.firstChild)?.focus();
+    said.textContent = off.length ? `Without ${nameHeads(app, off)}, whose output is set to 0: the upper bar is before, the lower one after.` : "";
+  }
+
+  return { element, draw };
+}
+
+// Render the buttons that switch the selected head off or on, leave it alone in its layer, and switch all heads on.
+function renderSwitches(app, state) {
+  const selected = getSelectedHeads(app, state);
+  const { heads } = app.attention().layers[state.layer];
+  const isOff = isSelectionOff(app, state);
+  const name = selected.length === heads && heads > 1 ? `layer ${state.layer}` : nameHeads(app, selected.map((head) => `${state.layer}.${head}`));
+  const button = (control, text, changes) => el("button", { class: "chip", "data-control": control, onclick: () => app.go(changes()) }, text);
+  return [
+    button("off", `Switch ${name} ${isOff ? "on" : "off"}`, () => switchHeads(state, state.layer, selected, !isOff)),
+    selected.length === 1 && heads > 1 && button("only", `Keep only ${name} of its layer`, () => keepOneHead(app, state, state.layer, selected[0])),
+    listHeadsOff(state).length > 0 && button("on", "All heads on", () => ({ off: null })),
+  ].filter(Boolean);
+}
+
+// Render a predicted word with its probability; with heads off before and after, one bar above the other.
+function renderPrediction({ word, probability, before, after }, top, go) {
+  const bar = (share, kind) => el("span", { class: kind, style: { width: `${(100 * share) / top}%` } });
+  const isCompared = after !== undefined;
+  return el("button", { class: `quiet type-expected${isCompared ? " type-compared" : ""}`, title: "Append this word", onclick: go },
+    el("span", { class: "type-word" }, renderWord(word)),
+    el("span", { class: "type-track" }, isCompared ? [bar(before, "type-before"), bar(after, "type-after")] : bar(probability)),
+    el("span", { class: "numbers" }, isCompared ? `${formatPercent(before)} → ${formatPercent(after)}` : formatPercent(probability)));
+}

@@ -1,0 +1,96 @@
+"""examine_kernel finds what is wrong with a kernel's context, auxiliary outputs, gradients and dropout, and names it."""
+
+import pytest
+import torch
+
+import regard
+from examination.kernel_table import RIGHT, WRONG, blockwise, with_lse
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_has_no_finding(name):
+    kernel, told = RIGHT[name]
+    report = regard.examine_kernel(kernel, **told)
+    assert report, str(report)
+    assert not report.findings
+    assert any(one.what.startswith("the context is that of") for one in report.checked)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_named_with_a_cure(name):
+    kernel, kind, says, told = WRONG[name]
+    report = regard.examine_kernel(kernel, **told)
+    assert not report
+    assert report.findings[0].kind == kind, str(report)
+    assert says in report.findings[0].evidence
+    assert report.findings[0].cure
+
+
+def test_what_is_returned_beside_the_context_is_checked():
+    checked = [one.what for one in regard.examine_kernel(with_lse).checked]
+    assert checked == [
+        "the context is that of softmax(q kᵀ scale) v",
+        "the log-sum-exp beside it",
+        "the gradients of q, k and v",
+    ]
+
+
+def test_an_unknown_output_is_no_finding_and_its_name_is_asked_for():
+    report = regard.examine_kernel(lambda q, k, v: (blockwise(q, k, v)[0], q.square().sum(-1)))
+    assert report
+    assert any(one.what == "what it returns beside the context" for one in report.unknown)
+
+
+def test_shapes_that_a_kernel_rejects_are_noted():
+    def kernel(q, k, v):
+        if q.shape[-1] not in (16, 64):
+            raise ValueError("head widths are 16 and 64")
+        return blockwise(q, k, v)[0]
+
+    report = regard.examine_kernel(kernel)
+    assert report
+    assert "it rejects 5 more: ValueError with q, k and v (2, 2, 17, 8): head widths are 16 and 64" in report.notes[1]
+
+
+def test_a_kernel_that_always_raises_is_a_finding():
+    def kernel(q, k, v):
+        raise RuntimeError("no such device")
+
+    (finding,) = regard.examine_kernel(kernel).findings
+    assert finding.kind == "raises"
+    assert "no such device" in finding.evidence
+
+
+def test_padding_and_a_given_table_are_taken_as_they_are():
+    mask = regard.Padding([3, 17, 0])
+
+    def kernel(q, k, v):
+        return regard.attention(q, k, v, mask)
+
+    report = regard.examine_kernel(kernel, expects=mask)
+    assert report, str(report)
+    assert not regard.examine_kernel(kernel, expects=regard.Everything())
+    table = regard.Given(torch.rand(7, 7, generator=torch.Generator().manual_seed(1)) < 0.5)
+    assert regard.examine_kernel(lambda q, k, v: regard.attention(q, k, v, table), expects=table)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"outputs": ("logits",)}, "one of 'lse2', 'lse', 'max', 'weights', 'entropy', 'sink'"),
+        ({"outputs": ("lse", "max")}, "outputs names 2 tensors beside the context, but the kernel returned 1"),
+        ({"expects": 3}, "a mask must be a Mask"),
+        ({"offset": 0.5}, "offset"),
+    ],
+)
+def test_bad_arguments_are_errors(told, says):
+    with pytest.raises(regard.ConfigError) as error:
+        regard.examine_kernel(with_lse, **told)
+    assert says in str(error.value)
+
+
+def test_a_kernel_is_a_function_that_returns_a_context():
+    with pytest.raises(regard.ConfigError, match="takes a function"):
+        regard.examine_kernel(3)
+    with pytest.raises(regard.ConfigError, match="a kernel returns a context"):
+        regard.examine_kernel(lambda q, k, v: None)

@@ -1,0 +1,41 @@
+"""The axes of a norm are read from what went in and what came out."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examination.wrong_designs import NormsOfTwoKinds
+from regard import examine
+from regard.examination.norm_reading import ACROSS, ALL, EACH, read_axes
+
+
+def normalize(x, axes):
+    return x / x.square().mean(axes, keepdim=True).sqrt()
+
+
+@given(
+    h=st.sampled_from([2, 3, 5]),
+    t=st.sampled_from([4, 7]),
+    d=st.sampled_from([3, 6, 8]),
+    seed=st.integers(0, 99),
+    by=st.booleans(),
+)
+def test_the_axes_are_read_whatever_the_shape_and_the_weights(h, t, d, seed, by):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, h, t, d, generator=draw, dtype=torch.float64)
+    weights = torch.rand(h, 1, d, generator=draw, dtype=torch.float64) + 0.5 if by else 1.0
+    for axes, expected in ((-1, EACH), ((1, 3), ALL), (1, ACROSS)):
+        assert read_axes(x, normalize(x, axes) * weights) == expected
+    assert read_axes(x, 3 * x) is None
+
+
+@pytest.mark.parametrize("shift", [0.5])
+def test_another_change_is_no_norm(shift):
+    x = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    assert read_axes(x, x + shift) is None
+
+
+def test_norms_of_two_kinds_are_one_finding_of_both():
+    (finding, *_) = examine(NormsOfTwoKinds()).findings
+    assert "over each head, but keys over all heads together" in finding.evidence

@@ -1,0 +1,44 @@
+"""A part of a module is suggested only if examining it alone was tried and shows its scale."""
+
+import torch
+from torch import nn
+
+from examination.test_conclusive import C, Heads
+from regard import Causal
+from regard.examination import examine
+from regard.examination.suggestions import suggest_part
+
+
+class NeedsMore(Heads):
+    """Attention that takes an argument which only its block knows."""
+
+    def forward(self, x, shift):
+        return super().forward(x) + shift
+
+
+def test_a_part_that_shows_its_scale_is_suggested_by_its_path():
+    blocks = nn.Sequential(nn.Sequential(Heads()))
+    assert suggest_part(blocks, ["0.0"], Causal(), 0, "model") == "examine(model[0][0])"
+
+
+def test_a_part_that_cannot_be_called_alone_is_not_suggested():
+    assert suggest_part(nn.ModuleDict({"attn": NeedsMore()}), ["attn"], Causal(), 0, "layer") == ""
+
+
+def test_no_report_suggests_what_fails():
+    class Block(nn.Module):
+        """A residual around attention that needs more than x, whose weights are no softmax that is known."""
+
+        def __init__(self):
+            super().__init__()
+            self.attn = NeedsMore()
+
+        def forward(self, x):
+            return x + self.attn(x.tanh(), torch.ones(C)).sin()
+
+    assert "examine(layer.attn)" not in str(examine(Block()))
+
+
+def test_a_model_without_attention_gets_no_suggestion_of_a_layer():
+    model = nn.Sequential(nn.Embedding(9, C), nn.Linear(C, 9))
+    assert "examine(model" not in str(examine(model, sample=torch.arange(8)[None]))

@@ -1,0 +1,307 @@
+"""The compiled pass against the plain one, and both against float64."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bounds import assert_within
+from example_count import limit_examples
+from map.map_bounds import map_bounds, plane_bounds
+from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
+from regard.map import compiled_passes, pass_inputs, passes, plane
+from regard.map.plane import Plane
+from regard.map.pooling import Picture, bin_edges
+from regard.mechanism.request import make_request
+from strategies import requests
+
+pytest.importorskip("numba", reason="the compiled pass needs numba, which is not installed")
+
+T, K, D = 401, 1327, 16  # more than one stretch of keys
+RULES = [
+    Everything(),
+    Causal(),
+    Causal() & Window(40),
+    Window(100, 20),
+    Causal() & (Window(16) | Prefix(2)),
+    Documents(torch.arange(K) // 37),
+    Padding([1133]),
+    ~Everything(),
+]
+SLOPES = torch.linspace(-3, 0, K).masked_fill(torch.arange(K) % 11 == 3, -math.inf)
+OPTIONS = [
+    {},
+    {"softcap": 3.0, "scale": 0.7},
+    {"sinks": torch.tensor([0.7])},
+    {"offset": 901},
+    {"offset": -30, "sinks": torch.tensor([-0.7])},
+    {"bias": torch.linspace(-9, 9, T * K).view(T, K).sin()},
+    {"bias": SLOPES, "softcap": 30.0},
+    {"bias": SLOPES[:T].view(T, 1), "offset": 700},
+]
+
+
+def planes(mask, **options):
+    """One plane in float32 and in float64."""
+    torch.manual_seed(1)
+    q, k = torch.randn(1, 1, T, D), torch.randn(1, 1, K, D)
+    raised = {n: o.double() if torch.is_tensor(o) else o for n, o in options.items()}
+    return [Plane(make_request(a, b, b, mask, **o), 0, 0) for a, b, o in ((q, k, options), (q.double(), k.double(), raised))]
+
+
+def assert_rows_within(found, expected, allowed, offset):
+    bounds = allowed.row_statistics(expected.rows["logsumexp"], offset)
+    for name, values in expected.rows.items():
+        assert_within(found.rows[name], values, bounds[name], name)
+
+
+def assert_pictures_within(found, expected, allowed, double):
+    """The mean, the maximum and the sum of each bin; the bounds are those of its weights, and are pooled as these are."""
+    for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
+        bounds = Picture(double, expected.rows, expected.columns)
+        bounds.add(torch.arange(T), torch.arange(K), each)
+        assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mask", RULES, ids=repr)
+def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
+    single, double = planes(mask, **options)
+    assert compiled_passes.can_run_compiled(single)
+    bins = bins_of_all()
+    found, picture = compiled_passes.gather_statistics(single, 2, *bins)
+    reference = Picture(double, *bins)
+    expected = passes.gather_statistics(double, passes.ROWS, [reference.add_run])
+    assert set(found.rows) == set(passes.ROWS)
+    allowed = plane_bounds(double)
+    assert_rows_within(found, expected, allowed, double.offset)
+    assert_within(found.received, expected.received, allowed.received, "received")
+    assert_pictures_within(picture, reference, allowed, double)
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mask", RULES, ids=repr)
+def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
+    single, double = planes(mask, **options)
+    allowed = plane_bounds(double)
+    weights = allowed.exact
+    assert_top_within(*compiled_passes.find_top(single, 2, 9), allowed, 9)
+    v, r = torch.randn(K, 45), torch.randn(T, 37)
+    assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.mixed(v))
+    assert_within(compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.returned(r))
+    bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
+    below, reference = compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators, Picture(double, *bins)
+    found = compiled_passes.draw_picture(single, 2, below, *bins)
+    reference.add(torch.arange(T), torch.arange(K), weights)
+    assert_pictures_within(found, reference, allowed, double)
+
+
+def assert_top_within(values, keys, allowed, n):
+    """The n largest weights of each row, largest first, each on a key of its own that has it."""
+    assert_within(values, allowed.exact.topk(n).values, allowed.largest.unsqueeze(-1), "the largest")
+    assert_within(values, allowed.exact.gather(1, keys), allowed.weights.gather(1, keys), "on their keys")
+    assert all(len(row) == n for row in map(set, keys.tolist()))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, K), (1000, 5)])
+def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size):
+    single, double = planes(Causal(), offset=901)
+    bins = bin_edges(0, T, size[0]), bin_edges(0, K, size[1])
+    found, reference, allowed = (
+        compiled_passes.gather_statistics(single, 2, *bins)[1],
+        Picture(double, *bins),
+        plane_bounds(double),
+    )
+    reference.add(torch.arange(T), torch.arange(K), allowed.exact)
+    assert_pictures_within(found, reference, allowed, double)
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
+def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
+    single, double = planes(mask, offset=901)
+    few = [
+        compiled_passes.gather_statistics(single, 2, *bins_of_all()),
+        compiled_passes.find_top(single, 2, 9),
+        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99]),
+    ]
+    monkeypatch.setattr(pass_inputs, "LONG", 0)
+    pass_inputs.make_relative_plan.cache_clear()
+    assert next(iter(pass_inputs.make_plans(single))).rows == 64
+    many = [
+        compiled_passes.gather_statistics(single, 2, *bins_of_all()),
+        compiled_passes.find_top(single, 2, 9),
+        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99]),
+    ]
+    pass_inputs.make_relative_plan.cache_clear()
+    allowed = plane_bounds(double)
+    assert_rows_within(many[0][0], few[0][0], allowed, double.offset)
+    assert_pictures_within(many[0][1], few[0][1], allowed, double)
+    assert_within(many[1][0], few[1][0], allowed.largest.unsqueeze(-1))
+    assert_within(many[2], few[2], allowed.mixed(torch.eye(K)[:, :99]))
+
+
+def bins_of_all():
+    return bin_edges(0, T, 100), bin_edges(0, K, 256)
+
+
+def double_of(asked, b, h=0):
+    """The plane of a batch row and a head in float64."""
+    options = {name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in asked.options.items()}
+    return Plane(make_request(asked.q.double(), asked.k.double(), asked.v.double(), asked.mask, **options), b, h)
+
+
+@settings(max_examples=limit_examples(50))
+@given(requests(dtype=torch.float32), st.data())
+def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
+    one = Plane(make_request(asked.q, asked.k, asked.v, asked.mask, **asked.options), 0, 0)
+    if min(one.shape):
+        allowed = plane_bounds(double_of(asked, 0))
+        weights = allowed.exact
+        n = data.draw(st.integers(1, one.shape[1]))
+        assert_top_within(*compiled_passes.find_top(one, 1, n), allowed, n)
+        v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
+        assert_within(compiled_passes.apply_weights(one, 1, v), weights @ v.double(), allowed.mixed(v))
+        assert_within(compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.returned(r))
+
+
+@settings(max_examples=limit_examples(50))
+@given(requests(dtype=torch.float32))
+def test_small_maps_of_every_kind_agree_too(asked):
+    for b in range(asked.q.shape[0]):
+        one, double = Plane(make_request(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0), double_of(asked, b)
+        if min(one.shape):
+            found, expected = (
+                compiled_passes.gather_statistics(one, 1, *(bin_edges(0, n, n) for n in one.shape))[0],
+                passes.gather_statistics(double, passes.ROWS),
+            )
+            allowed = plane_bounds(double)
+            assert_rows_within(found, expected, allowed, double.offset)
+            assert_within(found.received, expected.received, allowed.received)
+
+
+def test_scores_near_a_thousand_lose_nothing():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, 60, 16).round() * 20, torch.randn(1, 1, 80, 16).round() * 20
+    found = AttentionMap(q, k).overview()
+    double = AttentionMap(q.double(), k.double())
+    exact, allowed = double.overview(), map_bounds(double, exact_scores=True)
+    bounds = allowed.row_statistics(exact.logsumexp)
+    assert_within(found.largest, exact.largest, bounds["largest"])
+    assert_within(found.entropy, exact.entropy, bounds["entropy"])
+
+
+@pytest.mark.parametrize("where", ["q", "k"])
+def test_nan_and_infinity_go_the_plain_way_and_come_out(where):
+    q, k = torch.randn(2, 1, 1, 50, 8)
+    {"q": q, "k": k}[where][0, 0, 7, 3] = math.nan
+    seen = AttentionMap(q, k, Causal()).overview()
+    rows = seen.entropy[0, 0].isnan().nonzero().flatten().tolist()
+    assert rows == ([7] if where == "q" else list(range(7, 50)))
+
+
+def test_an_overview_takes_the_compiled_pass_where_it_can(monkeypatch):
+    q = torch.randn(1, 1, 64, 8)
+    taken = []
+    gather = compiled_passes.gather_statistics
+    monkeypatch.setattr(compiled_passes, "gather_statistics", lambda *args: taken.append(args) or gather(*args))
+    AttentionMap(q, q, Causal()).overview()
+    assert len(taken) == 1
+    AttentionMap(q.double(), q.double()).overview()
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("mask", [Window(40, 40), Causal(), ~Window(7, 200), Causal() & Window(500)], ids=repr)
+def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
+    q, k = torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, K, 4)
+    single = Plane(make_request(q, k, k, mask, offset=96), 0, 0)  # parts left and right of the window are of one width
+    (shared,), (own,) = pass_inputs.make_plans(single), pass_inputs.make_general_plans(single, ((0, 900), (0, K)))
+    assert len(shared.table) < len(own.table)
+    for name in ("runs", "ranges"):
+        assert (getattr(shared, name) == getattr(own, name)).all()
+    for run in own.runs:
+        for line in range(run[4], run[5]):
+            (first, last, there), (_, _, here) = own.partial[line], shared.partial[line]
+            size = (run[1] - run[0]) * (last - first)
+            assert (shared.table[here : here + size] == own.table[there : there + size]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
+    from regard.map.compiled.blocks import split_keys
+
+    q = torch.zeros(1, 1, 2048, 4)
+    for mask, most in ((Window(64, 0), 2048 * (64 + 16 + 64)), (Causal(), 0.51 * 2048**2)):
+        single = Plane(make_request(q, q, q, mask), 0, 0)
+        (plan,) = pass_inputs.make_plans(single)
+        keys, scored = np.zeros((plan.chunks, 3), np.int64), 0
+        for _, run, start, stop in pass_inputs.make_blocks(plan, np.array([0, 2048])):
+            count = split_keys(plan, run, start, stop, keys)
+            scored += (stop - start) * keys[:count, 2].sum()
+        assert scored < most
+
+
+@pytest.mark.parametrize(("queries", "bins"), [(1000, 100), (1000, 256), (1001, 256), (1024, 256), (40, 3)])
+def test_no_tile_reads_past_the_queries_that_the_compiled_pass_was_given(queries, bins):
+    from regard.compiled.register_tiles import ROWS
+
+    q = torch.zeros(1, 1, queries, D)
+    single, edges = Plane(make_request(q, q, q, Causal()), 0, 0), bin_edges(0, queries, bins).numpy()
+    scores, (plan,) = pass_inputs.make_score_inputs(single, edges), pass_inputs.make_plans(single)
+    for _, _, start, stop in pass_inputs.make_blocks(plan, edges):
+        rows = start - (start - stop) // ROWS * ROWS
+        assert (rows - 1) * scores.stride + D <= len(scores.q)
+
+
+@pytest.mark.parametrize("queries", [T, 8 * T])
+def test_queries_and_keys_may_lie_in_memory_in_any_way(queries):
+    together = torch.randn(1, queries, 3, 2, D)  # what one linear layer gives for two heads
+    q, k, _ = together.permute(2, 0, 3, 1, 4)
+    found, expected = AttentionMap(q, k, Causal()), AttentionMap(q.contiguous(), k.contiguous(), Causal())
+    assert torch.equal(found.overview().entropy, expected.overview().entropy)
+    wide = AttentionMap(q.mT.contiguous().mT, k.mT.contiguous().mT, Causal())
+    assert torch.equal(wide.overview().entropy, expected.overview().entropy)
+
+
+@pytest.mark.parametrize("function", ["find_top", "apply_weights", "apply_transposed_weights", "draw_picture"])
+def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
+    """In the keys, in the bias; infinite scores too, whose softmax has none."""
+    for where in ("q", "k", "bias", "infinite"):
+        q, k, bias = torch.randn(1, 1, 50, 8), torch.randn(1, 1, 50, 8), torch.zeros(50, 50)
+        if where == "infinite":
+            q[0, 0, 7], k[0, 0, 3] = 1e30, 1e30
+        else:
+            {"q": q[0, 0], "k": k[0, 0], "bias": bias}[where][7, 3] = math.nan
+        single = Plane(make_request(q, k, k, Causal(), bias=bias), 0, 0)
+        bins = bin_edges(0, 50, 5), bin_edges(0, 50, 5)
+        assert compiled_passes.gather_statistics(single, 1, *bins) is None
+        below = passes.gather_statistics(single, {}).denominators
+        rest = {
+            "find_top": (3,),
+            "apply_weights": (torch.ones(50, 2),),
+            "apply_transposed_weights": (torch.ones(50, 2),),
+            "draw_picture": (below, *bins),
+        }
+        assert getattr(compiled_passes, function)(single, 1, *rest[function]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux's /proc")
+def test_a_long_map_is_overseen_in_bounded_memory():
+    from benchmarks.timing import peak_megabytes
+
+    q = torch.randn(1, 1, 65_536, 64)
+    found = AttentionMap(q, q, Window(256, 0))
+    assert peak_megabytes(found.overview) < 200
+    assert peak_megabytes(lambda: AttentionMap(q, q, Window(256, 0)).top(4)) < 200
+    assert plane.BLOCK_NUMBERS * 4 == 2**24  # what the documentation says of a block

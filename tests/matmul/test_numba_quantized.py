@@ -1,0 +1,153 @@
+"""The sums of rows and vectors in each format are those of the numbers that it stands for; nothing else is touched."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
+
+from bounds import gamma  # noqa: E402
+from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, describe_matrix  # noqa: E402
+from regard.matmul import numba_quantized  # noqa: E402
+from regard.matmul.numba_quantized import multiply_matrix, quantize_vector  # noqa: E402
+
+HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
+
+
+def draw_matrix(dtype, rows, columns, dice):
+    """A matrix in a format; and in float64 its numbers, read one by one, and the scales of their rows or groups."""
+    bias = torch.randn(rows, generator=dice) if columns % 2 else None
+    if dtype not in INTEGERS:
+        numbers = torch.randn(rows, columns, generator=dice).to(dtype)
+        return [numbers, None, bias, None], numbers.double().numpy(), 1.0
+    if dtype == torch.int8:
+        numbers = torch.randint(-127, 128, (rows, columns), generator=dice, dtype=torch.int8)
+        scales = torch.randn(rows, generator=dice)
+        most = (2**31 - 1) // numbers.abs().sum(-1, dtype=torch.int64).amax().clamp_min(1)
+        return [numbers, scales, bias, most.clamp_max(32767)], numbers.double().numpy(), scales.double().numpy()[:, None]
+    padded = -(-columns // BLOCK) * BLOCK
+    stored = torch.randint(0, 256, (rows, padded // 2), generator=dice, dtype=torch.uint8)
+    scales = torch.randn(rows, padded // GROUP, generator=dice).bfloat16()
+    numbers = np.empty((rows, padded))
+    for p in range(padded):
+        byte = stored[:, p // BLOCK * (BLOCK // 2) + p % GROUP].int()
+        half = byte >> 4 if p % BLOCK >= GROUP else byte & 15
+        numbers[:, p] = torch.where(half < 8, half, half - 16)
+    grouped = scales.double().repeat_interleave(GROUP, -1).numpy()
+    return [stored, scales, bias, None], numbers[:, :columns], grouped[:, :columns]
+
+
+def multiply(parts, x, first, last, run=multiply_matrix):
+    """What is written where, beside what was there; and the vectors that a matrix of integers meets, in float64."""
+    rows, (count, columns) = len(parts[0]), x.shape
+    of = np.array(describe_matrix(parts), np.int64)
+    integers, factors = np.full((count, -(-columns // BLOCK) * BLOCK), 7, np.int16), np.full(count, 7, np.float32)
+    met = x.astype(np.float64)
+    if parts[0].dtype in INTEGERS:
+        most = 32767 if parts[3] is None else int(parts[3])
+        for one in range(count):
+            factors[one] = quantize_vector(x[one], most, integers[one])
+        met = integers[:, :columns].astype(np.float64) * factors[:, None].astype(np.float64)
+    out = np.full((count, rows), 7, np.float32)
+    run(of, x, integers, factors, first, last, out)
+    return out, met
+
+
+def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=multiply_matrix):
+    dice = torch.Generator().manual_seed(seed)
+    parts, numbers, scales = draw_matrix(dtype, rows, columns, dice)
+    found, met = multiply(parts, torch.randn(count, columns, generator=dice).numpy(), first, last, run)
+    bias = 0 if parts[2] is None else parts[2].double().numpy()
+    expected, sizes = np.full((2, count, rows), 7.0)
+    expected[:, first:last] = (met @ (numbers * scales).T + bias)[:, first:last]
+    sizes[:, first:last] = (np.abs(met) @ np.abs(numbers * scales).T + np.abs(bias))[:, first:last]
+    # integers are summed exactly: a sum becomes a float32, two scales meet, then both; of int4 a sum for each of its registers
+    terms = 5 if dtype == torch.int8 else columns + 5
+    assert (np.abs(found - expected) <= gamma(torch.float32, terms) * sizes).all()
+
+
+PLACES = st.integers(0, 23)
+
+
+@given(
+    st.sampled_from(list(DTYPES)),
+    st.integers(1, 70),
+    st.integers(1, 23),
+    st.integers(1, 300) | st.just(128),
+    PLACES,
+    PLACES,
+    st.integers(0, 99),
+)
+def test_the_sums_are_those_of_the_numbers_and_nothing_beside_them_is_touched(dtype, count, rows, columns, a, b, seed):
+    first, last = sorted((min(a, rows), min(b, rows)))
+    assert_is_product(dtype, count, rows, columns, first, last, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.uint8])
+def test_they_are_the_same_where_the_processor_lacks_the_instruction(dtype, monkeypatch):
+    monkeypatch.setattr(numba_quantized, "PAIRWISE", None)
+    monkeypatch.setattr(numba_quantized, "CONVERTS", False)
+    again = numba.njit(multiply_matrix.py_func)
+    for columns in (64, 515):
+        assert_is_product(dtype, 6, 9, columns, 1, 9, run=again)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_number_of_16_bits_is_widened_exactly(dtype):
+    numbers = torch.arange(2**16).to(torch.int32).to(torch.int16).view(dtype)[:, None]
+    found, _ = multiply([numbers, None, None, None], np.ones((1, 1), np.float32), 0, 2**16)
+    np.testing.assert_array_equal(found[0], numbers[:, 0].float().numpy())
+
+
+def test_a_row_has_the_same_sum_beside_any_others():
+    dice = torch.Generator().manual_seed(0)
+    for dtype in DTYPES:
+        parts, _, _ = draw_matrix(dtype, 23, 259, dice)
+        x = torch.randn(7, 259, generator=dice).numpy()
+        one = x[2:3]
+        # a few vectors have a loop of their own in float32
+        for many, others, place in [(one, one, 0), (x, x, 2)] if dtype == torch.float32 else [(x, one, 2)]:
+            whole, _ = multiply(parts, many, 0, 23)
+            for row in range(23):
+                alone, _ = multiply(parts, others, row, row + 1)
+                assert alone[place if others is x else 0, row] == whole[place, row]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_do_not_overflow(sign):
+    columns, most = 768, (2**31 - 1) // (127 * 768)
+    parts = [torch.full((9, columns), 127, dtype=torch.int8), torch.ones(9), None, torch.tensor(most)]
+    found, met = multiply(parts, np.full((5, columns), sign, np.float32), 0, 9)
+    np.testing.assert_allclose(found, 127 * met.sum(1)[:, None].repeat(9, 1), rtol=gamma(torch.float32, 4))
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32) | st.floats(-(2.0**-96), 2.0**-96, width=32), min_size=1, max_size=70),
+    st.integers(1, 32767),
+)
+def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
+    x, out = np.array(numbers, np.float32), np.full(len(numbers), 7, np.int16)
+    scale = quantize_vector(x, most, out)
+    assert (scale > 0) == (np.abs(x).max() > 1e-30)
+    assert np.abs(out).max() == (most if scale > 0 else 0)
+    # half a whole number, and five roundings: of two divisions, which may be by the reciprocal, and of a product
+    allowed = 0.5 * np.float64(scale) + gamma(torch.float32, 5) * np.abs(x).astype(np.float64)
+    assert (np.abs(out * np.float64(scale) - x) <= (allowed if scale > 0 else numba_quantized.LOW)).all()
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+def test_a_vector_that_is_not_finite_has_no_scale(lost):
+    x, out = np.ones(40, np.float32), np.full(40, 7, np.int16)
+    x[17] = lost
+    assert np.isnan(quantize_vector(x, 1000, out))
+    assert (np.abs(out) <= 1000).all()
+
+
+def test_zeros_are_zeros_and_so_is_the_padding():
+    out = np.full(64, 7, np.int16)
+    assert quantize_vector(np.zeros(40, np.float32), 1000, out) == 0
+    assert not out.any()

@@ -1,0 +1,39 @@
+"""Attention that weighs values without pairs of queries and keys is recorded: its map times values is what a layer computes."""
+
+import pytest
+import torch
+
+from observe.beheld import EQUAL
+from observe.eager_weights import run, same
+from observe.shared_rows import SHARED, compare_with_outputs
+from regard.observe import record
+
+every = pytest.mark.parametrize("one", SHARED, ids=lambda one: one.family.name)
+
+
+@every
+def test_the_map_times_the_values_is_what_each_layer_computes(one):
+    maps, difference = compare_with_outputs(one)
+    assert maps > 0
+    assert difference < EQUAL
+
+
+@every
+def test_no_bit_changes_inside_record(one):
+    model = one.family.build()
+    given = one.family.feed(model)
+    plain, _ = run(model, given)
+    inside, recording = run(model, given, recorded=True)
+    assert same(plain, inside)
+    assert not recording.missed
+
+
+def test_delays_of_training_are_recorded_and_the_decoder_reads_the_encoder():
+    family = SHARED[0].family
+    model = family.build().train()
+    with record(model) as recording:
+        model(**family.feed(model))
+    assert not recording.missed
+    assert [call.kind for call in recording.calls] == ["self", "self", "self", "cross", "self", "cross"]
+    sums = torch.stack([call.map.dense().sum(-1).flatten()[:99] for call in recording.calls])
+    torch.testing.assert_close(sums, torch.ones_like(sums))

@@ -1,0 +1,89 @@
+"""A module that is called attention and whose attention no hook sees is in `missed`, once; one that did not attend is not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from observe.family import WORDS, B, Family
+from regard.observe import record
+
+REASON = "no known kernel and no product of weights with values"
+pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
+
+
+class OutsideAttention(nn.Module):
+    """Attention whose scores and products leave torch, as those of an extension in C++."""
+
+    def __init__(self, attends=True):
+        super().__init__()
+        self.q_proj, self.kv_proj, self.attends = nn.Linear(8, 8), nn.Linear(8, 16), attends
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.attends:
+            return x
+        q, (k, v) = self.q_proj(x).detach().numpy(), (y.detach().numpy() for y in self.kv_proj(x).chunk(2, -1))
+        weights = torch.from_numpy(q @ k.swapaxes(1, 2)).softmax(-1).numpy()
+        return torch.from_numpy(weights @ v)
+
+
+def test_attention_outside_of_torch_is_missed_once_and_says_why():
+    model, x = nn.Sequential(OutsideAttention(), nn.Linear(8, 8)), torch.randn(2, 5, 8)
+    with record(model) as recording:
+        model(x)
+        model(x)
+    assert not recording.calls
+    assert [(one.kernel, one.module) for one in recording.missed] == [("OutsideAttention", "0")]
+    assert REASON in recording.missed[0].reason
+
+
+def test_attention_that_did_not_run_is_not_missed():
+    model = nn.Sequential(OutsideAttention(attends=False), nn.Linear(8, 8))
+    with record(model) as recording:
+        model(torch.randn(2, 5, 8))
+    assert not recording.missed
+
+
+@pytest.mark.slow
+def test_without_its_kernel_every_layer_of_mra_is_missed():
+    settings = {
+        "vocab_size": WORDS,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 36,
+        "max_position_embeddings": 64,
+    }
+    model = Family("mra", "MraModel", settings).build()
+    given = {"input_ids": torch.randint(3, WORDS, (B, 64)), "attention_mask": torch.ones(B, 64, dtype=torch.long)}
+    with record(model) as recording:
+        model(**given)
+    assert [one.module for one in recording.missed] == [f"encoder.layer.{n}.attention.self" for n in range(2)]
+    assert all(REASON in one.reason for one in recording.missed)
+
+
+def score_neighbors(q, k, bias, kernel, dilation):
+    """Numbers of the shape of natten2dqkrpb's, computed outside of torch as there: each place scores itself."""
+    scores = (q.detach().numpy() * k.detach().numpy()).sum(-1, keepdims=True)
+    return torch.from_numpy(scores.repeat(kernel * kernel, -1))
+
+
+def weigh_neighbors(weights, v, kernel, dilation):
+    """Numbers of the shape of natten2dav's, computed outside of torch as there."""
+    context = weights.detach().numpy().sum(-1, keepdims=True) * v.detach().numpy()
+    return torch.from_numpy(context.transpose(0, 3, 2, 1, 4))  # the layer puts heads third, and expects them first
+
+
+@pytest.mark.slow
+def test_every_layer_of_dinat_is_missed(monkeypatch):
+    import transformers.models.dinat.modeling_dinat as modeling
+
+    monkeypatch.setattr(modeling, "natten2dqkrpb", score_neighbors)
+    monkeypatch.setattr(modeling, "natten2dav", weigh_neighbors)
+    monkeypatch.setattr(modeling, "requires_backends", lambda *_: None)
+    settings = {"embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3], "kernel_size": 3, "dilations": [[1], [1, 2]]}
+    model = Family("dinat", "DinatModel", settings).build()
+    with record(model) as recording:
+        model(torch.randn(B, 3, 48, 48))
+    assert not recording.calls
+    assert len(recording.missed) == 3
+    assert all(one.kernel == "NeighborhoodAttention" and REASON in one.reason for one in recording.missed)

@@ -1,0 +1,29 @@
+"""The probe of the page is regard.probe_heads on the model that read the text."""
+
+import pytest
+import torch
+
+import regard
+from regard import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from show.page.asking import asking, recorded, sorter
+
+
+@pytest.mark.slow
+def test_the_probe_is_that_of_the_library_and_is_run_once():
+    model = GPT2.load("pocket", torch.float64)
+    with asking(GPT2Adapter("pocket", model), text="Once upon a time") as client:
+        *rows, last = client.lines("/api/r/r1/probe")
+        assert client.lines("/api/r/r1/probe") == [*rows, last]
+    table = regard.probe_heads(model)
+    assert last == {"detectors": list(table.detectors), "notes": list(table.notes)}
+    assert [line["row"]["kind"] for line in rows] == [row.kind for row in table]
+    assert [line["row"]["sentence"] for line in rows] == [row.sentence for row in table]
+    assert [(line["done"], line["of"]) for line in rows] == [(n + 1, len(table)) for n in range(len(table))]
+
+
+def test_a_recording_alone_has_no_model_to_probe():
+    with asking(recorded(), adapter=sorter()) as client:
+        status, sentence = client.refused("/api/r/r1/probe")
+    assert status == 400
+    assert "regard serve with --model" in sentence
