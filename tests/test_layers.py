@@ -9,12 +9,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 LAYERS = [
     {"terminal_escapes"},
-    {"errors", "malloc", "html_repr", "atomic_write", "compiled"},
+    {"errors", "evaluation_mode", "malloc", "html_repr", "atomic_write", "compiled"},
     {"mechanism", "matmul", "machine"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures", "policies"},
     {"observe"},
-    {"examination", "probe"},  # a whole model is examined through what is observed of it
+    {"examination", "attribution"},  # a whole model is examined through what is observed of it
+    {"probe"},
     {"train", "evaluate", "policy_audit"},
     {"show"},
     {"head_atlas"},

@@ -18,6 +18,11 @@ TYPE_CHECKING = False  # as in typing, whose import takes as long as Python's ow
 if TYPE_CHECKING:
     from typing import Any
 
+    from regard.attribution.circuits import find_circuits
+    from regard.attribution.contributions import contributions
+    from regard.attribution.head_effects import effects
+    from regard.attribution.legrad import legrad
+    from regard.attribution.path_effects import path_effects
     from regard.examination import Finding, Report, examine, examine_kernel
     from regard.generate import quantise
     from regard.head_atlas.build_atlas import atlas
@@ -47,11 +52,6 @@ if TYPE_CHECKING:
     from regard.observe.tensor_parallel import gather_heads
     from regard.observe.token_times import token_times
     from regard.policy_audit.audit import audit
-    from regard.probe.circuits import find_circuits
-    from regard.probe.contributions import contributions
-    from regard.probe.head_effects import effects
-    from regard.probe.legrad import legrad
-    from regard.probe.path_effects import path_effects
     from regard.probe.probe_heads import probe_heads
     from regard.show.head_figure import figure
     from regard.show.page import serve
@@ -98,11 +98,11 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.tensor_parallel": ("gather_heads",),
     "regard.observe.token_times": ("token_times",),
     "regard.policy_audit.audit": ("audit",),
-    "regard.probe.circuits": ("find_circuits",),
-    "regard.probe.contributions": ("contributions",),
-    "regard.probe.head_effects": ("effects",),
-    "regard.probe.legrad": ("legrad",),
-    "regard.probe.path_effects": ("path_effects",),
+    "regard.attribution.circuits": ("find_circuits",),
+    "regard.attribution.contributions": ("contributions",),
+    "regard.attribution.head_effects": ("effects",),
+    "regard.attribution.legrad": ("legrad",),
+    "regard.attribution.path_effects": ("path_effects",),
     "regard.probe.probe_heads": ("probe_heads",),
     "regard.show.head_figure": ("figure",),
     "regard.show.page": ("serve",),

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 import regard
+from attribution.small_models import C, E, G, H, make_model
 from bounds import sum_bound
-from probe.small_models import C, E, G, H, make_model
+from regard.attribution.model_parts import ActivationTrace, find_parts
 from regard.observe.map_view import MapView
 from regard.probe.copying import score_copying, score_ov_eigenvalues
-from regard.probe.model_parts import ActivationTrace, find_parts
 from regard.probe.repeated_tokens import make_probe_of_model
 
 CHAIN = 6  # float32 products after one another: values, projection, norm, unembedding, weights, division

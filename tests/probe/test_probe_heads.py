@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import regard
+from attribution.small_models import H, make_model
 from probe.induction_model import CONTEXT, VOCABULARY, make_induction_model
-from probe.small_models import H, make_model
 from regard import ConfigError, KnockOut
 from regard.models import GPT2, GPT2Config
 from regard.observe.score_interval import compute_student_quantile

@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 import torch
 
+from attribution.small_models import make_model
 from probe.induction_model import CONTEXT, VOCABULARY, make_induction_model
-from probe.small_models import make_model
 from regard import ConfigError, DataError
 from regard.models import GPT2
 from regard.probe.retrieval import (

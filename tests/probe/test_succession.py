@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probe.small_models import C, E, G, H, N, make_model
+from attribution.small_models import C, E, G, H, N, make_model
 from regard.errors import ConfigError
 from regard.observe.head_kinds import SUCCESSION, Head
 from regard.observe.score_interval import Score, estimate_score

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError, ShapeError
+from regard.evaluation_mode import evaluate_mode
 from regard.generate.sampling import widen_logits
 from regard.mechanism.arguments import describe_value
-from regard.probe.evaluation_mode import evaluate_mode
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
 BLOCK = 1 << 24  # logits converted to float32 and summed at a time

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from regard.errors import ConfigError, RegardError
+from regard.evaluation_mode import evaluate_mode
 from regard.head_atlas.atlas import check_examples, read_atlas
 from regard.head_atlas.documents import SHORTEST, Documents
 from regard.head_atlas.plan import (
@@ -32,7 +33,6 @@ from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import HeadOptions, UserScore, define_user_scores
 from regard.observe.record import record
 from regard.observe.words import is_punctuation
-from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.repeated_tokens import find_begin_token, find_context
 from regard.show.page.model_adapter import ModelAdapter, adapt_model
 from regard.show.page.translator_adapter import TranslatorAdapter

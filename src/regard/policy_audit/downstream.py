@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
+from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_count, check_sequence, describe_value
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.intervene import Change, intervene
@@ -17,7 +18,6 @@ from regard.policies import Policy
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
 from regard.policy_audit.needle_tasks import NeedleTask
-from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.retrieval import read_logits
 
 ROWS = 256  # of logits that are compared at a time

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from regard.attribution.factored_matrix import FactoredMatrix
+from regard.attribution.model_parts import LayerParts, ModelParts
 from regard.errors import ConfigError
 from regard.mechanism.heads import share
 from regard.observe.map_view import MapView
 from regard.observe.score_interval import QueryScores
-from regard.probe.factored_matrix import FactoredMatrix
-from regard.probe.model_parts import LayerParts, ModelParts
 
 
 def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: ModelParts, tokens: Tensor) -> QueryScores:

@@ -8,19 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
-from regard.mechanism.arguments import check_choice, check_instance, describe_value
-from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
-from regard.observe.head_scores import HeadOptions
-from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
-from regard.observe.map_view import MapView
-from regard.observe.record import record
-from regard.observe.recording import Recording
-from regard.observe.score_interval import QueryScores, Score, estimate_scores
-from regard.probe.copying import score_copying, score_ov_eigenvalues
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import (
-    POSITIONS,
+from regard.attribution.model_parts import (
     ActivationTrace,
     LayerParts,
     ModelParts,
@@ -28,6 +16,17 @@ from regard.probe.model_parts import (
     find_embedding,
     find_parts,
 )
+from regard.attribution.model_trace import compute_logits, trace_forward
+from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
+from regard.mechanism.arguments import check_choice, check_instance, describe_value
+from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
+from regard.observe.head_scores import HeadOptions
+from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
+from regard.observe.map_view import MapView
+from regard.observe.recording import Recording
+from regard.observe.score_interval import QueryScores, Score, estimate_scores
+from regard.probe.copying import score_copying, score_ov_eigenvalues
 from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_probe_of_model
 
 ABLATED_HEADS = ("patterns", "all", "none")
@@ -109,26 +108,6 @@ def find_vocabulary(model: nn.Module, unembedding: Tensor | None) -> int:
     if found is None:
         raise ConfigError("the size of the model's vocabulary was not found: pass vocabulary=, the number of its tokens.")
     return len(found)
-
-
-def compute_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits (b, t, n) of a model. Raises ConfigError if it returns none."""
-    found = model(tokens)
-    logits = getattr(found, "logits", found[0] if isinstance(found, tuple) else found)
-    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
-        raise ConfigError(
-            f"the model must return logits (b, t, n) for tokens {tuple(tokens.shape)}, as a tensor or as .logits; load it with "
-            "its head, e.g. AutoModelForCausalLM."
-        )
-    return logits.detach()
-
-
-def trace_forward(model: nn.Module, tokens: Tensor, positions: int = POSITIONS) -> tuple[ActivationTrace, Recording, Tensor]:
-    """Run a model on tokens (b, t): return its modules' activations at the first positions, its recording and its logits."""
-    trace = ActivationTrace(positions)
-    with trace.watch(model), record(model, keep="values") as recording:
-        logits = compute_logits(model, tokens)
-    return trace, recording, logits
 
 
 def try_to_find_parts(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError
+from regard.evaluation_mode import evaluate_mode
 from regard.models import GPT2
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
-from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.repeated_tokens import find_context
 
 MOST_NEW_TOKENS = 50

@@ -7,13 +7,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.model_parts import ModelParts, find_parts
+from regard.attribution.model_trace import compute_logits, trace_forward
 from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.heads import share
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import ModelParts, find_parts
-from regard.probe.probe_heads import compute_logits, find_vocabulary, trace_forward
+from regard.probe.probe_heads import find_vocabulary
 from regard.probe.repeated_tokens import find_begin_token, make_probe_of_model
 from regard.probe.retrieval import Encoder
 

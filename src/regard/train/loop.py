@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.errors import DataError
-from regard.probe.evaluation_mode import evaluate_mode
+from regard.evaluation_mode import evaluate_mode
 from regard.train import optimizer
 from regard.train.config import TrainConfig
 from regard.train.distributed import start_engine

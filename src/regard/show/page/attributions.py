@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.attribution.contributions import contributions
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
@@ -18,7 +19,6 @@ from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
 from regard.observe.kv_history import StoredCall
 from regard.observe.map_view import MapView
-from regard.probe.contributions import contributions
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.memory_size import count_storage_bytes
 from regard.show.page.model_adapter import ModelAdapter, get_device

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
 from regard.observe.head_kinds import THRESHOLDS, Head, Heads, heads
 from regard.observe.record import record
-from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.probe_heads import probe_heads
 from regard.text.byte_pair import END
 from regard.train.listeners.json_lines import JsonLinesFile

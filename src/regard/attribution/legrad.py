@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.head_effects import Measure, call_model, check_numbers, require_gradients
 from regard.errors import ConfigError, ShapeError
+from regard.evaluation_mode import evaluate_mode
 from regard.map.attention_map import Index
 from regard.map.attribution_map import AttributionMap
 from regard.map.indexing import select_places
@@ -17,8 +19,6 @@ from regard.observe.attribution import attribute
 from regard.observe.block_outputs import is_inside
 from regard.observe.record import record
 from regard.observe.recording import Recording
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.head_effects import Measure, call_model, check_numbers, require_gradients
 
 Blocks = dict[str, Any]  # by the path of a block: what it returned
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 import regard
-from probe.small_models import C, E, G, H, T, make_model
+from attribution.small_models import C, E, G, H, T, make_model
 from regard import ConfigError
-from regard.probe.model_parts import ActivationTrace, find_parts
+from regard.attribution.model_parts import ActivationTrace, find_parts
 from regard.probe.repeated_tokens import make_probe_of_model
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # float32: a gain is fitted to eight positions

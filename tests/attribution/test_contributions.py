@@ -140,7 +140,9 @@ def test_the_outputs_of_queries_in_several_blocks_are_those_of_the_model(monkeyp
     model, tokens = gpt2().eval(), words(2, 11)
     each = project_each_head(model, tokens, "gpt2")[0][1][:, :, [7, 2, 5]]
     result = regard.contributions(model, tokens, 3)
-    monkeypatch.setattr("regard.probe.contributions.BLOCK_NUMBERS", 2 * 2 * 4 * 11)  # two queries of two rows and four heads
+    monkeypatch.setattr(
+        "regard.attribution.contributions.BLOCK_NUMBERS", 2 * 2 * 4 * 11
+    )  # two queries of two rows and four heads
     torch.testing.assert_close(result.head_outputs(1, [7, 2, 5]), each, rtol=0, atol=EQUAL)
 
 
@@ -185,7 +187,7 @@ def test_a_query_that_is_not_there_and_a_result_that_is_too_large_are_refused(mo
             result.logit_lens(0, wrong)
     with pytest.raises(OutOfRangeError):
         result.head_outputs(3)
-    monkeypatch.setattr("regard.probe.contributions.LIMIT_BYTES", 4 * 4 * 32)  # of the outputs for one query
+    monkeypatch.setattr("regard.attribution.contributions.LIMIT_BYTES", 4 * 4 * 32)  # of the outputs for one query
     assert result.head_outputs(0).shape == (1, 4, 32)
     for ask in (lambda: result.head_outputs(0, [0, 1]), lambda: result.logit_lens(0)):
         with pytest.raises(TooLargeError, match="Use fewer queries"):

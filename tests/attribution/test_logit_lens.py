@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from regard.attribution.logit_lens import LogitLens
 from regard.errors import ConfigError
-from regard.probe.logit_lens import LogitLens
 
 B, H, N, WORDS = 2, 3, 2, 7
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import regard
-from regard.probe.legrad import collect_scores, get_stream, watch_outputs
+from regard.attribution.legrad import collect_scores, get_stream, watch_outputs
 
 package = pytest.importorskip("legrad", reason="legrad_torch, which it compares with, is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.head_effects import Measure, call_model, check_numbers, select_heads
 from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.intervene import Change, intervene
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.head_effects import Measure, call_model, check_numbers, select_heads
 
 INPUTS = ("qkv", "q", "k", "v")
 Pair = tuple[int, int]  # layer, head

@@ -5,12 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
-from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, describe_value
-from regard.observe.recording import Recording
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.factored_matrix import FactoredMatrix
-from regard.probe.model_parts import (
+from regard.attribution.factored_matrix import FactoredMatrix
+from regard.attribution.model_parts import (
     NEAR_NORM,
     ActivationTrace,
     ModelParts,
@@ -23,7 +19,11 @@ from regard.probe.model_parts import (
     is_near,
     widen,
 )
-from regard.probe.probe_heads import trace_forward
+from regard.attribution.model_trace import trace_forward
+from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
+from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, describe_value
+from regard.observe.recording import Recording
 
 SPACES = ("residual", "tokens")
 MOST_POSITIONS = 64  # at which the outputs of projections are kept: distances below it can be measured

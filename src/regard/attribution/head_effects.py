@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError
+from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_instance, check_path, check_sequence, describe_value
 from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.observe.text_table import align_columns
-from regard.probe.evaluation_mode import evaluate_mode
 
 Measure = Callable[[Any], Tensor]
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.logit_lens import LogitLens
+from regard.attribution.model_parts import ModelParts, check_unembedding, find_parts
+from regard.attribution.model_trace import trace_forward
 from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
 from regard.map import AttentionMap
 from regard.map.attention_map import LIMIT_BYTES, Index, check_result_size
 from regard.map.attribution_map import AttributionMap
@@ -17,10 +21,6 @@ from regard.mechanism.heads import share
 from regard.mechanism.scores import score_dtype
 from regard.observe.recording import Recording
 from regard.observe.text_table import align_columns, format_token
-from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.logit_lens import LogitLens
-from regard.probe.model_parts import ModelParts, check_unembedding, find_parts
-from regard.probe.probe_heads import trace_forward
 
 KINDS = ("direct", "carried")
 SHOWN = 10  # heads that are printed

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 import regard
 from observe.family import Widened
 from observe.models import bart, gpt2, words
+from regard.attribution.legrad import collect_scores
 from regard.errors import ConfigError
-from regard.probe.legrad import collect_scores
 
 EQUAL = 1e-10  # float64
 LAYERS, H, WIDTH, CLASSES, B, CLASS = 3, 4, 32, 5, 2, 3

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_floating, describe_value
 from regard.mechanism.scores import score_dtype
 from regard.observe.recording import Recording
-from regard.probe.evaluation_mode import evaluate_mode
 
 POSITIONS = 8  # at which inputs and outputs are compared
 NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or TF32

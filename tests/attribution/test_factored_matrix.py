@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from regard.attribution import factored_matrix
+from regard.attribution.factored_matrix import FactoredMatrix
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.map import plane
-from regard.probe import factored_matrix
-from regard.probe.factored_matrix import FactoredMatrix
 
 EQUAL = {"rtol": 1e-10, "atol": 1e-10}  # float64, sums of few terms
 

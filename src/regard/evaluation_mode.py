@@ -1,4 +1,4 @@
-"""Evaluation mode: for the time of a probe, whatever the mode of a model and of its modules was."""
+"""Evaluation mode within a context, whatever the mode of a model and of its modules was."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

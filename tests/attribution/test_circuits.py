@@ -5,13 +5,13 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import regard
+from attribution.small_models import GROUPED, TOKENS, C, E, G, H, N, make_model
 from observe.models import words
-from probe.small_models import GROUPED, TOKENS, C, E, G, H, N, make_model
+from regard.attribution.circuits import measure_rotation
+from regard.attribution.model_parts import Norm, find_projection
 from regard.errors import ConfigError, OutOfRangeError
 from regard.models import GPT2, GPT2Config
-from regard.probe.circuits import measure_rotation
 from regard.probe.copying import score_eigenvalues, score_ov_eigenvalues
-from regard.probe.model_parts import Norm, find_projection
 
 pytestmark = pytest.mark.usefixtures("in_float64", "widened")
 EQUAL = {"rtol": 1e-8, "atol": 1e-8}  # float64, of products of a dozen numbers near 1
@@ -232,7 +232,9 @@ def test_a_rotation_of_any_number_of_columns_is_measured(rotated, is_interleaved
 def test_the_projections_of_a_layer_are_found_once(monkeypatch):
     model, searched = make_model("llama"), []
     circuits = regard.find_circuits(model, make_tokens())
-    monkeypatch.setattr("regard.probe.circuits.find_projection", lambda *given: searched.append(1) or find_projection(*given))
+    monkeypatch.setattr(
+        "regard.attribution.circuits.find_projection", lambda *given: searched.append(1) or find_projection(*given)
+    )
     for head in range(H):
         circuits.qk(0, head, distance=1)
     once = len(searched)

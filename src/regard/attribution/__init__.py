@@ -1,0 +1,1 @@
+"""Attribution: what heads, paths and tokens do to a number that a model computes."""
