@@ -34,6 +34,7 @@ NAMES = (
     "tiles",
     "loops",
     "generation",
+    "decoders",
     "startup",
     "rounding",
     "training",

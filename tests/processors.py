@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 NUMERICAL = (  # each file in one process, so that two do not compile the same kernels; the longest first
     "tests/map",
     "tests/mechanism",
-    "tests/models/test_compiled_gpt2.py",
+    "tests/models/test_compiled_decoder.py",
     "tests/models/test_gpt2.py",
     "tests/generate",
     "tests/compiled",

@@ -53,7 +53,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "compiled",
         "map.compiled",
         "mechanism.compiled",
-        "models.numba_gpt2",
+        "models.numba_decoder",
         "policies.numba_eviction",
         "policies.numba_largest_keys",
         "policy_audit.numba_chosen_keys",

@@ -104,7 +104,7 @@ def list_choices() -> dict[str, str]:
         "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"compiled for a few vectors, {library} for more" if usable else library,
         "products, int8": f"compiled, {bytes_by}" if usable else "torch, widened to float32",
-        "generation": "a step of GPT-2 in one compiled call"
+        "generation": "a step of GPT-2, Llama, Mistral or Qwen2 in one compiled call"
         if usable and threads.find_barrier_address()
         else "torch, layer by layer",
         "training": "compiled cross entropy and GELU" if usable else "torch",

@@ -23,8 +23,9 @@ from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
 from regard.matmul import Linear, linear
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
-from regard.models.compiled_gpt2 import CompiledGPT2
+from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2_config import GPT2Config
+from regard.models.gpt2_description import describe_gpt2
 from regard.text import BytePair, Letters, byte_pair, letters
 from regard.weights import gpt2 as files
 from regard.weights.meta_modules import create_on_meta
@@ -137,7 +138,8 @@ class GPT2(nn.Module):
 
     def reading(self) -> Callable[[Tensor, Any], Tensor]:
         """Return the model in the form for generation: called with few new tokens and a cache."""
-        return CompiledGPT2(self) if type(self) is GPT2 and all(type(block) is Block for block in self.blocks) else self
+        is_standard = type(self) is GPT2 and all(type(block) is Block for block in self.blocks)
+        return CompiledDecoder(self, describe_gpt2) if is_standard else self
 
     def get_end_settings(self) -> dict[str, Any]:
         """Return the settings of generate that define the end of a text."""

@@ -22,8 +22,9 @@ from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
-from regard.models.compiled_gpt2 import MOST, CompiledGPT2
+from regard.models.compiled_decoder import MOST, CompiledDecoder
 from regard.models.gpt2 import Block
+from regard.models.gpt2_description import describe_gpt2
 
 pytestmark = pytest.mark.skipif(
     not (threads.can_run_loops() and threads.find_barrier_address()),
@@ -76,7 +77,7 @@ def cache_bound(model, shorts=False) -> float:
 def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wanted, turns):
     whole = model in INTEGERS
     new = min(new, MOST[torch.float32 if model is MODEL else torch.int8] // len(lengths))
-    ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), CompiledGPT2(model)
+    ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), CompiledDecoder(model, describe_gpt2)
     for turn in range(turns):
         tokens = torch.tensor(rows(*[new] * len(lengths), vocabulary=307, seed=turn))
         ours.wanted = theirs.wanted = torch.arange(len(lengths)) % new if wanted == "each" else wanted
@@ -100,8 +101,10 @@ def test_it_is_the_model_of_any_sizes(sizes, to):
     model = model if to == "float32" else quantise(model, to)
     cache, same = begun(model, 6), begun(model, 6)
     with torch.no_grad():
-        assert CompiledGPT2(model).can_run(NEW, cache)
-        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model, to in ("int8", "int4")))
+        assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
+        assert_within(
+            CompiledDecoder(model, describe_gpt2)(NEW, cache), model(NEW, same), logit_bound(model, to in ("int8", "int4"))
+        )
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -111,24 +114,24 @@ def test_it_is_the_same_with_any_number_of_threads(count):
     try:
         torch.set_num_threads(count)
         with torch.no_grad():
-            found, again = (CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)) for _ in range(2))
+            found, again = (CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)) for _ in range(2))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, again)
     with torch.no_grad():
-        assert_within(found, CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)), logit_bound(MODEL))
+        assert_within(found, CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)), logit_bound(MODEL))
 
 
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_two_threads_of_a_program_read_side_by_side():
     with torch.no_grad():
-        expected = CompiledGPT2(MODEL)(NEW, begun(MODEL, 6))
+        expected = CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6))
     found: list[torch.Tensor] = []
 
     def reads():
         with torch.no_grad():
-            found.extend(CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)) for _ in range(20))
+            found.extend(CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)) for _ in range(20))
 
     several = [threading.Thread(target=reads) for _ in range(3)]
     for one in several:
@@ -156,8 +159,8 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
     asked = {**asked, "seed": list(range(1, 1 + len(prompts)))} if "seed" in asked else asked
     count = 60 if "past" in asked else 12
     ran = []
-    run = CompiledGPT2.run
-    monkeypatch.setattr(CompiledGPT2, "run", lambda *given: ran.append(1) or run(*given))
+    run = CompiledDecoder.run
+    monkeypatch.setattr(CompiledDecoder, "run", lambda *given: ran.append(1) or run(*given))
     found = taken(model.generate(prompts, count, **asked))
     assert ran
     assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
@@ -227,8 +230,8 @@ CHANGES = {
 def test_a_model_with_a_part_of_its_own_computes_by_itself(change):
     cache = begun(MODEL, 6)
     with torch.no_grad():
-        assert CompiledGPT2(deepcopy(MODEL)).can_run(NEW, cache)
-        assert not CompiledGPT2(changed(change)).can_run(NEW, cache)
+        assert CompiledDecoder(deepcopy(MODEL), describe_gpt2).can_run(NEW, cache)
+        assert not CompiledDecoder(changed(change), describe_gpt2).can_run(NEW, cache)
 
 
 def test_a_matrix_of_each_kind_may_stand_in_one_model():
@@ -237,15 +240,15 @@ def test_a_matrix_of_each_kind_may_stand_in_one_model():
         setattr(model.blocks[1].attention, part, getattr(MODELS[to].blocks[1].attention, part))
     cache, same = begun(model, 6), begun(model, 6)
     with torch.no_grad():
-        assert CompiledGPT2(model).can_run(NEW, cache)
-        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model, shorts=True))
+        assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
+        assert_within(CompiledDecoder(model, describe_gpt2)(NEW, cache), model(NEW, same), logit_bound(model, shorts=True))
 
 
 def test_models_and_blocks_of_another_class_compute_by_themselves():
     other, block = deepcopy(MODEL), deepcopy(MODEL)
     other.__class__ = Other
     block.blocks[1].__class__ = type("OtherBlock", (Block,), {})
-    assert isinstance(MODEL.reading(), CompiledGPT2)
+    assert isinstance(MODEL.reading(), CompiledDecoder)
     assert other.reading() is other
     assert block.reading() is block
 
@@ -270,7 +273,7 @@ class Seeing(TorchFunctionMode):
     ids=["record", "intervene", "functions", "dispatch", "autocast", "gradients"],
 )
 def test_it_gives_way_while_somebody_looks_on(watching):
-    cache, one = begun(MODEL, 6), CompiledGPT2(MODEL)
+    cache, one = begun(MODEL, 6), CompiledDecoder(MODEL, describe_gpt2)
     with torch.no_grad():
         assert one.can_run(NEW, cache)
         with watching():
@@ -281,7 +284,7 @@ def test_it_gives_way_while_somebody_looks_on(watching):
 
 def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
     model, seen = deepcopy(MODEL), []
-    one, cache = CompiledGPT2(model), begun(model, 3)
+    one, cache = CompiledDecoder(model, describe_gpt2), begun(model, 3)
     with torch.no_grad():
         one(NEW, cache)
         hook = model.blocks[0].register_forward_hook(lambda *_: seen.append("a block"))
@@ -292,11 +295,11 @@ def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
         every.remove()
         assert seen.count("a block") == 1
         assert seen.count("any") > 10
-        assert CompiledGPT2(model).can_run(NEW, cache)
+        assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
 
 
 def test_it_reads_on_with_another_cache():
-    one = CompiledGPT2(MODEL)
+    one = CompiledDecoder(MODEL, describe_gpt2)
     with torch.no_grad():
         for lengths, room in (((6,), 20), ((3, 5), 9), ((6,), 20)):
             cache, same = begun(MODEL, *lengths, room=room), begun(MODEL, *lengths, room=room)
@@ -306,7 +309,7 @@ def test_it_reads_on_with_another_cache():
 
 def test_weights_that_are_written_to_between_two_tokens_count():
     model = deepcopy(MODEL)
-    one, cache, same = CompiledGPT2(model), begun(model, 3), begun(model, 3)
+    one, cache, same = CompiledDecoder(model, describe_gpt2), begun(model, 3), begun(model, 3)
     with torch.no_grad():
         before = model(NEW, same)
         assert_within(one(NEW, cache), before, logit_bound(MODEL))
@@ -318,12 +321,12 @@ def test_weights_that_are_written_to_between_two_tokens_count():
 @pytest.mark.parametrize("token", [-1, 307])
 def test_a_token_that_there_is_none_of_is_an_error_and_nothing_is_read(token):
     with torch.no_grad(), pytest.raises(IndexError):
-        CompiledGPT2(MODEL)(torch.tensor([[token]]), begun(MODEL, 3))
+        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[token]]), begun(MODEL, 3))
 
 
 def test_no_more_is_read_than_there_is_room_for():
     with torch.no_grad(), pytest.raises(regard.ConfigError, match="room for 4"):
-        CompiledGPT2(MODEL)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
+        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
 
 
 def test_nan_comes_out_where_it_went_in():
@@ -331,5 +334,5 @@ def test_nan_comes_out_where_it_went_in():
     with torch.no_grad():
         cache = begun(model, 6)
         cache.keys_and_values[0][0][0, 1, 2] = torch.nan
-        assert CompiledGPT2(model).can_run(NEW, cache)
-        assert CompiledGPT2(model)(NEW, cache).isnan().all()
+        assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
+        assert CompiledDecoder(model, describe_gpt2)(NEW, cache).isnan().all()

@@ -1,14 +1,15 @@
-"""GPT-2 on a few tokens, in one call: a hundred small operations take long compared with reading the weights.
+"""A decoder on a few tokens, in one call: a hundred small operations take long compared with reading the weights.
 
 The model remains the definition. The compiled form computes the same, and runs only if no hook or mode observes the model and
-no part of it was replaced.
+no part of it was replaced. Each family of models has a function that describes one: `describe_gpt2`, `describe_decoder`.
 """
 
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
@@ -18,14 +19,9 @@ from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
 from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, describe_matrix, pad_columns
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
-from regard.layers.multi_head import MultiHeadAttention
-from regard.matmul import Linear, QuantizedLinear
-from regard.matmul.float32_linear import LEAST
+from regard.matmul import QuantizedLinear
 
 MOST = {torch.float32: 4, torch.bfloat16: 16, torch.float16: 16, torch.int8: 16, torch.uint8: 16}  # most vectors, by dtype
-NORMS = ("norm_attention", "norm_feed")  # norms of a block
-MATRICES = ("attention.W_query", "attention.W_key", "attention.W_value", "attention.out_proj", "up", "down")
-PARTS = {MultiHeadAttention, Linear, QuantizedLinear, QuantizedEmbedding, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList}
 
 
 class Part(NamedTuple):
@@ -43,15 +39,49 @@ class Part(NamedTuple):
         return x.dtype in self.dtypes and x.shape == self.shape and x.is_contiguous() and is_plain_tensor(x)
 
 
-class CompiledGPT2:
-    """A GPT-2 that reads a few tokens at a time: model(tokens, cache), in one compiled call where possible."""
+NO_TENSOR = Part(None, (), (None,))
+NO_MATRIX = [NO_TENSOR] * (FIELDS - 1)
 
-    def __init__(self, model: Any) -> None:
+
+@dataclass(frozen=True, eq=False)
+class DecoderDescription:
+    """What compiled code computes for a model: its sizes, and its tensors in the order in which compiled code reads them.
+
+    parts are the head, the last norm, and of each layer the two norms and the matrices of q, k, v, output, up, down and gate.
+    `embed` returns the vectors (n, width) of tokens (n,) at positions (n,); it reads the tensors `embedding`. `make_angles`, if
+    positions are rotated, returns the cosines and sines (n, 2, head_width) of the first n positions.
+    """
+
+    heads: int
+    key_heads: int
+    head_width: int
+    width: int
+    inner: int
+    vocabulary: int
+    layers: int
+    epsilon: float
+    scale: float
+    embed: Callable[[Tensor, Tensor], Tensor]
+    embedding: list[Part]
+    parts: list[list[Part]]
+    has_rms_norms: bool = False
+    make_angles: Callable[[int], Tensor] | None = None
+
+
+class CompiledDecoder:
+    """A model that reads a few tokens at a time: model(tokens, cache), in one compiled call where possible.
+
+    `describe` returns the description of the model, or None if the compiled form does not implement what it is now.
+    """
+
+    def __init__(self, model: Any, describe: Callable[[Any], DecoderDescription | None]) -> None:
         self.model = model
+        self.describe = describe
         self.hooks = -1  # RemovableHandle.next_id when the model was last checked
-        self.groups: list[list[Part]] = []  # the model's tensors, which these references keep in memory
+        self.description: DecoderDescription | None = None  # whose references keep the model's tensors in memory
         self.cache: Cache | None = None  # the cache last checked
         self.addresses: Any = None
+        self.angles: Tensor | None = None
         self.most = 0  # most vectors at a time; 0 if something does not fit
 
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
@@ -72,58 +102,72 @@ class CompiledGPT2:
             return False  # the model raises the error
         if self.hooks != RemovableHandle.next_id:  # a part may have a new hook
             self.hooks, self.cache = RemovableHandle.next_id, None
-            self.groups = list_parts(self.model) if has_standard_parts(self.model) else []
+            can_compile = threads.can_run_loops() and threads.find_barrier_address() and not _has_any_global_hook()
+            self.description = self.describe(self.model) if can_compile else None
         if self.cache is not cache:
             self.cache, self.most = cache, 0
-            groups = [*self.groups, *list_cache_parts(cache, self.model.config, len(tokens))]
-            if self.groups and all(part.fits() for group in groups for part in group):
-                self.most = min(find_most_vectors(group) for group in groups)
-                fields = [n for group in groups[1:] for n in list_fields(group)]
-                self.addresses = (ctypes.c_int64 * len(fields))(*fields)
+            if self.description is not None:
+                self.prepare(self.description, cache, len(tokens))
         return tokens.numel() <= self.most
+
+    def prepare(self, description: DecoderDescription, cache: Cache, b: int) -> None:
+        """List the addresses that compiled code reads, if all tensors of the model and of the cache fit."""
+        groups = [*description.parts, *list_cache_parts(cache, description, b)]
+        if not all(part.fits() for group in [description.embedding, *groups] for part in group):
+            return
+        fields = [n for group in groups for n in list_fields(group)]
+        self.addresses = (ctypes.c_int64 * len(fields))(*fields)
+        self.angles = None if description.make_angles is None else description.make_angles(cache.capacity).contiguous()
+        self.most = min(find_most_vectors(group) for group in groups)
 
     def run(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Compute the logits in one compiled call."""
-        from regard.models import numba_gpt2  # imports numba, which is installed if this is called
+        from regard.models import numba_decoder  # imports numba, which is installed if this is called
 
-        config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape
+        one, several, (b, t) = self.description, torch.get_num_threads(), tokens.shape
+        assert one is not None
         starts = cache.advance(t)
         firsts = starts.tolist() if isinstance(starts, Tensor) else [starts] * b
         positions = [first + step for first in firsts for step in range(t)]
         wanted = list_outputs(cache.wanted, b, t)
-        padded = pad_columns(max(config.width, config.inner))
-        size = b * t * (config.width + 1 + padded // 2) + cache.capacity
+        query_width, key_width = one.heads * one.head_width, one.key_heads * one.head_width
+        padded = pad_columns(max(one.width, query_width, one.inner))
+        size = b * t * (one.width + 2 + padded) + cache.capacity
         own = torch.empty(several, size)
-        shared = torch.empty(b * t * (5 * config.width + config.inner))
-        logits = torch.empty(b, len(wanted) // b, config.vocabulary)
-        counters = (ctypes.c_int64 * (2 + numba_gpt2.STAGES * config.layers))()
+        shared = torch.empty(b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner))
+        logits = torch.empty(b, len(wanted) // b, one.vocabulary)
+        counters = (ctypes.c_int64 * (2 + numba_decoder.STAGES * one.layers))()
         places, outputs = torch.tensor(positions), torch.tensor(wanted)
-        x = self.model.tokens(tokens.flatten()) + self.model.positions(places)
         threads.run_callback(
-            numba_gpt2.run_worker,
+            numba_decoder.run_worker,
             several,
             threads=several,
-            layers=config.layers,
+            layers=one.layers,
             count=b * t,
             new=t,
             output_count=len(wanted),
-            heads=config.heads,
-            width=config.width,
-            inner=config.inner,
+            heads=one.heads,
+            key_heads=one.key_heads,
+            head_width=one.head_width,
+            width=one.width,
+            inner=one.inner,
             capacity=cache.capacity,
-            vocabulary=config.vocabulary,
+            vocabulary=one.vocabulary,
             padded=padded,
             size=size,
+            has_rms_norms=one.has_rms_norms,
             barrier=threads.find_barrier_address(),
             counters=ctypes.addressof(counters),
             positions=places,
             outputs=outputs,
             parts=ctypes.addressof(self.addresses),
-            x=x,
+            rotary=self.angles,
+            x=one.embed(tokens.flatten(), places),
             own=own,
             shared=shared,
             logits=logits,
-            epsilon=config.epsilon,
+            epsilon=one.epsilon,
+            scale=one.scale,
         )
         return logits
 
@@ -135,61 +179,22 @@ def list_outputs(wanted: int | Tensor | None, b: int, t: int) -> list[int]:
     return [row * t + place for row in range(b) for place in range(0 if wanted is None else t - wanted, t)]
 
 
-def has_standard_parts(model: Any) -> bool:
-    """Return whether a GPT-2 has exactly the parts that the compiled form implements, whatever their weights."""
-    if not threads.can_run_loops() or not threads.find_barrier_address():
-        return False
-    known = PARTS | {type(model), type(model.blocks[0])}
-    as_made = all(type(part) in known and not is_modified(part) for part in model.modules()) and not _has_any_global_hook()
-    return (
-        bool(as_made)
-        and model.norm.eps == model.config.epsilon
-        and all(has_standard_settings(one, model.config) for one in model.blocks)
-    )
-
-
 def is_modified(module: nn.Module) -> bool:
     """Return whether a module is in training mode, has hooks or a replaced forward, or is an embedding with max_norm."""
     has_hooks = module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     return bool(has_hooks) or getattr(module, "max_norm", None) is not None
 
 
-def has_standard_settings(block: Any, config: Any) -> bool:
-    """Return whether a block's settings are those of its model, and its GELU is the one by tanh."""
-    epsilons = [block.get_submodule(name).eps for name in NORMS]
-    gelu = getattr(block.activation, "func", None) is F.gelu and block.activation.keywords == {"approximate": "tanh"}
-    return gelu and epsilons == [config.epsilon] * 2 and block.attention.num_heads == config.heads
-
-
-def list_parts(model: Any) -> list[list[Part]]:
-    """List the tensors of a model: its embeddings, which torch reads, then the others in the order of the compiled form."""
-    config, c, inner = model.config, model.config.width, model.config.inner
-    words = model.tokens.weight if isinstance(model.tokens, nn.Embedding) else None
-    head = model.tokens if model.head is None else model.head
-    found = [
-        [
-            Part(words, (config.vocabulary, c), (torch.float32, None)),
-            Part(model.positions.weight, (config.context, c), (torch.float32,)),
-        ],
-        list_matrix_parts(head, config.vocabulary, c),
-        list_norm_parts(model.norm, c),
-    ]
-    sizes = dict.fromkeys(MATRICES, (c, c)) | {"up": (inner, c), "down": (c, inner)}
-    for block in model.blocks:
-        found += [list_norm_parts(block.get_submodule(name), c) for name in NORMS]
-        found += [list_matrix_parts(block.get_submodule(name), *size) for name, size in sizes.items()]
-    return found if c * c >= LEAST and len(model.blocks) == config.layers else []
-
-
 def list_norm_parts(norm: Any, width: int) -> list[Part]:
-    """List the weight and the bias of a norm."""
-    return [Part(x, (width,), (torch.float32,)) for x in (norm.weight, norm.bias)]
+    """List the weight and the bias of a norm; an RMS norm has no bias."""
+    bias = Part(norm.bias, (width,), (torch.float32,)) if isinstance(norm, nn.LayerNorm) else NO_TENSOR
+    return [Part(norm.weight, (width,), (torch.float32,)), bias]
 
 
 def list_matrix_parts(module: Any, rows: int, columns: int) -> list[Part]:
     """List the numbers, scales, bias and largest integer of a linear layer, or of an embedding that is the head."""
     module = module.matrix if isinstance(module, QuantizedEmbedding) else module
-    none, bias = Part(None, (), (None,)), Part(getattr(module, "bias", None), (rows,), (torch.float32, None))
+    none, bias = NO_TENSOR, Part(getattr(module, "bias", None), (rows,), (torch.float32, None))
     if not isinstance(module, QuantizedLinear):
         return [Part(module.weight, (rows, columns), (torch.float32,)), none, bias, none]
     if module.values.dtype == torch.int8:
@@ -202,14 +207,14 @@ def list_matrix_parts(module: Any, rows: int, columns: int) -> list[Part]:
     return [Part(module.values, (rows, columns), tuple(DTYPES)), Part(module.scales, (), (None,)), bias, none]
 
 
-def list_cache_parts(cache: Cache, config: Any, b: int) -> list[list[Part]]:
+def list_cache_parts(cache: Cache, description: DecoderDescription, b: int) -> list[list[Part]]:
     """List the keys and values of each layer."""
-    shape = b, config.heads, cache.capacity, config.width // config.heads
+    shape = b, description.key_heads, cache.capacity, description.head_width
     return [[Part(x, shape, (torch.float32,)) for x in layer] for layer in cache.keys_and_values]
 
 
 def is_matrix(group: list[Part]) -> bool:
-    """Return whether these are the parts of a matrix, and not of a norm, the embeddings or a cache."""
+    """Return whether these are the parts of a matrix, and not of a norm or a cache."""
     return len(group) == FIELDS - 1
 
 
@@ -220,6 +225,8 @@ def find_most_vectors(group: list[Part]) -> int:
 
 
 def list_fields(group: list[Part]) -> list[int]:
-    """Return what compiled code reads of a matrix, or the addresses of other tensors."""
+    """Return what compiled code reads of a matrix, 0 for all of one that a model lacks, or the addresses of other tensors."""
     tensors = [part.tensor for part in group]
-    return describe_matrix(tensors) if is_matrix(group) else [0 if x is None else x.data_ptr() for x in tensors]
+    if is_matrix(group):
+        return [0] * FIELDS if tensors[0] is None else describe_matrix(tensors)
+    return [0 if x is None else x.data_ptr() for x in tensors]

@@ -1,0 +1,58 @@
+"""Generating with SmolLM2-135M-Instruct: beside transformers' own generate, the same weights, greedy.
+
+Equal are the tokens in float32; of weights in fewer bits the largest difference of the logits from float32's is given, as a
+share of the logits' deviation. Needs --model smollm2, see docs/heads.md.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.tables import Table
+from benchmarks.timing import timed
+from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, load_model
+from regard.generate import generate, quantise
+from regard.models import TransformersDecoder
+
+TITLE = "Generating with SmolLM2-135M-Instruct: tokens a second, greedy"
+COLUMNS = ["prompt", "new", "by", "weights", "seconds", "tokens a second", "logits off float32's by"]
+CASES = ((16, 128), (1000, 32))  # prompt, new tokens
+WEIGHTS = ("bfloat16", "int8", "int4")
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Time each way in turn, after the tokens in float32 are found to be equal."""
+    table, model = Table(TITLE, COLUMNS), load_model(SMOLLM2, CAUSAL_LM).model.float()
+    models = {"float32": model, **{to: quantise(model, to) for to in WEIGHTS}}
+    with torch.inference_mode():
+        for prompt, new in CASES:
+            tokens = torch.randint(0, model.config.vocab_size, (1, prompt), generator=torch.Generator().manual_seed(prompt))
+            expected = generate_by_transformers(model, tokens, new)
+            found = generate_by_regard(model, tokens, new)
+            assert torch.equal(found, expected), f"not the same tokens: {found.tolist()} and {expected.tolist()}"
+            exact = model(tokens).logits
+            ways = {"transformers, float32": partial(generate_by_transformers, model, tokens, new)}
+            ways |= {f"regard, {to}": partial(generate_by_regard, one, tokens, new) for to, one in models.items()}
+            medians = timed({name: partial(count_tokens, way) for name, way in ways.items()}, 0.0).medians
+            for name, milliseconds in medians.items():
+                by, weights = name.split(", ")
+                error = float((models[weights](tokens).logits - exact).abs().max() / exact.std())
+                table.add(prompt, new, by, weights, milliseconds / 1e3, 1e3 * new / milliseconds, error)
+    return table
+
+
+def generate_by_transformers(model: nn.Module, tokens: Tensor, new: int) -> Tensor:
+    """Return the new tokens by transformers' generate."""
+    settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **settings)[0, tokens.shape[1] :]  # type: ignore[operator, no-any-return]
+
+
+def generate_by_regard(model: nn.Module, tokens: Tensor, new: int) -> Tensor:
+    """Return the new tokens by regard.generate."""
+    return torch.cat(list(generate(TransformersDecoder(model), tokens, new, temperature=0)))
+
+
+def count_tokens(way: partial[Tensor]) -> Tensor:
+    """Return the number of tokens that a way generates, which is the same for all."""
+    return torch.tensor(way().numel())

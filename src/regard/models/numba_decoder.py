@@ -1,0 +1,334 @@
+# mypy: ignore-errors
+"""A decoder on a few vectors, compiled by numba: what one of torch's threads computes, from the embedded tokens to the logits.
+
+The threads share the rows of each matrix, and the heads, and wait at a barrier before a stage that needs all of the one before.
+Vectors and norms are so short that each thread computes them itself. The stages are those of `GPT2` and `Block` in gpt2.py; a
+model of Llama's kind has RMS norms, rotated queries and keys, fewer key heads, and a gate in its feed-forward layer.
+"""
+
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
+from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8, NUMBERS
+from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
+from regard.compiled.vectors import (
+    HALF,
+    LEAST,
+    ONE,
+    REASSOCIATED,
+    ZERO,
+    add_bias,
+    add_scaled_row,
+    dot,
+    exponentiate_with_sums,
+    hyperbolic_tangent,
+)
+from regard.matmul.numba_quantized import multiply_matrix, quantize_for
+
+# The model's parts by position: FIELDS numbers of a matrix, two addresses of a norm. All keys and values follow the layers.
+HEAD, NORM, FIRST = 0, FIELDS, FIELDS + 2
+NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
+OUT, UP, DOWN, GATE, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6, 7))
+# The stages of a layer that threads share, each with a counter of the rows or heads taken; those of q, k and v are 0 to 2.
+HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
+A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
+
+
+class DecoderArguments(Arguments):
+    """The arguments of a thread.
+
+    The numbers of threads and layers; of vectors, of new tokens in each sequence, and of vectors whose logits are wanted; the
+    sizes of the model, of its cache and of the buffers of a thread; whether its norms are RMS norms; OpenMP's barrier. Then
+    addresses: of the counters, positions and wanted vectors, of the model's parts, of the rotary table, or 0 without one, of
+    the embedded tokens, the buffers and the logits. The norms' epsilon, and the scale of the scores.
+    """
+
+    _fields_ = [  # noqa: RUF012  # as ctypes has it
+        *integer_fields("threads layers count new output_count heads key_heads head_width width inner capacity vocabulary"),
+        *integer_fields("padded size has_rms_norms barrier counters positions outputs parts rotary x own shared logits"),
+        ("epsilon", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    ]
+
+
+ARGUMENTS = np.dtype(DecoderArguments)
+
+
+class Buffers(NamedTuple):
+    """The vectors of all tokens, which the threads share, and buffers of this thread."""
+
+    x: Any  # (count, width), the residual stream
+    queries: Any  # (count, heads * head_width)
+    keys: Any  # (count, key_heads * head_width), and so the values
+    values: Any
+    context: Any  # as the queries
+    added: Any  # (count, width), what a projection adds to x
+    hidden: Any  # (count, inner)
+    gates: Any  # (count, inner)
+    normed: Any  # (count, width), of this thread
+    scores: Any  # (capacity,), of this thread
+    factors: Any  # (2, count), of this thread: the scales of quantized vectors, for a matrix and for the gate beside it
+    integers: Any  # (2, count * padded), of this thread: quantized vectors
+    positions: Any  # (count,)
+
+
+@njit
+def arrange_buffers(a):
+    """Return the buffers of a thread that starts."""
+    count, width, inner = a.count, a.width, a.inner
+    query_width, key_width = a.heads * a.head_width, a.key_heads * a.head_width
+    thread = atomic_increment(cast_to_pointer(a.counters))
+    own = view_array(a.own + 4 * a.size * thread, a.size, np.float32)
+    normed, own = own[: count * width].reshape(count, width), own[count * width :]
+    scores, factors, rest = own[: a.capacity], own[a.capacity : a.capacity + 2 * count], own[a.capacity + 2 * count :]
+    integers = view_array(rest.ctypes.data, (2, count * a.padded), np.int16)
+    x, place = view_array(a.x, (count, width), np.float32), a.shared
+    queries, place = view_array(place, (count, query_width), np.float32), place + 4 * count * query_width
+    keys, place = view_array(place, (count, key_width), np.float32), place + 4 * count * key_width
+    values, place = view_array(place, (count, key_width), np.float32), place + 4 * count * key_width
+    context, place = view_array(place, (count, query_width), np.float32), place + 4 * count * query_width
+    added, place = view_array(place, (count, width), np.float32), place + 4 * count * width
+    hidden, place = view_array(place, (count, inner), np.float32), place + 4 * count * inner
+    gates, positions = view_array(place, (count, inner), np.float32), view_array(a.positions, count, np.int64)
+    return Buffers(
+        x, queries, keys, values, context, added, hidden, gates, normed, scores, factors.reshape(2, count), integers, positions
+    )
+
+
+@njit
+def locate_counter(a, layer, stage):
+    """Return the address of the counter of a stage of a layer; the logits are stage 0 after the last layer."""
+    return a.counters + 8 * (1 + STAGES * layer + stage)
+
+
+@njit
+def view_cache(a, layer):
+    """Return the keys and values of a layer, (b, h, capacity, d)."""
+    cache = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
+    shape = a.count // a.new, a.key_heads, a.capacity, a.head_width
+    return view_array(cache[0], shape, np.float32), view_array(cache[1], shape, np.float32)
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def apply_layer_norm(x, parts, epsilon, out):
+    """Compute the layer norm of a vector, with the weight and the bias at two addresses."""
+    weight, bias = view_array(parts[0], len(x), np.float32), view_array(parts[1], len(x), np.float32)
+    mean = ZERO
+    for c in range(len(x)):
+        mean += x[c]
+    mean /= np.float32(len(x))
+    variance = ZERO
+    for c in range(len(x)):
+        variance += (x[c] - mean) * (x[c] - mean)
+    factor = ONE / np.float32(math.sqrt(variance / np.float32(len(x)) + epsilon))
+    for c in range(len(x)):
+        out[c] = (x[c] - mean) * factor * weight[c] + bias[c]
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def apply_rms_norm(x, parts, epsilon, out):
+    """Compute the RMS norm of a vector, with the weight at an address."""
+    weight, squares = view_array(parts[0], len(x), np.float32), ZERO
+    for c in range(len(x)):
+        squares += x[c] * x[c]
+    factor = ONE / np.float32(math.sqrt(squares / np.float32(len(x)) + epsilon))
+    for c in range(len(x)):
+        out[c] = x[c] * factor * weight[c]
+
+
+@njit
+def apply_norm(a, x, parts, out):
+    """Compute the norm of a vector."""
+    if a.has_rms_norms:
+        apply_rms_norm(x, parts, a.epsilon, out)
+    else:
+        apply_layer_norm(x, parts, a.epsilon, out)
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def multiply_by_silu(x, gates):
+    """Multiply x by SiLU of the gates in place: y / (1 + exp(-y)) = y (1 + tanh(y / 2)) / 2."""
+    for c in range(len(x)):
+        x[c] *= HALF * gates[c] * (ONE + hyperbolic_tangent(HALF * gates[c]))
+
+
+@njit(fastmath=REASSOCIATED)
+def rotate_heads(x, angles):
+    """Rotate the heads of a vector in place: number c of a head with number c + d / 2, by the cosines and sines (2, d)."""
+    cosines, sines, d = angles[0], angles[1], angles.shape[1]
+    half = d // 2
+    for head in range(len(x) // d):
+        one = x[head * d : head * d + d]
+        for c in range(half):
+            first, second = one[c], one[c + half]
+            one[c] = first * cosines[c] - second * sines[c]
+            one[c + half] = second * cosines[c + half] + first * sines[c + half]
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def apply_gelu(x):
+    """Apply GELU, by tanh, in place."""
+    for c in range(len(x)):
+        x[c] = HALF * x[c] * (ONE + hyperbolic_tangent(B * (x[c] + A * x[c] * x[c] * x[c])))
+
+
+@njit
+def write_cache(x, first, last, positions, new, cache):
+    """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
+    d = cache.shape[3]
+    for one in range(len(x)):
+        for c in range(first, last):
+            cache[one // new, c // d, positions[one], c % d] = x[one, c]
+
+
+@njit
+def attend_query(q, keys, values, scale, scores, out):
+    """Compute the context of one query; keys and values are (n, d), scores is a buffer of n numbers."""
+    top = LEAST
+    for j in range(len(keys)):
+        scores[j] = dot(keys[j], q) * scale
+        top = max(top, scores[j])
+    total, _, _ = exponentiate_with_sums(scores, top)
+    out[:] = ZERO
+    for j in range(len(keys)):
+        add_scaled_row(values[j], scores[j] / total, out)
+
+
+@njit
+def attend_heads(a, layer, buffers):
+    """Compute the context of the heads that this thread takes, a head of one vector at a time."""
+    (keys, values), d, group = view_cache(a, layer), a.head_width, a.heads // a.key_heads
+    while True:
+        task = atomic_increment(cast_to_pointer(locate_counter(a, layer, HEADS_STAGE)))
+        if task >= a.count * a.heads:
+            return
+        one, head = task // a.heads, task % a.heads
+        n, row, c, key_head = buffers.positions[one] + 1, one // a.new, head * d, head // group
+        q, scores, out = buffers.queries[one, c : c + d], buffers.scores[:n], buffers.context[one, c : c + d]
+        attend_query(q, keys[row, key_head, :n], values[row, key_head, :n], a.scale, scores, out)
+
+
+@njit
+def quantize_vectors(x, matrix, buffers, place):
+    """Quantize vectors for a matrix of integers: return them, (count, padded columns), and set their scales."""
+    padded = (x.shape[1] + BLOCK - 1) // BLOCK * BLOCK
+    integers = buffers.integers[place, : len(x) * padded].reshape(len(x), padded)
+    if matrix[FORMAT] >= INT8:
+        for one in range(len(x)):
+            buffers.factors[place, one] = quantize_for(matrix, x[one], integers[one])
+    return integers
+
+
+@njit
+def take_rows(a, counter, rows, unit):
+    """Take the next rows of a matrix, a multiple of `unit`: return the first, and one past the last."""
+    run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
+    run = (run + unit - 1) // unit * unit
+    first = atomic_increment(cast_to_pointer(counter)) * run
+    return first, min(first + run, rows)
+
+
+@njit
+def normalize_vectors(a, norm, buffers):
+    """Set `normed` to the norm of x."""
+    for one in range(a.count):
+        apply_norm(a, buffers.x[one], norm, buffers.normed[one])
+
+
+@njit
+def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
+    """Project `normed` to queries, keys or values, rotate them, and write those that a cache is given for."""
+    integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else 1
+    table = view_array(a.rotary, (a.capacity, 2, a.head_width), np.float32)
+    rows = out.shape[1]
+    first, last = take_rows(a, counter, rows, unit)
+    while first < rows:
+        multiply_matrix(parts, buffers.normed, integers, buffers.factors[0], first, last, out)
+        if is_rotated:
+            for one in range(a.count):
+                rotate_heads(out[one, first:last], table[buffers.positions[one]])
+        if len(cache):
+            write_cache(out, first, last, buffers.positions, a.new, cache)
+        first, last = take_rows(a, counter, rows, unit)
+
+
+@njit
+def project_and_cache(a, layer, parts, buffers):
+    """Compute queries, keys and values, and write keys and values to the cache."""
+    keys, values = view_cache(a, layer)
+    is_rotated, none = a.rotary != 0, view_array(0, keys.shape, np.float32)
+    project_vectors(a, locate_counter(a, layer, 0), parts[QUERY:], buffers, buffers.queries, is_rotated, none)
+    project_vectors(a, locate_counter(a, layer, 1), parts[QUERY + FIELDS :], buffers, buffers.keys, is_rotated, keys)
+    project_vectors(a, locate_counter(a, layer, 2), parts[QUERY + 2 * FIELDS :], buffers, buffers.values, False, values)
+
+
+@njit
+def add_projection(a, counter, vectors, parts, buffers):
+    """Add a projection of vectors to x."""
+    integers = quantize_vectors(vectors, parts, buffers, 0)
+    first, last = take_rows(a, counter, a.width, 1)
+    while first < a.width:
+        multiply_matrix(parts, vectors, integers, buffers.factors[0], first, last, buffers.added)
+        for one in range(a.count):
+            add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
+        first, last = take_rows(a, counter, a.width, 1)
+
+
+@njit
+def expand_vectors(a, counter, up, gate, buffers):
+    """Set `hidden` to GELU of the up projection of `normed`, or to the up projection times SiLU of the gate's."""
+    is_gated = gate[NUMBERS] != 0
+    integers, of_gate = quantize_vectors(buffers.normed, up, buffers, 0), quantize_vectors(buffers.normed, gate, buffers, 1)
+    first, last = take_rows(a, counter, a.inner, 1)
+    while first < a.inner:
+        multiply_matrix(up, buffers.normed, integers, buffers.factors[0], first, last, buffers.hidden)
+        if is_gated:
+            multiply_matrix(gate, buffers.normed, of_gate, buffers.factors[1], first, last, buffers.gates)
+        for one in range(a.count):
+            if is_gated:
+                multiply_by_silu(buffers.hidden[one, first:last], buffers.gates[one, first:last])
+            else:
+                apply_gelu(buffers.hidden[one, first:last])
+        first, last = take_rows(a, counter, a.inner, 1)
+
+
+@njit
+def compute_logits(a, parts, buffers):
+    """Compute the logits of the wanted vectors."""
+    outputs, normed = view_array(a.outputs, a.output_count, np.int64), buffers.normed[: a.output_count]
+    for place in range(a.output_count):
+        apply_norm(a, buffers.x[outputs[place]], parts[NORM:], normed[place])
+    head, logits = parts[HEAD:], view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
+    integers, counter = quantize_vectors(normed, head, buffers, 0), locate_counter(a, a.layers, 0)
+    first, last = take_rows(a, counter, a.vocabulary, 1)
+    while first < a.vocabulary:
+        multiply_matrix(head, normed, integers, buffers.factors[0], first, last, logits)
+        first, last = take_rows(a, counter, a.vocabulary, 1)
+
+
+@callback_with_cache(DecoderArguments)
+def run_worker(place):
+    """Compute what one thread does: every layer, then the logits."""
+    a = view_array(place, 1, ARGUMENTS)[0]
+    parts, buffers = view_array(a.parts, FIRST, np.int64), arrange_buffers(a)
+    for layer in range(a.layers):
+        layer_parts = view_array(a.parts + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
+        normalize_vectors(a, layer_parts[NORM_ATTENTION:], buffers)
+        project_and_cache(a, layer, layer_parts, buffers)
+        wait_at_barrier(a.barrier)
+        attend_heads(a, layer, buffers)
+        wait_at_barrier(a.barrier)
+        add_projection(a, locate_counter(a, layer, OUT_STAGE), buffers.context, layer_parts[OUT:], buffers)
+        wait_at_barrier(a.barrier)
+        normalize_vectors(a, layer_parts[NORM_FEED:], buffers)
+        expand_vectors(a, locate_counter(a, layer, UP_STAGE), layer_parts[UP:], layer_parts[GATE:], buffers)
+        wait_at_barrier(a.barrier)
+        add_projection(a, locate_counter(a, layer, DOWN_STAGE), buffers.hidden, layer_parts[DOWN:], buffers)
+        wait_at_barrier(a.barrier)
+    compute_logits(a, parts, buffers)
