@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import transformers
 
 import regard.cli.generate
 from generate.small import gpt2
@@ -12,6 +13,7 @@ from regard.cli import main
 from regard.generate import choices
 from regard.models import GPT2
 from regard.text import BytePair
+from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.number_tokenizer import NumberTokenizer
 
 SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
@@ -221,3 +223,46 @@ def test_the_model_in_the_box_sorts(capsys):
     assert capsys.readouterr().out == "ABBBCC\n"
     assert main(["generate", "CAT", "--model", "sorter"]) == 2
     assert "'T' is not a letter of this model" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder of a small Llama of transformers, with a vocabulary of bytes."""
+    tokenizer = transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=50257, num_key_value_heads=2, max_position_embeddings=64, **sizes)
+    model, path = transformers.LlamaForCausalLM(config), tmp_path_factory.mktemp("model") / "llama"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def test_a_model_of_transformers_writes_what_its_own_method_writes(llama, capsys):
+    """The tokenizer has 256 pieces of one byte each, so that characters of several tokens stay whole."""
+    code, out, err = said(capsys, SAMPLE[:60] + " ☃", "--model", llama, "--tokens", "12", "--temperature", "0")
+    model, words = transformers.LlamaForCausalLM.from_pretrained(llama), transformers.AutoTokenizer.from_pretrained(llama)
+    ids = torch.tensor([words.encode(SAMPLE[:60] + " ☃")])
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    assert (code, err) == (0, "")
+    assert out == words.decode(expected) + "\n"
+
+
+def test_what_tokens_of_a_model_of_transformers_looked_at_stands_under_each(llama, capsys):
+    code, out, _ = said(capsys, "the cat sat", "--model", llama, "--tokens", "3", "--temperature", "0", "--look", "--top", "2")
+    assert code == 0
+    assert out.count("looked at ") == 3
+    assert "the mean weight over 4 heads of layer 1" in out
+
+
+def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_path):
+    config = transformers.Gemma2Config(
+        vocab_size=50257, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8
+    )
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    transformers.GPT2TokenizerFast(
+        vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")
+    ).save_pretrained(tmp_path)
+    code, out, err = said(capsys, "the cat", "--model", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM" in err

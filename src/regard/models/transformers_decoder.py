@@ -33,6 +33,7 @@ class DecoderSizes(NamedTuple):
     """The sizes of a model, as `regard.generate` reads them."""
 
     layers: int
+    heads: int
     context: int
     vocabulary: int
 
@@ -71,7 +72,9 @@ class TransformersDecoder(nn.Module):
                 "Generate with its own method generate instead."
             )
         self.model = model
-        self.config = DecoderSizes(config.num_hidden_layers, config.max_position_embeddings, config.vocab_size)
+        self.config = DecoderSizes(
+            config.num_hidden_layers, config.num_attention_heads, config.max_position_embeddings, config.vocab_size
+        )
         self.train(model.training)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:

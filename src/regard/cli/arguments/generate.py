@@ -26,7 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard generate`."""
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
-        "--model", metavar="NAME", default=MODEL, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ... (pocket)"
+        "--model",
+        metavar="NAME",
+        default=MODEL,
+        help="GPT-2: a folder or file of weights, or sorter, gpt2, gpt2-medium, ...; smollm2; a folder or .gguf file of Llama, "
+        "Mistral or Qwen2 (pocket)",
     )
     parser.add_argument(
         "--tokens", metavar="N", type=int, help=f"how many to generate ({TOKENS}, or what fits into the context)"

@@ -4,7 +4,7 @@ import argparse
 
 from regard.cli.arguments import derived
 
-MODEL = "pocket"  # the default
+MODEL, SMOLLM2 = "pocket", "smollm2"  # the default, and a larger one that a package holds
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
 runs unchanged; queries and keys are recorded, and every number is computed

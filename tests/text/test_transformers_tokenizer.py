@@ -1,0 +1,30 @@
+"""The bytes of tokens, joined, are the text that they were made from."""
+
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.text import BytePair
+from regard.text.byte_pair import GPT2_FOLDER
+from regard.text.transformers_tokenizer import TransformersTokenizer
+
+OF_BYTES = TransformersTokenizer(
+    transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+)
+
+
+@given(st.text(max_size=40))
+def test_tokens_of_bytes_are_those_of_the_same_vocabulary(text):
+    ids = OF_BYTES.encode(text)
+    assert ids == BytePair.gpt2().encode(text)
+    assert OF_BYTES.bytes(ids) == BytePair.gpt2().bytes(ids) == text.encode()
+    assert OF_BYTES.pieces(ids) == BytePair.gpt2().pieces(ids)
+
+
+def test_pieces_of_sentencepiece_have_spaces_letters_and_single_bytes():
+    vocabulary = {"<unk>": 0, "\u2581the": 1, "\u2581caf\u00e9": 2, "<0xE2>": 3, "<0x98>": 4, "<0x83>": 5}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    found = TransformersTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model)))
+    assert found.bytes([1, 2, 3, 4, 5]).decode() == " the caf\u00e9\u2603"
+    assert found.pieces([2, 3]) == [" caf\u00e9", "\\xe2"]
