@@ -23,6 +23,7 @@ NUMERICAL = (  # each file in one process, so that two do not compile the same k
     "tests/map",
     "tests/mechanism",
     "tests/models/test_compiled_decoder.py",
+    "tests/models/test_transformers_decoder.py",
     "tests/models/test_gpt2.py",
     "tests/generate",
     "tests/compiled",
