@@ -50,23 +50,48 @@ class Dependency:
         return ~self.strength.isnan().any(-1).any(-1)
 
 
-def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor:
+def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor | None:
     """Compute the norm of each output's gradient on each token, (b, q, b, k), relative to the largest in its row.
 
-    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN.
+    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN. None without a gradient.
     """
     found: list[Tensor] = []
     for seed, size in enumerate(SIZES):
         inputs = tuple(x.requires_grad_() for x in make(seed, size))
         y = context(*inputs)
-        strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
-        direction = draw_direction(y, seed)
-        for b in range(len(y)):
-            for i in rows:
-                slopes = compute_token_gradients(y[b, i] @ direction, inputs)
-                strength[b, i] = compute_token_norms(slopes)
-        found.append(normalize_rows(strength))
+        if not y.requires_grad:
+            return None
+        found.append(normalize_rows(compute_gradient_norms(y, inputs, rows, seed)))
     return take_largest(found)
+
+
+def compute_gradient_norms(y: Tensor, inputs: Inputs, rows: Sequence[int], seed: int) -> Tensor:
+    """Compute the norm of the gradient of each output (b, q) in a random direction on each token, (b, q, b, k).
+
+    Sequences that do not depend on one another share a backward pass for each row.
+    """
+    strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+    along = y @ draw_direction(y, seed)
+    if are_sequences_independent(along, inputs):
+        strength[:, list(rows)] = 0.0
+        for i in rows:
+            norms = compute_token_norms(compute_token_gradients(along[:, i].sum(), inputs))
+            strength[:, i].diagonal(dim1=0, dim2=1).copy_(norms.mT)
+        return strength
+    for b in range(len(y)):
+        for i in rows:
+            strength[b, i] = compute_token_norms(compute_token_gradients(along[b, i], inputs))
+    return strength
+
+
+def are_sequences_independent(along: Tensor, inputs: Inputs) -> bool:
+    """Return whether the gradient of each sequence's outputs (b, q), at random factors, is zero on the tokens of all others."""
+    factors = torch.randn(along.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(along)
+    for b in range(len(along)):
+        norms = compute_token_norms(compute_token_gradients(along[b] @ factors, inputs))
+        if bool((norms[torch.arange(len(norms)) != b] != 0).any()):  # NaN too
+            return False
+    return True
 
 
 def compute_token_gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:

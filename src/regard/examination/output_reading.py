@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.projection_source import ModuleOutput
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
@@ -60,7 +61,7 @@ def read_output(
         return None
     weights = call.build_map(call.k).dense().double()
     linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    for last, out in linear.items():
+    for last, out in sorted(linear.items(), key=lambda one: parse_role(one[0]) != "o"):  # those named after it first
         if out.in_features % h:
             continue
         e = out.in_features // h

@@ -17,6 +17,7 @@ from regard.errors import ConfigError
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 MAX_DEPTH = 4  # levels of nested containers
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their number of bytes
 
 
 class SavedTensor(NamedTuple):
@@ -145,7 +146,8 @@ def is_identical(x: Tensor, other: Tensor) -> bool:
     if not has_same_kind(x, other):
         return False
     try:
-        one, two = (each.detach().reshape(-1).contiguous().view(torch.uint8) for each in (x, other))
+        bits = INTEGERS.get(x.dtype.itemsize, torch.uint8)
+        one, two = (each.detach().reshape(-1).contiguous().view(bits) for each in (x, other))
         return torch.equal(one, two)
     except (RuntimeError, NotImplementedError):  # sparse or quantized
         return False
@@ -174,6 +176,14 @@ def seed_generators(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+
+
+def read_random_states(device: torch.device) -> tuple[object, ...]:
+    """Return the states of torch's generators of the CPU and of one device, of Python's and of NumPy's, to be compared."""
+    states = [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    numpy = sys.modules.get("numpy")
+    _, words, *rest = (None, None) if numpy is None else numpy.random.get_state()
+    return (*(state.numpy().tobytes() for state in states), random.getstate(), words is not None and words.tobytes(), rest)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.case import Case, copy_subject_as_double
+from regard.examination.adapters import SubjectAdapter
 from regard.examination.identify.projection_layouts import parse_role
 
 NEAR = 1e-9  # of the largest number, in float64
@@ -24,17 +24,16 @@ class Ends(NamedTuple):
     output: nn.Linear
 
 
-def read_weights_by_values(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """Return the weights (b, h, q, k) of a layer for these inputs, in float64; None if its context is no sum of values.
+def read_weights_by_values(subject: SubjectAdapter, double: nn.Module | None, x: Tensor) -> Tensor | None:
+    """Return the weights (b, h, q, k) of a layer for x (b, t, c), in float64; None if its context is no sum of values.
 
-    Another sum of other values is compared with the context, so that nothing but a weighted sum in each column is read.
+    `double` is a float64 copy of its module, None if there is none. Another sum of other values is compared with the context,
+    so that nothing but a weighted sum in each column is read.
     """
-    module = copy_subject_as_double(case.subject) if case.subject.form == "x" else None
-    ends = None if module is None else find_ends(module)
-    if module is None or ends is None or case.subject.again is None:
+    ends = None if double is None or subject.form != "x" else find_ends(double)
+    if double is None or ends is None or subject.again is None:
         return None
-    call = case.subject.again(module)
-    (x,) = (one.double() for one in inputs)
+    call, x = subject.again(double), x.double()
     b, t = x.shape[:2]
 
     def compute_context(values: Tensor) -> Tensor | None:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
-from regard.examination.identify.value_reading import read_weights_by_values
 from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant
@@ -65,7 +64,7 @@ def read_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
 def read_weights_or_values(case: Case, inputs: tuple[Tensor, ...], by_values: bool) -> Tensor | None:
     """Return the weights (b, h, q, k) as `read_weights` does, or else, with `by_values`, by the values of a layer."""
     weights = read_weights(case, inputs)
-    return read_weights_by_values(case, inputs) if weights is None and by_values else weights
+    return case.read_weights_by_values(inputs[0]) if weights is None and by_values else weights
 
 
 def is_unrecorded(case: Case) -> bool:
@@ -171,7 +170,9 @@ def find_named_trial(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tria
 
 def find_head_width(case: Case, by_values: bool = False) -> int | None:
     """Return the width of one head of a module whose weights show how many heads there are; else None."""
-    weights = read_weights_or_values(case, case.make_usual_inputs(), by_values)
+    weights = read_weights(case, case.make_usual_inputs())
+    if weights is None and by_values:
+        weights = case.weights_by_values
     trial = None if weights is None else find_named_trial(case, case.make_usual_inputs(), weights.shape[1])
     return None if trial is None else trial.given.width
 

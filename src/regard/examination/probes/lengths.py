@@ -9,6 +9,7 @@ from regard.examination import dependency, evidence, long_inputs, mask_requireme
 from regard.examination import inputs as shapes
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.restore_state import read_random_states, seed_generators
 
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which a kernel may work in blocks
@@ -68,15 +69,13 @@ def check_length(case: Case, t: int) -> Finding | bool:
     """Return the finding with t tokens; True if nothing is wrong, False if the subject refuses them."""
     inputs = case.make_inputs(t, b=2 if t <= SHORT else 1)
     try:
-        context = case.compute_seeded_context(*inputs).cpu()
+        context, draws = compute_watched_context(case, inputs)
     except Exception:  # refusing another shape is allowed
         return False
     if context.shape[:2] != (len(inputs[0]), t):
         return False
-    change = (case.compute_seeded_context(*inputs, seed=1).cpu() - context).double().abs().nan_to_num().max()
-    if change > dependency.estimate_rounding(context.dtype) * context.double().abs().nan_to_num().max():
-        sentence = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
-        return Finding("dropout in evaluation", sentence, DRAW, 0.9, "dropout")
+    if draws and (random := find_randomness(case, inputs, context)) is not None:
+        return random
     expected = case.get_expected_visibility(*inputs)
     broken = ~context.isfinite().all(-1) & expected.any(-1)
     if broken.any() and case.compute_seeded_context(*case.make_usual_inputs()).isfinite().all():
@@ -88,7 +87,31 @@ def check_length(case: Case, t: int) -> Finding | bool:
             0.9,
             "length",
         )
-    return next((one for keys in choose_token_ranges(t) if (one := find_leak(case, inputs, context, keys)) is not None), True)
+    other = case.make_inputs(t, len(inputs[0]), seed=104)
+    leaks = (find_leak(case, inputs, other, context, keys) for keys in choose_token_ranges(t))
+    leak = next((one for one in leaks if one is not None), None)
+    if leak is None:
+        return True
+    return (None if draws else find_randomness(case, inputs, context)) or leak
+
+
+def compute_watched_context(case: Case, inputs: tuple[Tensor, ...]) -> tuple[Tensor, bool]:
+    """Return the context (b, t, c) with fixed random numbers, and whether any were drawn."""
+    seed_generators(0, case.subject.device)
+    before = read_random_states(case.subject.device)
+    context = case.compute_seeded_context(*inputs).cpu()
+    is_unknown = case.subject.device.type not in ("cpu", "cuda")
+    return context, is_unknown or read_random_states(case.subject.device) != before
+
+
+def find_randomness(case: Case, inputs: tuple[Tensor, ...], context: Tensor) -> Finding | None:
+    """Return the finding of another call with the same inputs whose context differs; None if it does not."""
+    t = inputs[-1].shape[-2]
+    change = (case.compute_seeded_context(*inputs, seed=1).cpu() - context).double().abs().nan_to_num().max()
+    if change <= dependency.estimate_rounding(context.dtype) * context.double().abs().nan_to_num().max():
+        return None
+    sentence = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
+    return Finding("dropout in evaluation", sentence, DRAW, 0.9, "dropout")
 
 
 def choose_token_ranges(t: int) -> list[tuple[int, int]]:
@@ -104,8 +127,13 @@ def choose_token_ranges(t: int) -> list[tuple[int, int]]:
     return [(first, t) for first in sorted({7 * t // 8 | 1, edge})] + [(0, t // 2)]
 
 
-def find_leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
-    """Return the finding of the first output that moves with these tokens of the first sequence and may see none of them."""
+def find_leak(
+    case: Case, inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]
+) -> Finding | None:
+    """Return the finding of the first output that moves with these tokens of the first sequence and may see none of them.
+
+    The tokens are replaced by those of `other`.
+    """
     t, (first, end) = inputs[0].shape[-2], keys
     hidden = ~case.get_expected_visibility(*inputs)[..., first:end].any(-1)
     hidden[1:] = case.subject.is_batched
@@ -113,14 +141,14 @@ def find_leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tup
         hidden[0, first:end] = False  # a residual passes on a token's own value
     if not hidden.any():
         return None
-    instead = replace_tokens(inputs, case.make_inputs(t, len(inputs[0]), seed=104), keys)
+    instead = replace_tokens(inputs, other, keys)
     moved = (case.compute_seeded_context(*instead).cpu() - context).double().abs().amax(-1)  # (b, t)
     leaking = hidden & (moved > dependency.estimate_rounding(context.dtype) * context.double().abs().amax(-1))
     if not leaking.any():
         return None
     if end - first > 1:
         middle = (first + end) // 2
-        halves = (find_leak(case, inputs, context, half) for half in ((first, middle), (middle, end)))
+        halves = (find_leak(case, inputs, other, context, half) for half in ((first, middle), (middle, end)))
         return next((one for one in halves if one is not None), report_leak(case, t, keys, leaking, moved))
     return report_leak(case, t, keys, leaking, moved)
 

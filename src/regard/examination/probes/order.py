@@ -55,10 +55,10 @@ def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not rows or evidence.has_no_dependency(case):
         return
     best = weight_reading.get_double_case(case)
-    request = [(row, *change) for row in rows if (change := measure_reordering(best, row)) is not None]
-    if not request:
+    reorderings = measure_reorderings(best, rows)
+    if not reorderings:
         return
-    row, moved, share = max(request, key=lambda one: one[2])
+    row, moved, share = max(reorderings, key=lambda one: one[2])
     held = position_tensors.find_position_tensors(case.subject.module)
     seen = evidence.format_numbers(row.others)
     if share > get_least_ratio(best):
@@ -87,24 +87,27 @@ def choose_rows(case: Case) -> list[QueryRow]:
     return list({(row.b, row.i): row for row in spread}.values())
 
 
-def measure_reordering(case: Case, row: QueryRow) -> tuple[float, float] | None:
-    """Return how far an output moves if each of its tokens takes the next one's place, and its ratio to other tokens' effect.
+def measure_reorderings(case: Case, rows: list[QueryRow]) -> list[tuple[QueryRow, float, float]]:
+    """Return how far outputs move if each of their tokens takes the next one's place, and the ratio to other tokens' effect.
 
-    None if other tokens do not move the output either.
+    An output that other tokens do not move either is left out.
     """
     inputs, others = case.make_usual_inputs(), case.make_usual_inputs(9)
     first = 0 if case.subject.form == "x" else 1  # for a function, keys and values move together
-    before = case.compute_seeded_context(*inputs)[row.b, row.i]
+    context = case.compute_seeded_context(*inputs)
 
-    def measure_replacement(source: tuple[Tensor, ...], places: list[int]) -> float:
+    def measure_replacement(row: QueryRow, source: tuple[Tensor, ...], places: list[int]) -> float:
         changed = [x.clone() for x in inputs]
         for x, other in list(zip(changed, source, strict=True))[first:]:
             x[row.b].index_copy_(-2, torch.tensor(row.others, device=x.device), other[row.b][..., places, :])
-        return float((case.compute_seeded_context(*changed)[row.b, row.i] - before).abs().nan_to_num().max())
+        return float((case.compute_seeded_context(*changed) - context)[row.b, row.i].abs().nan_to_num().max())
 
-    most = measure_replacement(others, row.others)
-    change = measure_replacement(inputs, row.others[1:] + row.others[:1])
-    return (change, change / most) if most > 0 else None
+    found = []
+    for row in rows:
+        most = measure_replacement(row, others, row.others)
+        change = measure_replacement(row, inputs, row.others[1:] + row.others[:1])
+        found += [(row, change, change / most)] if most > 0 else []
+    return found
 
 
 def get_least_ratio(case: Case) -> float:
@@ -123,8 +126,8 @@ def report_idle_positions(case: Case, rows: list[QueryRow], name: str, sentence:
             else []
         )
         drawn = make_changed_case(case, position_tensors.randomize_positions)
-        shares = [measure_reordering(drawn[0], row) for row in rows] if drawn is not None else []
-        hidden = any(one is not None and one[1] > get_least_ratio(case) for one in shares)
+        shares = [share for _, _, share in measure_reorderings(drawn[0], rows)] if drawn is not None else []
+        hidden = any(share > get_least_ratio(case) for share in shares)
     except (SubjectError, RuntimeError):  # no backward pass, or tensors that cannot be written
         drawn = None
     if drawn is None:

@@ -10,7 +10,6 @@ from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, find_mistake
-from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -54,7 +53,7 @@ def read_or_infer_rows(case: Case, by_values: bool) -> Iterator[Finding | Checke
 
 def has_normalized_values(case: Case) -> bool:
     """Return whether weights are read by values, and their rows sum to one; other sums may be those of a gate."""
-    weights = read_weights_by_values(case, case.make_usual_inputs())
+    weights = case.weights_by_values
     near = weight_reading.get_tolerance(case)
     return weights is not None and bool((weights > -near).all()) and bool(((weights.sum(-1) - 1).abs() < near).all())
 
