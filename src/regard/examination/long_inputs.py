@@ -10,7 +10,7 @@ from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.identify.formula import format_formula
-from regard.examination.identify.match import CLOSE, LOOSE, Match, choose_input_size
+from regard.examination.identify.match import CLOSE, LOOSE, Match
 from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
 from regard.examination.identify.variants import compute_context, find_blind_queries
 from regard.examination.report import Finding, Unknown
@@ -68,7 +68,7 @@ def find_formula_difference(case: Case, match: Match, lengths: list[int], close:
 
     If none differs, a phrase that states the tolerance; "" if the layout does not fit.
     """
-    base = case.make_inputs(max(lengths), 1, 5, choose_input_size(case))
+    base = case.make_inputs(max(lengths), 1, 5, match.input_size)
     products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
     finding = None
     for t in sorted(lengths, reverse=True):

@@ -120,7 +120,7 @@ def choose_token_ranges(t: int) -> list[tuple[int, int]]:
     They start within a block of any size and where blocks end; one is the first half, which a window leaves behind.
     """
     if t < BLOCKS:
-        return [(j, j + 1) for j in (t - 1, t // 2, 0)]
+        return [(j, j + 1) for j in dict.fromkeys((t - 1, t // 2, 0))]
     if t > max(long_inputs.LENGTHS):
         return [(t - 1, t)]
     edge = 1 << ((t - 1).bit_length() - 1)

@@ -104,6 +104,8 @@ def describe_unhidden_token(case: Case, inputs: tuple[Tensor, ...], context: Ten
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # a residual passes on a token's own value
+        if not hidden.any():
+            continue
         moved = (
             (case.compute_seeded_context(*dependency.replace_token(inputs, other, 0, j)).double().cpu() - context)[0]
             .abs()
