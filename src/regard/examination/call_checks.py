@@ -196,7 +196,7 @@ def count_filled_keys(one: InnerCall) -> int:
 def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that each head has its own part of the projections, and that key heads serve neighbors; None if not known."""
     for one in calls:
-        wrong = next((said for said in (one.absorbed, one.output) if said is not None and said.wrong), None)
+        wrong = next((reading for reading in (one.absorbed, one.output) if reading is not None and reading.wrong), None)
         if wrong is not None:
             return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
     if calls and all(one.absorbed is not None and one.output is not None for one in calls):

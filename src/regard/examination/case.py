@@ -110,21 +110,26 @@ class Case:
         """Who sees whom, as measured: by gradients, in float64 where that runs, and by changing tokens."""
         best = self.double or self
         queries, keys = self.shapes.tokens - self.shapes.gap, self.shapes.tokens
-        slopes = None
+        gradients = None
         if torch.finfo(best.subject.dtype).bits >= 32:
-            slopes = measure_gradients(best, mask_requirements.choose_queries(queries, self.expects))
+            gradients = measure_gradients(best, mask_requirements.choose_queries(queries, self.expects))
         few = keys <= mask_requirements.FEW
-        moved = (
+        changes = (
             dependency.measure_by_change(self.compute_context, self.make_usual_inputs, range(keys))
-            if few or slopes is None
+            if few or gradients is None
             else None
         )
-        strength = dependency.take_largest([one for one in (slopes, moved) if one is not None])
-        own = None
-        if slopes is not None and self.subject.form == "x" and keys > 2:
-            own = dependency.can_pass_own_value(best.compute_context, best.make_usual_inputs, *self._find_own_token_query())
+        strength = dependency.take_largest([one for one in (gradients, changes) if one is not None])
+        passes_own_value = None
+        if gradients is not None and self.subject.form == "x" and keys > 2:
+            passes_own_value = dependency.can_pass_own_value(
+                best.compute_context, best.make_usual_inputs, *self._find_own_token_query()
+            )
         return Dependency(
-            strength, dependency.get_gradient_threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own
+            strength,
+            dependency.get_gradient_threshold(best.subject.dtype),
+            "changes" if gradients is None else "gradients",
+            passes_own_value,
         )
 
     def _find_own_token_query(self) -> tuple[int, int]:

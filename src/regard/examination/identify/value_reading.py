@@ -42,19 +42,19 @@ def read_weights_by_values(subject: SubjectAdapter, double: nn.Module | None, x:
         return contexts[0] if len(contexts) == 1 and contexts[0].shape == values.shape else None
 
     values = x.new_zeros(b, t, ends.made.out_features - ends.first)
-    drawn = torch.randn(values.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype).to(x.device)
+    random_values = torch.randn(values.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype).to(x.device)
     columns = [compute_context(values)]
     for j in range(t):
         one = values.clone()
         one[:, j] = 1
         columns.append(compute_context(one))
-    context = compute_context(drawn)
+    context = compute_context(random_values)
     if context is None or any(one is None for one in columns):
         return None
     first, *rest = [one for one in columns if one is not None]
     weights = torch.stack(rest, -1)  # (b, q, c, k)
-    made = torch.einsum("bqck,bkc->bqc", weights, drawn)
-    if bool(first.any()) or bool((made - context).abs().max() > NEAR * context.abs().max()):
+    expected = torch.einsum("bqck,bkc->bqc", weights, random_values)
+    if bool(first.any()) or bool((expected - context).abs().max() > NEAR * context.abs().max()):
         return None
     return select_heads(weights)
 
@@ -76,13 +76,13 @@ def replace_values(ends: Ends, values: Tensor) -> Iterator[list[Tensor]]:
     """Replace the values (b, t, c) that a projection makes, and keep what the projection of the output is given."""
     contexts: list[Tensor] = []
 
-    def write(_: nn.Module, given: object, output: Tensor) -> Tensor:
+    def write(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         output = output.clone()
         output[..., ends.first :] = values
         return output
 
-    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        contexts.append(given[0].detach().clone())
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        contexts.append(inputs[0].detach().clone())
 
     hooks = [ends.made.register_forward_hook(write), ends.output.register_forward_pre_hook(keep)]
     try:

@@ -24,42 +24,42 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a leak, a blind row or another formula at lengths other than the usual."""
     if not case.can_resize or case.shapes.gap:
         return
-    taken: list[int] = []
-    refused: list[int] = []
-    tried = choose_other_lengths(case)
-    for t in itertools.chain(tried, choose_block_lengths(case, tried, refused)):
+    accepted: list[int] = []
+    rejected: list[int] = []
+    lengths = choose_other_lengths(case)
+    for t in itertools.chain(lengths, choose_block_lengths(case, lengths, rejected)):
         wrong = check_length(case, t)
         if isinstance(wrong, Finding):
             yield wrong
             return
-        (taken if wrong else refused).append(t)
-    if taken:
-        comparison = long_inputs.compare_lengths(case, taken)
+        (accepted if wrong else rejected).append(t)
+    if accepted:
+        comparison = long_inputs.compare_lengths(case, accepted)
         if not isinstance(comparison, str):
             yield comparison
         if not isinstance(comparison, Finding):
-            yield report_same_rule(taken, refused, comparison if isinstance(comparison, str) else "")
+            yield report_same_rule(accepted, rejected, comparison if isinstance(comparison, str) else "")
 
 
-def report_same_rule(taken: list[int], refused: list[int], how: str) -> Checked:
+def report_same_rule(accepted: list[int], rejected: list[int], how: str) -> Checked:
     """Return the result that lengths make no difference."""
-    sentence = f"; it rejects {evidence.format_numbers(sorted(refused))}" if refused else ""
-    tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
+    sentence = f"; it rejects {evidence.format_numbers(sorted(rejected))}" if rejected else ""
+    tokens = f"{', '.join(map(str, sorted(accepted)))} token{'s' * (accepted != [1])}"
     return Checked("shorter and longer inputs give consistent outputs", f"with {tokens}{how}{sentence}")
 
 
 def choose_other_lengths(case: Case) -> list[int]:
     """Return other lengths to try: few tokens, several blocks of a kernel, more than the masks in a module take."""
     usual = case.shapes.tokens
-    made = [t for t in shapes.guess_lengths(case.subject.module, case.shapes.width) if t < LONGEST]
-    few = {1, 2, usual - 1, 2 * usual + 1, *(t for t in made if t <= SHORT)}
-    wanted = few | {t + 1 for t in made} | {*long_inputs.choose_lengths(case.shapes.width)}
-    return sorted(t for t in wanted - {usual} if 0 < t <= (case.shapes.most or LONGEST))
+    stated = [t for t in shapes.guess_lengths(case.subject.module, case.shapes.width) if t < LONGEST]
+    short = {1, 2, usual - 1, 2 * usual + 1, *(t for t in stated if t <= SHORT)}
+    lengths = short | {t + 1 for t in stated} | {*long_inputs.choose_lengths(case.shapes.width)}
+    return sorted(t for t in lengths - {usual} if 0 < t <= (case.shapes.most or LONGEST))
 
 
-def choose_block_lengths(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
+def choose_block_lengths(case: Case, tried: list[int], rejected: list[int]) -> Iterator[int]:
     """Yield lengths of whole kernel blocks, if one of LENGTHS was refused; consumed after the others."""
-    if any(t in long_inputs.LENGTHS for t in refused):
+    if any(t in long_inputs.LENGTHS for t in rejected):
         yield from (
             t for t in long_inputs.WHOLE if t not in tried and t <= (case.shapes.most or LONGEST) and t != case.shapes.tokens
         )
@@ -107,11 +107,9 @@ def compute_watched_context(case: Case, inputs: tuple[Tensor, ...]) -> tuple[Ten
 def find_randomness(case: Case, inputs: tuple[Tensor, ...], context: Tensor) -> Finding | None:
     """Return the finding of another call with the same inputs whose context differs; None if it does not."""
     t = inputs[-1].shape[-2]
-    change = (case.compute_seeded_context(*inputs, seed=1).cpu() - context).double().abs().nan_to_num().max()
-    if change <= dependency.estimate_rounding(context.dtype) * context.double().abs().nan_to_num().max():
-        return None
-    sentence = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {float(change):.2g}"
-    return Finding("dropout in evaluation", sentence, DRAW, 0.9, "dropout")
+    change = dependency.measure_difference(context, case.compute_seeded_context(*inputs, seed=1).cpu())
+    sentence = f"with {t} token{'s' * (t > 1)} two calls in evaluation differ by {change:.2g}"
+    return Finding("dropout in evaluation", sentence, DRAW, 0.9, "dropout") if change else None
 
 
 def choose_token_ranges(t: int) -> list[tuple[int, int]]:
@@ -141,35 +139,35 @@ def find_leak(
         hidden[0, first:end] = False  # a residual passes on a token's own value
     if not hidden.any():
         return None
-    instead = replace_tokens(inputs, other, keys)
-    moved = (case.compute_seeded_context(*instead).cpu() - context).double().abs().amax(-1)  # (b, t)
-    leaking = hidden & (moved > dependency.estimate_rounding(context.dtype) * context.double().abs().amax(-1))
+    replaced_inputs = replace_tokens(inputs, other, keys)
+    moves = (case.compute_seeded_context(*replaced_inputs).cpu() - context).double().abs().amax(-1)  # (b, t)
+    leaking = hidden & (moves > dependency.estimate_rounding(context.dtype) * context.double().abs().amax(-1))
     if not leaking.any():
         return None
     if end - first > 1:
         middle = (first + end) // 2
         halves = (find_leak(case, inputs, other, context, half) for half in ((first, middle), (middle, end)))
-        return next((one for one in halves if one is not None), report_leak(case, t, keys, leaking, moved))
-    return report_leak(case, t, keys, leaking, moved)
+        return next((one for one in halves if one is not None), report_leak(case, t, keys, leaking, moves))
+    return report_leak(case, t, keys, leaking, moves)
 
 
 def replace_tokens(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return inputs with a range of tokens of the first sequence, their x or key and value, taken from `other`."""
     chosen = slice(*keys)
-    changed = [x.clone() for x in inputs]
-    for n, (x, instead) in enumerate(zip(changed, other, strict=True)):
+    copies = [x.clone() for x in inputs]
+    for n, (x, instead) in enumerate(zip(copies, other, strict=True)):
         if len(inputs) == 1 or n:
             x[0, ..., chosen, :] = instead[0, ..., chosen, :]
-    return tuple(changed)
+    return tuple(copies)
 
 
-def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Tensor) -> Finding:
+def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moves: Tensor) -> Finding:
     """Return the finding of a leak."""
     b, i = (int(n) for n in leaking.nonzero()[0])
     first, end = keys
     which = f"token {first}" if end - first == 1 else f"tokens {first} to {end - 1}"
     whose = f"{i} of another sequence" if b else f"{i}"
-    sentence = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moved[b, i]:.2g}"
+    sentence = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moves[b, i]:.2g}"
     if b:
         return Finding("batch leak", sentence, CURE, 0.7, "batch")
     kind = "future leak" if mask_requirements.make_later_table(t, t, case.offset)[i, first:end].any() else "wrong mask"

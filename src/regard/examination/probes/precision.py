@@ -55,8 +55,8 @@ def measure_bending(case: Case) -> dict[float, float]:
                 case.compute_seeded_context(*(x + n * step * d for x, d in zip(inputs, along, strict=True))).double()
                 for n in (-1, 1)
             )
-            gone = (last - first).abs().amax(-1)
-            bends[step].append(((last + first - 2 * middle).abs().amax(-1) / gone)[gone > 0])
+            distance = (last - first).abs().amax(-1)
+            bends[step].append(((last + first - 2 * middle).abs().amax(-1) / distance)[distance > 0])
     return {step: compute_finite_median(torch.cat(rows)) for step, rows in bends.items()}
 
 
@@ -124,9 +124,13 @@ def run_inputs(case: Case) -> Iterator[Run]:
         yield Run(inputs, context)
 
 
-def get_coarser_dtype(given: torch.dtype, made: torch.dtype) -> torch.dtype:
+def get_coarser_dtype(subject_dtype: torch.dtype, output_dtype: torch.dtype) -> torch.dtype:
     """Return the coarser of the subject's dtype and that of its output, which differ under torch.autocast."""
-    return made if made.is_floating_point and torch.finfo(made).eps > torch.finfo(given).eps else given
+    return (
+        output_dtype
+        if output_dtype.is_floating_point and torch.finfo(output_dtype).eps > torch.finfo(subject_dtype).eps
+        else subject_dtype
+    )
 
 
 def differs_smoothly(case: Case, exact: Case, inputs: tuple[Tensor, ...]) -> bool:
@@ -148,13 +152,18 @@ def measure_shares(
     The budget is how far outputs move if inputs and weights are rounded, at the most of several times while an error is more
     than `times` as large. Runs without a budget are left out.
     """
-    wide = [tuple(x.double() for x in one.inputs) for one in runs]
-    right = [exact.compute_seeded_context(*inputs).double() for inputs in wide]
-    errors = [measure_distance(one.context.double(), exactly) for one, exactly in zip(runs, right, strict=True)]
+    double_inputs = [tuple(x.double() for x in one.inputs) for one in runs]
+    exact_outputs = [exact.compute_seeded_context(*inputs).double() for inputs in double_inputs]
+    errors = [
+        measure_distance(one.context.double(), exact_output) for one, exact_output in zip(runs, exact_outputs, strict=True)
+    ]
     budgets = [0.0] * len(runs)
     for seed in range(SHAKES):
-        moved = compute_perturbed_outputs(case, exact, wide, eps, seed)
-        budgets = [max(before, measure_distance(*pair)) for before, *pair in zip(budgets, moved, right, strict=True)]
+        perturbed_outputs = compute_perturbed_outputs(case, exact, double_inputs, eps, seed)
+        budgets = [
+            max(before, measure_distance(*pair))
+            for before, *pair in zip(budgets, perturbed_outputs, exact_outputs, strict=True)
+        ]
         if all(error <= times * budget for error, budget in zip(errors, budgets, strict=True)):
             break  # a larger budget changes nothing
     parts = zip(errors, budgets, runs, strict=True)
@@ -173,18 +182,18 @@ def compute_perturbed_outputs(
 ) -> list[Tensor]:
     """Compute outputs (b, t, c) in float64 of inputs and weights that are each moved by up to half a rounding."""
     subject, call, draw = case.subject, exact.subject.call, torch.Generator().manual_seed(70 + seed)
-    moved = copy_subject_as_double(subject)
-    if moved is not None and subject.again is not None:
+    perturbed_module = copy_subject_as_double(subject)
+    if perturbed_module is not None and subject.again is not None:
         with torch.no_grad():
-            for weight in moved.parameters():
+            for weight in perturbed_module.parameters():
                 if weight.is_floating_point():
                     weight.mul_(draw_factors(weight, eps, draw))
-        call = subject.again(moved)
+        call = subject.again(perturbed_module)
     outputs = []
     for one in inputs:
-        own = draw.clone_state()  # the same numbers whatever other inputs there are
+        draw_inputs = draw.clone_state()  # the same numbers whatever other inputs there are
         with torch.no_grad():  # some kernels refuse weights that require a gradient, as flex_attention does on a CPU
-            context = call(*(x * draw_factors(x, eps, own) for x in one)).context
+            context = call(*(x * draw_factors(x, eps, draw_inputs) for x in one)).context
         outputs.append(join_context_heads(context, subject.form).double())
     return outputs
 

@@ -26,9 +26,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     if case.subject.module is not None and any(case.recorded):
         inputs = case.make_usual_inputs(1)
-        found = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
-        if found:
-            yield from found
+        mistakes = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
+        if mistakes:
+            yield from mistakes
             return
     try:
         by_values = weight_reading.is_unrecorded(case)
@@ -36,9 +36,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     except Exception:  # whatever a user's layer raises: another probe reports it
         results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
     recorded = call_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
-    answered = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
-    if recorded is not None and answered:
-        results = [*(one for one in results if one not in answered), recorded]
+    replaced = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
+    if recorded is not None and replaced:
+        results = [*(one for one in results if one not in replaced), recorded]
     yield from results
 
 
