@@ -106,6 +106,11 @@ class Case:
         return self.make_inputs(None, self.shapes.batch, seed, size)
 
     @cached_property
+    def usual_context(self) -> Tensor:
+        """The context (b, t, c) of the usual inputs, without gradient, with fixed random numbers."""
+        return self.compute_seeded_context(*self.make_usual_inputs())
+
+    @cached_property
     def measured_dependency(self) -> Dependency:
         """Who sees whom, as measured: by gradients, in float64 where that runs, and by changing tokens."""
         best = self.double or self
@@ -150,7 +155,7 @@ class Case:
         case = self.make_subcase(make_double_subject(self.subject, self.double_module), self.shapes)
         case.double_module = self.double_module
         try:
-            dtype = case.run_subject(*case.make_usual_inputs()).context.dtype
+            dtype = case.usual_context.dtype
         except SubjectError as error:
             self.narrow = f"in float64 it {error.did}"
             return None

@@ -35,7 +35,7 @@ def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
     """Return what differs from the formula, or else between lengths; if nothing does, a phrase that states the tolerance."""
     best, match = case, case.match
     try:
-        if torch.finfo(get_output_dtype(case)).bits < 32:
+        if torch.finfo(case.usual_context.dtype).bits < 32:  # of the output, which torch.autocast may round
             best = case.double or case
         if match is None:
             return compare_prefixes(best, lengths)
@@ -44,14 +44,9 @@ def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
         return ""
 
 
-def get_output_dtype(case: Case) -> torch.dtype:
-    """Return the dtype of the subject's output, which within torch.autocast is not that of its weights."""
-    return case.run_subject(*case.make_usual_inputs()).context.dtype
-
-
 def check_formula(case: Case, match: Match, lengths: list[int]) -> Finding | str:
     """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
-    difference = find_formula_difference(case, match, lengths, CLOSE.get(get_output_dtype(case), LOOSE))
+    difference = find_formula_difference(case, match, lengths, CLOSE.get(case.usual_context.dtype, LOOSE))
     double = case.double
     if (
         isinstance(difference, str)
@@ -102,7 +97,7 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
 
     Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
     """
-    tolerance = NEAR if torch.finfo(get_output_dtype(case)).bits >= 32 else NEAR_HALF
+    tolerance = NEAR if torch.finfo(case.usual_context.dtype).bits >= 32 else NEAR_HALF
     base = case.make_inputs(max(lengths), 1, 5)
     few = take_first_tokens(base, min(lengths))
     if not torch.equal(compute_outputs(case, few, 0), compute_outputs(case, few, 1)):

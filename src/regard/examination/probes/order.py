@@ -94,13 +94,12 @@ def measure_reorderings(case: Case, rows: list[QueryRow]) -> list[tuple[QueryRow
     """
     inputs, others = case.make_usual_inputs(), case.make_usual_inputs(9)
     first = 0 if case.subject.form == "x" else 1  # for a function, keys and values move together
-    context = case.compute_seeded_context(*inputs)
 
     def measure_replacement(row: QueryRow, source: tuple[Tensor, ...], places: list[int]) -> float:
         changed = [x.clone() for x in inputs]
         for x, other in list(zip(changed, source, strict=True))[first:]:
             x[row.b].index_copy_(-2, torch.tensor(row.others, device=x.device), other[row.b][..., places, :])
-        return float((case.compute_seeded_context(*changed) - context)[row.b, row.i].abs().nan_to_num().max())
+        return float((case.compute_seeded_context(*changed) - case.usual_context)[row.b, row.i].abs().nan_to_num().max())
 
     reorderings = []
     for row in rows:

@@ -25,7 +25,7 @@ LOWEST = (
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Find the first size of scores at which an output is not finite, or moves with a hidden token."""
-    usual = case.compute_seeded_context(*case.make_usual_inputs()).double().cpu()
+    usual = case.usual_context.double().cpu()
     if not usual.isfinite().any():
         return
     sentence = ""
