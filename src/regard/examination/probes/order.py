@@ -37,16 +37,17 @@ class QueryRow(NamedTuple):
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Check rotations, and whether an output moves if the tokens that its query sees change places, except its own."""
+    """Check rotations, biases, and whether an output moves if the tokens that its query sees change places, except its own."""
     results = list(check_reordering(case))
-    positions = None if case.match is not None else call_checks.check_positions(case.inner_calls)
-    if positions is None or any(isinstance(one, Finding) for one in results):
+    if case.match is not None or any(isinstance(one, Finding) for one in results):
         yield from results
-    elif isinstance(positions, Finding):
+        return
+    positions, slopes = call_checks.check_positions(case.inner_calls), call_checks.check_slopes(case.inner_calls)
+    if isinstance(positions, Finding):
         yield positions
-    else:
-        yield from (one for one in results if isinstance(one, Checked))
-        yield positions
+        return
+    yield from (one for one in results if positions is None or isinstance(one, Checked))
+    yield from (one for one in (positions, slopes) if one is not None)
 
 
 def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
