@@ -42,12 +42,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.match is not None or any(isinstance(one, Finding) for one in results):
         yield from results
         return
-    positions, slopes = call_checks.check_positions(case.inner_calls), call_checks.check_slopes(case.inner_calls)
+    positions = call_checks.check_positions(case.inner_calls)
     if isinstance(positions, Finding):
         yield positions
         return
-    yield from (one for one in results if positions is None or isinstance(one, Checked))
-    yield from (one for one in (positions, slopes) if one is not None)
+    read = [one for one in (positions, call_checks.check_slopes(case.inner_calls)) if one is not None]
+    yield from (one for one in results if not read or isinstance(one, Checked))
+    yield from read
 
 
 def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
