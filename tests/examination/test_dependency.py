@@ -93,6 +93,28 @@ def test_sequences_that_see_one_another_are_found():
     assert across[0, 1] == 0
 
 
+def test_one_row_that_sees_another_sequence_faintly_is_found():
+    class Mixed(Layer):
+        def forward(self, x):
+            y = super().forward(x)
+            return y + 1e-8 * x[:1, :1, :5] * (torch.arange(y.shape[1]) == 3)[:, None]
+
+    across = case_of(Mixed(hiding(later))).measured_dependency
+    (place,) = (across.strength[1, :, 0] > across.threshold).nonzero().tolist()
+    assert place == [3, 0]
+
+
+def test_independent_sequences_share_a_backward_pass_with_the_strengths_of_their_own():
+    layer = Layer(hiding(later)).double()
+    x = torch.randn(3, 5, D_IN, dtype=torch.float64)
+    together = dependency.measure_by_gradient(layer, lambda seed, size: (size * x.clone(),), range(5))
+    for b in range(3):
+        alone = dependency.measure_by_gradient(layer, lambda seed, size, b=b: (size * x[b : b + 1].clone(),), range(5))
+        torch.testing.assert_close(together[b, :, b], alone[0, :, 0], rtol=1e-12, atol=1e-14)
+        assert torch.equal(together[b, :, b] > 0, ~later(5, 5))
+        assert not together[b, :, [other for other in range(3) if other != b]].any()
+
+
 def own(layer, expects=None):
     return case_of(layer, expects or Everything()).measured_dependency.passes_own_value
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from regard.examination import norm_reading, terms
+from regard.examination.bias_reading import describe_slopes, read_slopes
 from regard.examination.call_conventions import parse_role
 from regard.examination.identify.mistakes import ROLE, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_style, find_mistakes, fit_without_minus, read_rotary
-from regard.mechanism import Causal
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
 OFF = 0.02  # of the expected scale
@@ -24,13 +24,13 @@ EACH_ROW = "rows of each softmax sum to one, over the keys"
 HEADS = "heads are independent"
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
+SLOPES = "a bias by distance"
 TURN = (
     "Rotate queries and keys alike: pair (a, b) becomes (a cos - b sin, b cos + a sin), angle = position * base ** (-2 i / d)."
 )
 VALUES = "Rotate queries and keys only: outputs depend on absolute positions if values are rotated."
 ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
-HIDDEN = -1e4  # a bias below it hides a key
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
 )
@@ -50,6 +50,7 @@ def iterate_checks(
     yield ROLES, check_roles(calls)
     for what, check in (
         (POSITIONS, check_positions),
+        (SLOPES, check_slopes),
         (norm_reading.WHAT, norm_reading.check_norms),
         (terms.WHAT, terms.check_terms),
     ):
@@ -196,7 +197,7 @@ def count_filled_keys(one: InnerCall) -> int:
 def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that each head has its own part of the projections, and that key heads serve neighbors; None if not known."""
     for one in calls:
-        wrong = next((said for said in (one.absorbed, one.output) if said is not None and said.wrong), None)
+        wrong = next((reading for reading in (one.absorbed, one.output) if reading is not None and reading.wrong), None)
         if wrong is not None:
             return Finding(wrong.kind, f"in {one.name or 'the layer'} {wrong.wrong}", wrong.cure, 1.6, "heads", one.name)
     if calls and all(one.absorbed is not None and one.output is not None for one in calls):
@@ -341,12 +342,22 @@ def read_source(x: Tensor, source: ProjectionSource | None) -> Rotary | None:
 
 def find_wrong_slope(one: InnerCall) -> tuple[str, str] | None:
     """Return that a causal bias grows with the distance in every head, and the cure; None if not."""
-    bias = one.call.bias
-    if bias is None or one.is_stored_as_weights or bias.shape[-1] < 3:
+    slopes = read_slopes(one)
+    grows = slopes is not None and bool((slopes < 0).all())
+    return ("the bias of every head grows with the distance of a key", NEARER) if grows else None
+
+
+def check_slopes(calls: Sequence[InnerCall]) -> Checked | Unknown | None:
+    """Check that a bias that is linear in the distance falls in every head; None if there is none."""
+    found = [(one, slopes) for one in calls if (slopes := read_slopes(one)) is not None]
+    for one, slopes in found:
+        growing = (slopes < 0).nonzero().flatten().tolist()
+        if growing:
+            heads = f"head{'s' * (len(growing) > 1)} {', '.join(map(str, growing))}"
+            sentence = f"whether the bias of {heads} is meant to grow with the distance of a key"
+            others = f"in {one.name or 'the layer'} that of the others falls: {describe_slopes(slopes)}"
+            return Unknown(f"{sentence}: {others}", "slopes of one sign, unless they are learned")
+    if not found:
         return None
-    later = bias[..., 0, 1:]
-    if one.call.mask != Causal() and not (bias.shape[-2] == bias.shape[-1] and bool((later < HIDDEN).all())):
-        return None  # keys on both sides
-    steps = bias[..., -1, :].double().diff(dim=-1)  # of the last query, over its keys
-    steep = steps.isfinite().all() and (steps - steps[..., :1]).abs().max() < 1e-4 * steps.abs().max()
-    return ("the bias of every head grows with the distance of a key", NEARER) if steep and bool((steps < 0).all()) else None
+    what = f"a bias falls with the distance of a key, {describe_slopes(found[0][1])}"
+    return Checked(what, f"in {count_calls([one for one, _ in found])}; each head's slope is read")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from regard.examination import dependency, mask_requirements
 from regard.examination.adapters import ShapeChangedError, SubjectAdapter, SubjectError
 from regard.examination.attention_output import AttentionOutput
-from regard.examination.call_conventions import Call
 from regard.examination.dependency import Dependency
 from regard.examination.dtype_constants import keep_eps
+from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.inputs import InputShapes, format_shapes
 from regard.examination.mixing_functions import MixingFunction, find_mixing_function
@@ -106,25 +106,35 @@ class Case:
         return self.make_inputs(None, self.shapes.batch, seed, size)
 
     @cached_property
+    def usual_context(self) -> Tensor:
+        """The context (b, t, c) of the usual inputs, without gradient, with fixed random numbers."""
+        return self.compute_seeded_context(*self.make_usual_inputs())
+
+    @cached_property
     def measured_dependency(self) -> Dependency:
         """Who sees whom, as measured: by gradients, in float64 where that runs, and by changing tokens."""
         best = self.double or self
         queries, keys = self.shapes.tokens - self.shapes.gap, self.shapes.tokens
-        slopes = None
+        gradients = None
         if torch.finfo(best.subject.dtype).bits >= 32:
-            slopes = measure_gradients(best, mask_requirements.choose_queries(queries, self.expects))
+            gradients = measure_gradients(best, mask_requirements.choose_queries(queries, self.expects))
         few = keys <= mask_requirements.FEW
-        moved = (
+        changes = (
             dependency.measure_by_change(self.compute_context, self.make_usual_inputs, range(keys))
-            if few or slopes is None
+            if few or gradients is None
             else None
         )
-        strength = dependency.take_largest([one for one in (slopes, moved) if one is not None])
-        own = None
-        if slopes is not None and self.subject.form == "x" and keys > 2:
-            own = dependency.can_pass_own_value(best.compute_context, best.make_usual_inputs, *self._find_own_token_query())
+        strength = dependency.take_largest([one for one in (gradients, changes) if one is not None])
+        passes_own_value = None
+        if gradients is not None and self.subject.form == "x" and keys > 2:
+            passes_own_value = dependency.can_pass_own_value(
+                best.compute_context, best.make_usual_inputs, *self._find_own_token_query()
+            )
         return Dependency(
-            strength, dependency.get_gradient_threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own
+            strength,
+            dependency.get_gradient_threshold(best.subject.dtype),
+            "changes" if gradients is None else "gradients",
+            passes_own_value,
         )
 
     def _find_own_token_query(self) -> tuple[int, int]:
@@ -139,25 +149,33 @@ class Case:
         """The case in float64, of a copy of a module or of a function itself; None if that does not run."""
         if self.subject.dtype == torch.float64:
             return self
-        call = make_double_call(self.subject)
-        if call is None:
+        if self.subject.module is not None and self.double_module is None:
             self.narrow = "it cannot be copied"
             return None
-        case = Case(
-            replace(self.subject, call=call, dtype=torch.float64),
-            self.expects,
-            self.shapes,
-            self.scale,
-            self.offset,
-            self._identify,
-        )
+        case = self.make_subcase(make_double_subject(self.subject, self.double_module), self.shapes)
+        case.double_module = self.double_module
         try:
-            dtype = case.run_subject(*case.make_usual_inputs()).context.dtype
+            dtype = case.usual_context.dtype
         except SubjectError as error:
             self.narrow = f"in float64 it {error.did}"
             return None
         self.narrow = "" if dtype == torch.float64 else f"in float64 it returns {str(dtype).removeprefix('torch.')}"
         return None if self.narrow else case
+
+    @cached_property
+    def double_module(self) -> nn.Module | None:
+        """A float64 copy of the subject's module; None if there is none, or the copy cannot be called in its place."""
+        return copy_subject_as_double(self.subject)
+
+    def read_weights_by_values(self, x: Tensor) -> Tensor | None:
+        """Return the weights (b, h, q, k) of a layer for x, read by its values in float64; None if they cannot be read."""
+        return read_weights_by_values(self.subject, self.double_module, x)
+
+    @cached_property
+    def weights_by_values(self) -> Tensor | None:
+        """The weights (b, h, q, k) for the usual inputs, as `read_weights_by_values` reads them."""
+        best = self.double or self
+        return self.read_weights_by_values(self.make_usual_inputs()[0]) if best is self else best.weights_by_values
 
     @property
     def inner_calls(self) -> list[InnerCall]:
@@ -200,8 +218,7 @@ class Case:
         modes = {part: part.training for part in module.modules()}
         try:
             if torch.finfo(dtype).bits < 32 and (double := copy_subject_as_double(self.subject)) is not None:
-                assert self.subject.again is not None
-                module, call, dtype = double, self.subject.again(double), torch.float64
+                module, call, dtype = double, make_double_subject(self.subject, double).call, torch.float64
             usual = self.make_usual_inputs(1) if tokens is None else self.make_inputs(tokens, 1, 1)
             inputs = tuple(x.to(dtype) for x in usual)
             for part in module.modules():
@@ -236,8 +253,6 @@ class Case:
 def measure_gradients(case: Case, rows: list[int]) -> Tensor | None:
     """Return the strengths measured by gradients; None if the subject has no gradient."""
     try:
-        if not case.compute_context(*(x.requires_grad_() for x in case.make_usual_inputs())).requires_grad:
-            return None
         return dependency.measure_by_gradient(case.compute_context, case.make_usual_inputs, rows)
     except SubjectError:  # a kernel without a gradient, or a layer that refuses inputs that require one
         return None
@@ -248,12 +263,11 @@ def join_context_heads(context: Tensor, form: str) -> Tensor:
     return context.transpose(1, 2).flatten(2) if form == "qkv" and context.dim() == 4 else context
 
 
-def make_double_call(subject: SubjectAdapter) -> Call | None:
-    """Return the call of a float64 copy of a subject; None if the subject cannot be copied."""
-    if subject.module is None:
-        return subject.call
-    module = copy_subject_as_double(subject)
-    return None if module is None or subject.again is None else subject.again(module)
+def make_double_subject(subject: SubjectAdapter, double: nn.Module | None) -> SubjectAdapter:
+    """Return a subject that calls a float64 copy of its module; itself in float64 if it has no module."""
+    if double is None or subject.again is None:
+        return replace(subject, dtype=torch.float64)
+    return replace(subject, call=subject.again(double), dtype=torch.float64)
 
 
 def copy_subject_as_double(subject: SubjectAdapter) -> nn.Module | None:

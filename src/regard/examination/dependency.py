@@ -50,23 +50,48 @@ class Dependency:
         return ~self.strength.isnan().any(-1).any(-1)
 
 
-def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor:
+def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor | None:
     """Compute the norm of each output's gradient on each token, (b, q, b, k), relative to the largest in its row.
 
-    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN.
+    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN. None without a gradient.
     """
-    found: list[Tensor] = []
+    strengths: list[Tensor] = []
     for seed, size in enumerate(SIZES):
         inputs = tuple(x.requires_grad_() for x in make(seed, size))
         y = context(*inputs)
-        strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
-        direction = draw_direction(y, seed)
-        for b in range(len(y)):
-            for i in rows:
-                slopes = compute_token_gradients(y[b, i] @ direction, inputs)
-                strength[b, i] = compute_token_norms(slopes)
-        found.append(normalize_rows(strength))
-    return take_largest(found)
+        if not y.requires_grad:
+            return None
+        strengths.append(normalize_rows(compute_gradient_norms(y, inputs, rows, seed)))
+    return take_largest(strengths)
+
+
+def compute_gradient_norms(y: Tensor, inputs: Inputs, rows: Sequence[int], seed: int) -> Tensor:
+    """Compute the norm of the gradient of each output (b, q) in a random direction on each token, (b, q, b, k).
+
+    Sequences that do not depend on one another share a backward pass for each row.
+    """
+    strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+    along = y @ draw_direction(y, seed)
+    if are_sequences_independent(along, inputs):
+        strength[:, list(rows)] = 0.0
+        for i in rows:
+            norms = compute_token_norms(compute_token_gradients(along[:, i].sum(), inputs))
+            strength[:, i].diagonal(dim1=0, dim2=1).copy_(norms.mT)
+        return strength
+    for b in range(len(y)):
+        for i in rows:
+            strength[b, i] = compute_token_norms(compute_token_gradients(along[b, i], inputs))
+    return strength
+
+
+def are_sequences_independent(along: Tensor, inputs: Inputs) -> bool:
+    """Return whether the gradient of each sequence's outputs (b, q), at random factors, is zero on the tokens of all others."""
+    factors = torch.randn(along.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(along)
+    for b in range(len(along)):
+        norms = compute_token_norms(compute_token_gradients(along[b] @ factors, inputs))
+        if bool((norms[torch.arange(len(norms)) != b] != 0).any()):  # NaN too
+            return False
+    return True
 
 
 def compute_token_gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -97,34 +122,46 @@ def measure_by_change(context: Context, make: Callable[[int, float], Inputs], co
 
     Moves that may be rounding are 0.
     """
-    found = []
+    strengths = []
     for seed, size in ((11, 1 / 8), (12, 1.0)):
         inputs, other = make(seed, size), make(seed + 100, size)
         with torch.no_grad():
             seed_generators(seed, inputs[0].device)
             y = context(*inputs).double()
-            moved = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+            moves = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
             for b in range(len(inputs[0])):
                 for j in columns:
                     seed_generators(seed, y.device)  # the same random numbers as before
                     change = (context(*replace_token(inputs, other, b, j)).double() - y).abs().amax(-1)  # (b, q)
                     change = torch.where(y.isfinite().all(-1), change.nan_to_num(nan=torch.inf), torch.nan)
-                    moved[:, :, b, j] = torch.where(
+                    moves[:, :, b, j] = torch.where(
                         change > estimate_rounding(inputs[0].dtype) * y.abs().amax(-1), change, 0 * change
                     ).cpu()
-        found.append(normalize_rows(moved))
-    return take_largest(found)
+        strengths.append(normalize_rows(moves))
+    return take_largest(strengths)
 
 
 def replace_token(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
     """Return inputs with token j of sequence b, its x or its key and value, taken from `other`."""
-    changed = []
+    tokens = []
     for n, (x, instead) in enumerate(zip(inputs, other, strict=True)):
         if len(inputs) == 1 or n:
             x = x.clone()
             x[b, ..., j, :] = instead[b, ..., j, :]
-        changed.append(x)
-    return tuple(changed)
+        tokens.append(x)
+    return tuple(tokens)
+
+
+def measure_difference(one: Tensor, other: Tensor, dtype: torch.dtype | None = None, times: float = 1.0) -> float:
+    """Return how far two contexts differ: 0 if that may be `times` a rounding in `dtype`, by default their own.
+
+    Infinite for two shapes.
+    """
+    if one.shape != other.shape:
+        return torch.inf
+    change = float((one - other).abs().nan_to_num().max())
+    noise = times * estimate_rounding(dtype or one.dtype) * float(one.abs().nan_to_num().max())
+    return change if change > noise else 0.0
 
 
 def estimate_rounding(dtype: torch.dtype) -> float:
@@ -144,12 +181,12 @@ def normalize_rows(strength: Tensor) -> Tensor:
     return torch.where(infinite, 1.0, strength / top.masked_fill(top == torch.inf, 1.0))
 
 
-def take_largest(found: Sequence[Tensor]) -> Tensor:
+def take_largest(measurements: Sequence[Tensor]) -> Tensor:
     """Return the largest of several measurements, ignoring NaN."""
-    total = found[0]
-    for one in found[1:]:
-        total = torch.fmax(total, one)
-    return total
+    largest = measurements[0]
+    for one in measurements[1:]:
+        largest = torch.fmax(largest, one)
+    return largest
 
 
 def can_pass_own_value(context: Context, make: Callable[[int, float], Inputs], b: int, row: int) -> bool | None:

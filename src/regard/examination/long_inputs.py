@@ -10,7 +10,7 @@ from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.identify.formula import format_formula
-from regard.examination.identify.match import CLOSE, LOOSE, Match, choose_input_size
+from regard.examination.identify.match import CLOSE, LOOSE, Match
 from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
 from regard.examination.identify.variants import compute_context, find_blind_queries
 from regard.examination.report import Finding, Unknown
@@ -35,7 +35,7 @@ def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
     """Return what differs from the formula, or else between lengths; if nothing does, a phrase that states the tolerance."""
     best, match = case, case.match
     try:
-        if torch.finfo(get_output_dtype(case)).bits < 32:
+        if torch.finfo(case.usual_context.dtype).bits < 32:  # of the output, which torch.autocast may round
             best = case.double or case
         if match is None:
             return compare_prefixes(best, lengths)
@@ -44,14 +44,9 @@ def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
         return ""
 
 
-def get_output_dtype(case: Case) -> torch.dtype:
-    """Return the dtype of the subject's output, which within torch.autocast is not that of its weights."""
-    return case.run_subject(*case.make_usual_inputs()).context.dtype
-
-
 def check_formula(case: Case, match: Match, lengths: list[int]) -> Finding | str:
     """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
-    difference = find_formula_difference(case, match, lengths, CLOSE.get(get_output_dtype(case), LOOSE))
+    difference = find_formula_difference(case, match, lengths, CLOSE.get(case.usual_context.dtype, LOOSE))
     double = case.double
     if (
         isinstance(difference, str)
@@ -68,7 +63,7 @@ def find_formula_difference(case: Case, match: Match, lengths: list[int], close:
 
     If none differs, a phrase that states the tolerance; "" if the layout does not fit.
     """
-    base = case.make_inputs(max(lengths), 1, 5, choose_input_size(case))
+    base = case.make_inputs(max(lengths), 1, 5, match.input_size)
     products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
     finding = None
     for t in sorted(lengths, reverse=True):
@@ -102,7 +97,7 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
 
     Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
     """
-    tolerance = NEAR if torch.finfo(get_output_dtype(case)).bits >= 32 else NEAR_HALF
+    tolerance = NEAR if torch.finfo(case.usual_context.dtype).bits >= 32 else NEAR_HALF
     base = case.make_inputs(max(lengths), 1, 5)
     few = take_first_tokens(base, min(lengths))
     if not torch.equal(compute_outputs(case, few, 0), compute_outputs(case, few, 1)):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.examination.identify.projection_layouts import parse_role
 from regard.examination.projection_source import ModuleOutput
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
@@ -42,7 +43,7 @@ class Part(NamedTuple):
     """Values (b, h, k, e), or weights (c, h, e) of the output, and what is wrong with this view of them."""
 
     numbers: Tensor
-    said: OutputReading
+    reading: OutputReading
 
 
 RIGHT = OutputReading()
@@ -60,7 +61,7 @@ def read_output(
         return None
     weights = call.build_map(call.k).dense().double()
     linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    for last, out in linear.items():
+    for last, out in sorted(linear.items(), key=lambda one: parse_role(one[0]) != "o"):  # those named after it first
         if out.in_features % h:
             continue
         e = out.in_features // h
@@ -86,9 +87,9 @@ def match_output(
             context = weights @ one.numbers
             for other in columns:
                 if is_near(torch.einsum("bhte,che->btc", context, other.numbers), y):
-                    return one.said if one.said.wrong else other.said
+                    return one.reading if one.reading.wrong else other.reading
             viewed = context.reshape(*y.shape[:2], -1)
-            if not one.said.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
+            if not one.reading.wrong and len(weights[0]) > 1 and is_near(viewed @ projection.weight.detach().double().mT, y):
                 return OutputReading("heads are joined by a view without a transpose", JOIN, "mixed heads")
         wrong = find_other_head(weights, values[0].numbers, columns[0].numbers, y, last)
         if wrong is not None:
@@ -108,15 +109,17 @@ def list_latent_values(latent: Tensor, part: nn.Linear, h: int, e: int, name: st
     rows = len(weight) // h
     if part.in_features != width or len(weight) % h or rows < e:
         return
-    apart, mixed, cure = weight.unflatten(0, (h, rows)), weight.unflatten(0, (rows, h)).transpose(0, 1), VIEW.format(name)
-    yield Part(latent @ apart[:, rows - e :].mT, RIGHT)
+    by_head, by_row, cure = weight.unflatten(0, (h, rows)), weight.unflatten(0, (rows, h)).transpose(0, 1), VIEW.format(name)
+    yield Part(latent @ by_head[:, rows - e :].mT, RIGHT)
     if rows > e:
         keys = f"the part of {name} that makes keys is absorbed in the output, not the part that makes values"
-        yield Part(latent @ apart[:, :e].mT, OutputReading(keys, cure, "wrong roles"))
-    viewed = f"the weight of {name} is viewed with the axes of heads and width exchanged where it makes values: heads are mixed"
-    yield Part(latent @ mixed[:, rows - e :].mT, OutputReading(viewed, cure, "mixed heads"))
-    turned = f"the part of {name} that makes values is transposed: its numbers are read as (latent, width)"
-    yield Part(latent @ apart[:, rows - e :].reshape(h, width, e), OutputReading(turned, cure, "wrong roles"))
+        yield Part(latent @ by_head[:, :e].mT, OutputReading(keys, cure, "wrong roles"))
+    exchanged = (
+        f"the weight of {name} is viewed with the axes of heads and width exchanged where it makes values: heads are mixed"
+    )
+    yield Part(latent @ by_row[:, rows - e :].mT, OutputReading(exchanged, cure, "mixed heads"))
+    transposed = f"the part of {name} that makes values is transposed: its numbers are read as (latent, width)"
+    yield Part(latent @ by_head[:, rows - e :].reshape(h, width, e), OutputReading(transposed, cure, "wrong roles"))
 
 
 def list_columns(part: nn.Linear, h: int, name: str) -> Iterator[Part]:
@@ -135,12 +138,12 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
     The output is linear in the h² factors of each pair of heads, which are solved for.
     """
     b, h, q, _ = weights.shape
-    some = min(len(columns), math.ceil(4 * h * h / (b * q)))
-    if not 1 < h <= MOST_HEADS or some * b * q < h * h:
+    column_count = min(len(columns), math.ceil(4 * h * h / (b * q)))
+    if not 1 < h <= MOST_HEADS or column_count * b * q < h * h:
         return None
-    target = y[..., :some].reshape(-1, 1)
+    target = y[..., :column_count].reshape(-1, 1)
     for product, what in PAIRS.items():
-        pairs = torch.einsum(product, weights, values, columns[:some]).flatten(0, 2).flatten(1)
+        pairs = torch.einsum(product, weights, values, columns[:column_count]).flatten(0, 2).flatten(1)
         factors = torch.linalg.lstsq(pairs, target).solution.view(h, h)
         chosen = factors.argmax(1)
         selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)

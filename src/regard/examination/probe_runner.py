@@ -113,7 +113,9 @@ def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def adjust_cures(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
     """Return the findings, with another cure for a wrong mask that only follows from the first finding or may do so."""
-    match = case.match if findings else None
+    if not findings:
+        return ()
+    match = case.match
     if match is None and case.subject.form == "x" and case.mixing_function is None:
         return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
     if match is None or match.has_deviation("mask") or not any(match.has_deviation(field) for field in MIXING):

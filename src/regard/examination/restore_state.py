@@ -17,6 +17,7 @@ from regard.errors import ConfigError
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 MAX_DEPTH = 4  # levels of nested containers
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their number of bytes
 
 
 class SavedTensor(NamedTuple):
@@ -51,7 +52,7 @@ def preserve_state(module: nn.Module | None, most: int | None = None) -> Iterato
     """
     parts = list(module.modules()) if module is not None else []
     check_modules(parts)
-    dtype, exact = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    dtype, debug_mode = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
     with preserve_random_states(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
         warnings.simplefilter("ignore")
         state = save_state(parts, most)
@@ -62,7 +63,7 @@ def preserve_state(module: nn.Module | None, most: int | None = None) -> Iterato
         finally:
             state.restore()
             torch.set_default_dtype(dtype)
-            torch.set_deterministic_debug_mode(exact)
+            torch.set_deterministic_debug_mode(debug_mode)
 
 
 def check_modules(parts: list[nn.Module]) -> None:
@@ -78,30 +79,30 @@ def check_modules(parts: list[nn.Module]) -> None:
 
 def save_state(parts: list[nn.Module], most: int | None) -> SavedState:
     """Save what modules hold now; `most` as in `preserve_state`."""
-    found: dict[int, tuple[Any, Any]] = {}
+    containers: dict[int, tuple[Any, Any]] = {}
     for part in parts:
-        collect_containers(vars(part), found, MAX_DEPTH)
-    tensors = {id(x): x for _, held in found.values() for x in list_values(held) if isinstance(x, Tensor)}
+        collect_containers(vars(part), containers, MAX_DEPTH)
+    tensors = {id(x): x for _, held in containers.values() for x in list_values(held) if isinstance(x, Tensor)}
     values, total = [], 0
     for x in sorted(tensors.values(), key=Tensor.numel):
         total += x.numel()
         numbers = x.detach().clone() if most is None or total <= most else None
         values.append(SavedTensor(x, numbers, x.requires_grad, x.grad if x.is_leaf else None))
-    return SavedState(list(found.values()), values)
+    return SavedState(list(containers.values()), values)
 
 
-def collect_containers(value: Any, found: dict[int, tuple[Any, Any]], deep: int) -> None:
+def collect_containers(value: Any, containers: dict[int, tuple[Any, Any]], levels: int) -> None:
     """Add a container and the containers in it to `found`, each with a shallow copy, down to `deep` levels.
 
     The attributes of an object of a user's class are a container, too.
     """
     attributes = get_attributes(value)
     value = value if attributes is None else attributes
-    if type(value) not in CONTAINERS or id(value) in found or not deep:
+    if type(value) not in CONTAINERS or id(value) in containers or not levels:
         return
-    found[id(value)] = (value, copy.copy(value))
+    containers[id(value)] = (value, copy.copy(value))
     for one in list_values(value):
-        collect_containers(one, found, deep - 1)
+        collect_containers(one, containers, levels - 1)
 
 
 def get_attributes(value: object) -> dict[str, Any] | None:
@@ -145,7 +146,8 @@ def is_identical(x: Tensor, other: Tensor) -> bool:
     if not has_same_kind(x, other):
         return False
     try:
-        one, two = (each.detach().reshape(-1).contiguous().view(torch.uint8) for each in (x, other))
+        bits = INTEGERS.get(x.dtype.itemsize, torch.uint8)
+        one, two = (each.detach().reshape(-1).contiguous().view(bits) for each in (x, other))
         return torch.equal(one, two)
     except (RuntimeError, NotImplementedError):  # sparse or quantized
         return False
@@ -176,17 +178,25 @@ def seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
+def read_random_states(device: torch.device) -> tuple[object, ...]:
+    """Return the states of torch's generators of the CPU and of one device, of Python's and of NumPy's, to be compared."""
+    states = [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    numpy = sys.modules.get("numpy")
+    _, words, *rest = (None, None) if numpy is None else numpy.random.get_state()
+    return (*(state.numpy().tobytes() for state in states), random.getstate(), words is not None and words.tobytes(), rest)
+
+
 @contextlib.contextmanager
 def preserve_random_states() -> Iterator[None]:
     """Restore torch's, Python's and NumPy's random states after the block."""
-    python = random.getstate()
+    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state() if numpy is not None else None
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
-            random.setstate(python)
+            random.setstate(python_state)
             if numpy is not None:
-                numpy.random.set_state(drawn)
+                numpy.random.set_state(numpy_state)

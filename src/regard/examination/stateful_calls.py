@@ -37,17 +37,17 @@ def detect_state(subject: SubjectAdapter, shapes: InputShapes) -> tuple[SubjectA
         names = [] if snapshot is None else snapshot.list_changes()
         if snapshot is None or not names:
             return subject, []
-        change, stale = measure_distance(first, again), compute_fixed_context(subject, others)
+        change, stale = dependency.measure_difference(first, again), compute_fixed_context(subject, others)
         snapshot.restore()
         fresh = compute_fixed_context(subject, others)
         snapshot.restore()
-        if change == 0 and measure_distance(fresh, stale) == 0:
+        if change == 0 and dependency.measure_difference(fresh, stale) == 0:
             return subject, []
-        if measure_distance(first, compute_fixed_context(subject, inputs)) > 0:  # it is random
+        if dependency.measure_difference(first, compute_fixed_context(subject, inputs)) > 0:  # it is random
             return subject, []
         snapshot.restore()
         if change == 0:
-            results: Said = [report_stale_state(names, measure_distance(fresh, stale))]
+            results: Said = [report_stale_state(names, dependency.measure_difference(fresh, stale))]
         else:
             results = [check_state_as_cache(subject, inputs, (first, again), names)]
     except Exception:  # the probes report what it raises
@@ -63,14 +63,6 @@ def compute_fixed_context(subject: SubjectAdapter, inputs: tuple[Tensor, ...]) -
     seed_generators(1, subject.device)
     with torch.no_grad():
         return subject.call(*inputs).context
-
-
-def measure_distance(one: Tensor, other: Tensor, times: float = 1.0) -> float:
-    """Return how far two contexts differ beyond rounding; infinite if their shapes differ."""
-    if one.shape != other.shape:
-        return torch.inf
-    change = float((one - other).abs().nan_to_num().max())
-    return change if change > times * dependency.estimate_rounding(one.dtype) * float(one.abs().nan_to_num().max()) else 0.0
 
 
 def describe_state(names: Sequence[str]) -> str:
@@ -101,7 +93,7 @@ def check_state_as_cache(
             copied = replace(subject, call=subject.again(module), module=module)
             compute_fixed_context(copied, inputs)
             way.apply(module)
-            return measure_distance(output, compute_fixed_context(copied, inputs)) == 0
+            return dependency.measure_difference(output, compute_fixed_context(copied, inputs)) == 0
 
         way = find_reset(subject.module, names, inputs[0].shape, is_first_after)
         if way is not None:
@@ -109,8 +101,8 @@ def check_state_as_cache(
         sentence += ": a second sequence sees the first one, and no method or argument empties the cache"
         return Finding("wrong cache", sentence, EMPTY, 3.0, "state")
     sentence += (
-        f": two calls with the same input differ by {measure_distance(*outputs):.2g}, and a sequence in parts does not "
-        "give the outputs of the whole"
+        f": two calls with the same input differ by {dependency.measure_difference(*outputs):.2g}, and a sequence in parts "
+        "does not give the outputs of the whole"
     )
     return Finding("wrong cache", sentence, FORGET, 3.0, "state")
 
@@ -127,7 +119,7 @@ def is_cache(subject: SubjectAdapter, inputs: tuple[Tensor, ...], output: Tensor
         return False
     finally:
         snapshot.restore()
-    return measure_distance(output, torch.cat(parts, 1), CLOSE) == 0
+    return dependency.measure_difference(output, torch.cat(parts, 1), times=CLOSE) == 0
 
 
 def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> SubjectAdapter:

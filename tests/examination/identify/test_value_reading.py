@@ -8,7 +8,6 @@ from torch import nn
 import regard
 from examination.given import case_of
 from regard import Everything
-from regard.examination.identify.value_reading import read_weights_by_values
 
 C, H = 12, 3
 D = C // H
@@ -55,8 +54,7 @@ class Gated(Linear):
 
 
 def read(layer):
-    case = case_of(layer, Everything())
-    return read_weights_by_values(case, case.make_usual_inputs())
+    return case_of(layer, Everything()).weights_by_values
 
 
 def test_weights_are_read_by_the_values():
@@ -66,8 +64,14 @@ def test_weights_are_read_by_the_values():
     layer.double()
     q, k = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in (layer.to_q(x.double()), layer.to_kv(x.double())[..., :C]))
     products = layer.features(q * layer.factor) @ layer.features(k).mT
-    weights = read_weights_by_values(case, (x,))
+    weights = case.read_weights_by_values(x)
     torch.testing.assert_close(weights, (products / products.sum(-1, keepdim=True)).detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_weights_are_read_once_for_a_case_and_its_double():
+    case = case_of(Linear(), Everything())
+    assert case.weights_by_values is case.weights_by_values is case.double.weights_by_values
+    torch.testing.assert_close(case.weights_by_values, case.read_weights_by_values(*case.double.make_usual_inputs()))
 
 
 def test_a_function_of_the_context_is_no_weighted_sum():

@@ -9,6 +9,8 @@ from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, CausalAttention, Everything, Padding, Window
 from regard.examination.probes.lengths import check_case
 
+DRAW = torch.Generator().manual_seed(0)  # of a layer's own
+
 
 def made_for(length, beyond):
     """Weights of a mask made for a length, and others beyond it."""
@@ -74,6 +76,27 @@ def test_refusing_more_tokens_is_no_fault(length):
 @pytest.mark.parametrize("expects", [Everything(), Window(2, 2), Causal() & Window(left=3)])
 def test_a_mask_that_holds_at_every_length_has_no_finding(expects):
     assert kinds(check_case(case_of(Layer(hiding(lambda q, k: ~expects.table(q, k))), expects))) == []
+
+
+@pytest.mark.parametrize("draw", [torch.randn, lambda *shape: torch.randn(*shape, generator=DRAW)], ids=["torch's", "its own"])
+def test_random_numbers_of_longer_inputs_are_no_leak(draw):
+    class Noisy(Layer):
+        def forward(self, x):
+            y = super().forward(x)
+            return y + draw(*y.shape) if x.shape[1] > 64 else y
+
+    (finding,) = check_case(case_of(Noisy(hiding(later))))
+    assert finding.kind == "dropout in evaluation", finding
+
+
+def test_random_numbers_of_longer_inputs_are_found_where_nothing_is_hidden():
+    class Noisy(Layer):
+        def forward(self, x):
+            y = super().forward(x)
+            return y + torch.rand(y.shape) if x.shape[1] > 64 else y
+
+    (finding,) = check_case(case_of(Noisy(lambda scores: scores.softmax(-1)), Everything()))
+    assert finding.kind == "dropout in evaluation", finding
 
 
 def test_a_residual_is_no_leak():

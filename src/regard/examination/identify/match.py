@@ -27,7 +27,8 @@ Fit = tuple[Trial, Variant]
 class Match:
     """What a subject computes: `error` is the largest difference from its outputs, `right_error` that of the right formula.
 
-    `alike` are the variants that give the same outputs, and so cannot be distinguished from this one.
+    `alike` are the variants that give the same outputs, and so cannot be distinguished from this one. `input_size` is the size
+    of inputs that gives scores of usual spread.
     """
 
     variant: Variant
@@ -39,6 +40,7 @@ class Match:
     expected_scale: float
     error: float
     right_error: float
+    input_size: float
     alike: tuple[Variant, ...] = ()
 
     @property
@@ -64,7 +66,7 @@ def identify_formula(case: Case) -> Match | None:
     except Exception:  # whatever a user's layer raises: another probe reports it
         return None
     close = CLOSE.get(best.subject.dtype, LOOSE)
-    found = find_match(try_right_formula(best, target), other, close)
+    found = find_match(try_right_formula(best, target), other, close, size)
     if found is not None:
         return found
     if any(one.has_positions for one in case.inner_calls):
@@ -83,7 +85,7 @@ def identify_formula(case: Case) -> Match | None:
         try_deviation_pairs(trials, left),
         try_scales(trials, left, MEASURED),
     )
-    return next((found for some in passes if (found := find_match(some, other, close)) is not None), None)
+    return next((found for some in passes if (found := find_match(some, other, close, size)) is not None), None)
 
 
 class Budget:
@@ -124,7 +126,7 @@ def get_measured_visibility(case: Case) -> Tensor | None:
     return None if torch.equal(found, expected) or not case.measured_dependency.measured_rows.all() else found.unsqueeze(1)
 
 
-def find_match(candidates: Iterable[Fit], other: Target, close: float) -> Match | None:
+def find_match(candidates: Iterable[Fit], other: Target, close: float, size: float) -> Match | None:
     """Return the match of the first candidate that also fits other inputs; rivals that fit as well are listed as `alike`."""
     first = next(filter_fits(candidates, other, close), None)
     if first is None:
@@ -135,7 +137,7 @@ def find_match(candidates: Iterable[Fit], other: Target, close: float) -> Match 
     alike = tuple(one for _, one in filter_fits(rivals, other, close) if not is_same_scale(one, given))
     return Match(
         *(variant, trial.layout, given.heads, given.groups, given.width, get_scale(variant, given), given.scale),
-        *(trial.compute_difference(variant), trial.compute_difference(right), alike),
+        *(trial.compute_difference(variant), trial.compute_difference(right), size, alike),
     )
 
 

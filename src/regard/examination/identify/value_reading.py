@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination.case import Case, copy_subject_as_double
+from regard.examination.adapters import SubjectAdapter
 from regard.examination.identify.projection_layouts import parse_role
 
 NEAR = 1e-9  # of the largest number, in float64
@@ -24,17 +24,16 @@ class Ends(NamedTuple):
     output: nn.Linear
 
 
-def read_weights_by_values(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """Return the weights (b, h, q, k) of a layer for these inputs, in float64; None if its context is no sum of values.
+def read_weights_by_values(subject: SubjectAdapter, double: nn.Module | None, x: Tensor) -> Tensor | None:
+    """Return the weights (b, h, q, k) of a layer for x (b, t, c), in float64; None if its context is no sum of values.
 
-    Another sum of other values is compared with the context, so that nothing but a weighted sum in each column is read.
+    `double` is a float64 copy of its module, None if there is none. Another sum of other values is compared with the context,
+    so that nothing but a weighted sum in each column is read.
     """
-    module = copy_subject_as_double(case.subject) if case.subject.form == "x" else None
-    ends = None if module is None else find_ends(module)
-    if module is None or ends is None or case.subject.again is None:
+    ends = None if double is None or subject.form != "x" else find_ends(double)
+    if double is None or ends is None or subject.again is None:
         return None
-    call = case.subject.again(module)
-    (x,) = (one.double() for one in inputs)
+    call, x = subject.again(double), x.double()
     b, t = x.shape[:2]
 
     def compute_context(values: Tensor) -> Tensor | None:
@@ -43,19 +42,19 @@ def read_weights_by_values(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | N
         return contexts[0] if len(contexts) == 1 and contexts[0].shape == values.shape else None
 
     values = x.new_zeros(b, t, ends.made.out_features - ends.first)
-    drawn = torch.randn(values.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype).to(x.device)
+    random_values = torch.randn(values.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype).to(x.device)
     columns = [compute_context(values)]
     for j in range(t):
         one = values.clone()
         one[:, j] = 1
         columns.append(compute_context(one))
-    context = compute_context(drawn)
+    context = compute_context(random_values)
     if context is None or any(one is None for one in columns):
         return None
     first, *rest = [one for one in columns if one is not None]
     weights = torch.stack(rest, -1)  # (b, q, c, k)
-    made = torch.einsum("bqck,bkc->bqc", weights, drawn)
-    if bool(first.any()) or bool((made - context).abs().max() > NEAR * context.abs().max()):
+    expected = torch.einsum("bqck,bkc->bqc", weights, random_values)
+    if bool(first.any()) or bool((expected - context).abs().max() > NEAR * context.abs().max()):
         return None
     return select_heads(weights)
 
@@ -77,13 +76,13 @@ def replace_values(ends: Ends, values: Tensor) -> Iterator[list[Tensor]]:
     """Replace the values (b, t, c) that a projection makes, and keep what the projection of the output is given."""
     contexts: list[Tensor] = []
 
-    def write(_: nn.Module, given: object, output: Tensor) -> Tensor:
+    def write(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
         output = output.clone()
         output[..., ends.first :] = values
         return output
 
-    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        contexts.append(given[0].detach().clone())
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        contexts.append(inputs[0].detach().clone())
 
     hooks = [ends.made.register_forward_hook(write), ends.output.register_forward_pre_hook(keep)]
     try:

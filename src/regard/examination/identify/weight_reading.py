@@ -7,7 +7,6 @@ from torch import Tensor
 
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
-from regard.examination.identify.value_reading import read_weights_by_values
 from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant
@@ -47,10 +46,10 @@ def read_function_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
 
 def is_weighted_sum(case: Case, weights: Tensor, inputs: tuple[Tensor, ...]) -> bool:
     """Return whether the context is these weights times v, and nothing else."""
-    made = case.run_subject(*inputs).context.to("cpu", torch.float64)
-    meant = weights @ share(inputs[2].to("cpu", torch.float64), weights.shape[1])
-    return made.shape == meant.shape and torch.allclose(
-        made, meant, rtol=0, atol=get_tolerance(case) * (1 + float(meant.abs().max()))
+    context = case.run_subject(*inputs).context.to("cpu", torch.float64)
+    expected = weights @ share(inputs[2].to("cpu", torch.float64), weights.shape[1])
+    return context.shape == expected.shape and torch.allclose(
+        context, expected, rtol=0, atol=get_tolerance(case) * (1 + float(expected.abs().max()))
     )
 
 
@@ -65,7 +64,7 @@ def read_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
 def read_weights_or_values(case: Case, inputs: tuple[Tensor, ...], by_values: bool) -> Tensor | None:
     """Return the weights (b, h, q, k) as `read_weights` does, or else, with `by_values`, by the values of a layer."""
     weights = read_weights(case, inputs)
-    return read_weights_by_values(case, inputs) if weights is None and by_values else weights
+    return case.read_weights_by_values(inputs[0]) if weights is None and by_values else weights
 
 
 def is_unrecorded(case: Case) -> bool:
@@ -78,11 +77,11 @@ def get_returned_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | Non
 
     None otherwise.
     """
-    found = case.run_subject(*inputs).weights
+    returned = case.run_subject(*inputs).weights
     b, q, k = len(inputs[0]), inputs[0].shape[-2], inputs[-1].shape[-2]
-    if found is None or found.dim() not in (3, 4) or found.shape[0] != b or found.shape[-2:] != (q, k):
+    if returned is None or returned.dim() not in (3, 4) or returned.shape[0] != b or returned.shape[-2:] != (q, k):
         return None
-    weights = found.to("cpu", torch.float64).reshape(b, -1, q, k)
+    weights = returned.to("cpu", torch.float64).reshape(b, -1, q, k)
     return weights if has_normalized_rows(case, inputs, weights) or is_context_explained(case, inputs, weights) else None
 
 
@@ -105,13 +104,13 @@ def is_context_explained(case: Case, inputs: tuple[Tensor, ...], weights: Tensor
     for trial in iterate_trials(case, target, plain=True):
         given, output = trial.given, trial.layout.output
         if given.heads == weights.shape[1]:
-            made = join(weights @ share(split(given.v, given.groups), given.heads))
-            made = made if output is None else output(made)
-            if made.shape != target.y.shape:
+            context = join(weights @ share(split(given.v, given.groups), given.heads))
+            context = context if output is None else output(context)
+            if context.shape != target.y.shape:
                 continue
-            rest = (target.y - made)[target.finite_rows]
-            beside = [rest, rest - target.inputs[0][target.finite_rows]] if target.inputs[0].shape == made.shape else [rest]
-            if any(bool((one.abs() < near).all()) for one in beside):
+            rest = (target.y - context)[target.finite_rows]
+            rests = [rest, rest - target.inputs[0][target.finite_rows]] if target.inputs[0].shape == context.shape else [rest]
+            if any(bool((one.abs() < near).all()) for one in rests):
                 return True
     return False
 
@@ -171,7 +170,9 @@ def find_named_trial(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tria
 
 def find_head_width(case: Case, by_values: bool = False) -> int | None:
     """Return the width of one head of a module whose weights show how many heads there are; else None."""
-    weights = read_weights_or_values(case, case.make_usual_inputs(), by_values)
+    weights = read_weights(case, case.make_usual_inputs())
+    if weights is None and by_values:
+        weights = case.weights_by_values
     trial = None if weights is None else find_named_trial(case, case.make_usual_inputs(), weights.shape[1])
     return None if trial is None else trial.given.width
 
@@ -186,5 +187,5 @@ def choose_small_size(case: Case) -> float:
 
 def center_rows(x: Tensor, seen: Tensor) -> Tensor:
     """Subtract from each row its mean over the keys that are seen; 0 elsewhere."""
-    kept = x.masked_fill(~seen, 0)
-    return (kept - kept.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~seen, 0)
+    numbers = x.masked_fill(~seen, 0)
+    return (numbers - numbers.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~seen, 0)

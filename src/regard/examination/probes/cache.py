@@ -21,7 +21,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     (x,) = case.make_usual_inputs()
     yield from cached_decoding.check_cache(
-        module, x, extract_context, case.run_subject(x).context, lambda i: evidence.format_token(case, i)
+        module, x, extract_context, case.usual_context, lambda i: evidence.format_token(case, i)
     )
 
 

@@ -50,14 +50,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 def measure_randomness(case: Case) -> float:
     """Return how far two calls in evaluation differ beyond rounding."""
     inputs = case.make_usual_inputs()
-    calls = []
-    for seed in (1, 2):
-        seed_generators(seed, case.subject.device)
-        calls.append(case.run_subject(*inputs).context.double().cpu())
-    change = float((calls[0] - calls[1]).abs().nan_to_num().max())
-    return (
-        change if change > dependency.estimate_rounding(case.subject.dtype) * float(calls[0].abs().nan_to_num().max()) else 0.0
-    )
+    one, other = (case.compute_seeded_context(*inputs, seed=seed).double().cpu() for seed in (1, 2))
+    return dependency.measure_difference(one, other, case.subject.dtype)
 
 
 def make_training_call(case: Case) -> Call | None:
@@ -102,12 +96,7 @@ def measure_spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
                 outputs.append(call(*inputs).context.double().cpu())
         except Exception:  # training may need more than evaluation, as batch norms do
             return 0.0
-    change = float((outputs[0] - outputs[1]).abs().nan_to_num().max())
-    return (
-        change
-        if change > 1e2 * dependency.estimate_rounding(case.subject.dtype) * float(outputs[0].abs().nan_to_num().max())
-        else 0.0
-    )
+    return dependency.measure_difference(outputs[0], outputs[1], case.subject.dtype, times=1e2)
 
 
 def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from regard.examination import call_checks, mask_requirements
+from regard.examination import bias_reading, call_checks, mask_requirements
 from regard.examination.case import Case
 from regard.examination.inner_calls import InnerCall
 from regard.examination.report import Checked, Finding
@@ -72,7 +72,7 @@ def read_seen(one: InnerCall) -> Tensor | None:
     seen = mask_requirements.expand_mask(call.mask, b, q, call.k.shape[2], call.offset)
     if call.bias is None:
         return seen
-    shown = call.bias > call_checks.HIDDEN
+    shown = call.bias > bias_reading.HIDDEN
     return seen & (shown.any(-3) if shown.dim() > 2 else shown).cpu()
 
 

@@ -37,16 +37,18 @@ class QueryRow(NamedTuple):
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Check rotations, and whether an output moves if the tokens that its query sees change places, except its own."""
-    found = list(check_reordering(case))
-    positions = None if case.match is not None else call_checks.check_positions(case.inner_calls)
-    if positions is None or any(isinstance(one, Finding) for one in found):
-        yield from found
-    elif isinstance(positions, Finding):
+    """Check rotations, biases, and whether an output moves if the tokens that its query sees change places, except its own."""
+    results = list(check_reordering(case))
+    if case.match is not None or any(isinstance(one, Finding) for one in results):
+        yield from results
+        return
+    positions = call_checks.check_positions(case.inner_calls)
+    if isinstance(positions, Finding):
         yield positions
-    else:
-        yield from (one for one in found if isinstance(one, Checked))
-        yield positions
+        return
+    read = [one for one in (positions, call_checks.check_slopes(case.inner_calls)) if one is not None]
+    yield from (one for one in results if not read or isinstance(one, Checked))
+    yield from read
 
 
 def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -55,18 +57,18 @@ def check_reordering(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not rows or evidence.has_no_dependency(case):
         return
     best = weight_reading.get_double_case(case)
-    request = [(row, *change) for row in rows if (change := measure_reordering(best, row)) is not None]
-    if not request:
+    reorderings = measure_reorderings(best, rows)
+    if not reorderings:
         return
-    row, moved, share = max(request, key=lambda one: one[2])
-    held = position_tensors.find_position_tensors(case.subject.module)
+    row, moved, share = max(reorderings, key=lambda one: one[2])
+    positions = position_tensors.find_position_tensors(case.subject.module)
     seen = evidence.format_numbers(row.others)
     if share > get_least_ratio(best):
         sentence = f"reordering tokens {seen} moves output {evidence.format_token(case, row.i)} by {moved:.2g}"
-        yield from report_order(best, held, sentence)
-    elif held:
+        yield from report_order(best, positions, sentence)
+    elif positions:
         sentence = f"reordering tokens {seen} does not change output {evidence.format_token(case, row.i)}"
-        yield from report_idle_positions(best, rows, next(iter(held)), sentence)
+        yield from report_idle_positions(best, rows, next(iter(positions)), sentence)
     else:
         least_seen = f"{get_least_ratio(best):.0e} of the effect of replacing the tokens would be detected"
         yield Checked("the order of tokens does not matter, as expected without positions", least_seen)
@@ -76,35 +78,37 @@ def choose_rows(case: Case) -> list[QueryRow]:
     """Return queries that may see two tokens besides their own, not just one before and one after at the same distance."""
     expected = case.get_expected_visibility(*case.make_usual_inputs()).cpu()
     own = mask_requirements.make_own_table(expected.shape[1], expected.shape[2], case.offset).expand_as(expected)
-    found = []
+    rows = []
     for b, i in (expected.sum(-1) > 1).nonzero().tolist():
         others = [int(j) for j in (expected[b, i] & ~own[b, i]).nonzero().flatten()]
         place = int(own[b, i].int().argmax())
         if len(others) > 2 or (len(others) == 2 and sum(others) != 2 * place):
-            found.append(QueryRow(b, i, others))
-    found.sort(key=lambda row: -len(row.others))
-    spread = [found[round(n * (len(found) - 1) / (ROWS - 1))] for n in range(ROWS)] if found else []
+            rows.append(QueryRow(b, i, others))
+    rows.sort(key=lambda row: -len(row.others))
+    spread = [rows[round(n * (len(rows) - 1) / (ROWS - 1))] for n in range(ROWS)] if rows else []
     return list({(row.b, row.i): row for row in spread}.values())
 
 
-def measure_reordering(case: Case, row: QueryRow) -> tuple[float, float] | None:
-    """Return how far an output moves if each of its tokens takes the next one's place, and its ratio to other tokens' effect.
+def measure_reorderings(case: Case, rows: list[QueryRow]) -> list[tuple[QueryRow, float, float]]:
+    """Return how far outputs move if each of their tokens takes the next one's place, and the ratio to other tokens' effect.
 
-    None if other tokens do not move the output either.
+    An output that other tokens do not move either is left out.
     """
     inputs, others = case.make_usual_inputs(), case.make_usual_inputs(9)
     first = 0 if case.subject.form == "x" else 1  # for a function, keys and values move together
-    before = case.compute_seeded_context(*inputs)[row.b, row.i]
 
-    def measure_replacement(source: tuple[Tensor, ...], places: list[int]) -> float:
+    def measure_replacement(row: QueryRow, source: tuple[Tensor, ...], places: list[int]) -> float:
         changed = [x.clone() for x in inputs]
         for x, other in list(zip(changed, source, strict=True))[first:]:
             x[row.b].index_copy_(-2, torch.tensor(row.others, device=x.device), other[row.b][..., places, :])
-        return float((case.compute_seeded_context(*changed)[row.b, row.i] - before).abs().nan_to_num().max())
+        return float((case.compute_seeded_context(*changed) - case.usual_context)[row.b, row.i].abs().nan_to_num().max())
 
-    most = measure_replacement(others, row.others)
-    change = measure_replacement(inputs, row.others[1:] + row.others[:1])
-    return (change, change / most) if most > 0 else None
+    reorderings = []
+    for row in rows:
+        largest = measure_replacement(row, others, row.others)
+        change = measure_replacement(row, inputs, row.others[1:] + row.others[:1])
+        reorderings += [(row, change, change / largest)] if largest > 0 else []
+    return reorderings
 
 
 def get_least_ratio(case: Case) -> float:
@@ -116,26 +120,26 @@ def report_idle_positions(case: Case, rows: list[QueryRow], name: str, sentence:
     """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
     what = f"whether the order of tokens should matter: it does not, though there is {name}"
     try:
-        asking = make_changed_case(case, position_tensors.require_position_gradients)
-        inside = (
-            position_tensors.find_used_positions(asking[1], asking[0].compute_context(*case.make_usual_inputs()))
-            if asking is not None
+        gradient_case = make_changed_case(case, position_tensors.require_position_gradients)
+        used = (
+            position_tensors.find_used_positions(gradient_case[1], gradient_case[0].compute_context(*case.make_usual_inputs()))
+            if gradient_case is not None
             else []
         )
-        drawn = make_changed_case(case, position_tensors.randomize_positions)
-        shares = [measure_reordering(drawn[0], row) for row in rows] if drawn is not None else []
-        hidden = any(one is not None and one[1] > get_least_ratio(case) for one in shares)
+        random_case = make_changed_case(case, position_tensors.randomize_positions)
+        shares = [share for _, _, share in measure_reorderings(random_case[0], rows)] if random_case is not None else []
+        hidden = any(share > get_least_ratio(case) for share in shares)
     except (SubjectError, RuntimeError):  # no backward pass, or tensors that cannot be written
-        drawn = None
-    if drawn is None:
+        random_case = None
+    if random_case is None:
         yield Unknown(what, "a module that can be copied, with its positions in parameters or buffers")
     elif hidden:
         yield Unknown(f"{what}; with other numbers in it the order matters", "the trained layer")
-    elif not inside:
+    elif not used:
         yield Unknown(f"{what}, and no gradient reaches it", "a call in which the layer uses it: lambda x: layer(x, positions)")
     else:
         yield Finding(
-            "wrong positions", f"{sentence}, though {inside[0]} is used: it acts the same on all keys", PLACES, 1.2, "positions"
+            "wrong positions", f"{sentence}, though {used[0]} is used: it acts the same on all keys", PLACES, 1.2, "positions"
         )
 
 
@@ -148,17 +152,17 @@ def make_changed_case(case: Case, change: Callable[[nn.Module], nn.Module]) -> t
     return case.make_subcase(replace(case.subject, call=again(changed)), case.shapes), changed
 
 
-def report_order(case: Case, held: dict[str, Tensor], sentence: str) -> Iterator[Finding | Checked | Unknown]:
+def report_order(case: Case, positions: dict[str, Tensor], sentence: str) -> Iterator[Finding | Checked | Unknown]:
     """Yield the result if the order matters: by distance, if weights can be read and are the same for shifted tokens."""
     change = measure_shifts(case) if case.expects == Causal() else None
-    name = next(iter(held), "")
+    name = next(iter(positions), "")
     if change is not None and change < APART:
         same = f"at shifted positions the same tokens have the same log weights to within {change:.0e}"
         yield Checked("positions act by distance", f"{sentence}; {same}")
-    elif change is not None and position_tensors.is_relative_encoding(held) and is_plain_softmax(case):
+    elif change is not None and position_tensors.is_relative_encoding(positions) and is_plain_softmax(case):
         far = f"at shifted positions, differences of the same tokens' log weights change by {change:.2g}"
         yield Finding("wrong positions", f"{far}: {name} acts by absolute position, not by distance", TURN, 1.4, "positions")
-    elif held:
+    elif positions:
         yield Checked("the order of tokens matters, as expected with positions", f"{sentence}; there is {name}")
     elif case.match is None:  # an identified formula has no positions, and its mistake is reported
         yield Unknown(f"whether the order of tokens may matter: {sentence}, and no positions were found in the layer", UNSURE)
@@ -167,8 +171,8 @@ def report_order(case: Case, held: dict[str, Tensor], sentence: str) -> Iterator
 def is_plain_softmax(case: Case) -> bool:
     """Return whether, with positions neutralized, the same tokens have the same weights if shifted: one softmax of pairs."""
     try:
-        still = make_changed_case(case, position_tensors.neutralize_positions)
-        change = None if still is None else measure_shifts(still[0])
+        neutral_case = make_changed_case(case, position_tensors.neutralize_positions)
+        change = None if neutral_case is None else measure_shifts(neutral_case[0])
     except (SubjectError, RuntimeError):
         return False
     return change is not None and change < APART
@@ -182,23 +186,23 @@ def measure_shifts(case: Case) -> float | None:
     inputs = case.make_usual_inputs()
     if inputs[0].shape[-2] != inputs[-1].shape[-2] or inputs[0].shape[-2] <= max(SHIFTS) + 2:
         return None
-    here = weight_reading.read_weights(case, inputs)
-    changes = [measure_shift(case, inputs, here, shift) for shift in SHIFTS] if here is not None else []
-    sentence = [one for one in changes if one is not None]
-    return min(sentence) if sentence and len(sentence) == len(changes) else None
+    weights = weight_reading.read_weights(case, inputs)
+    changes = [measure_shift(case, inputs, weights, shift) for shift in SHIFTS] if weights is not None else []
+    known = [one for one in changes if one is not None]
+    return min(known) if known and len(known) == len(changes) else None
 
 
 def measure_shift(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:
     """Return how much differences of log weights change with one shift; None if weights cannot be read, or some are 0."""
-    moved = [
+    shifted_inputs = [
         torch.cat((y[..., :shift, :], x[..., :-shift, :]), -2) for x, y in zip(inputs, case.make_usual_inputs(9), strict=True)
     ]
-    there = weight_reading.read_weights(case, tuple(moved))
-    if there is None:
+    shifted_weights = weight_reading.read_weights(case, tuple(shifted_inputs))
+    if shifted_weights is None:
         return None
     largest = 0.0
     for i in range(2, weights.shape[-2] - shift):
-        rows = weights[..., i, : i + 1], there[..., i + shift, shift : i + shift + 1]
+        rows = weights[..., i, : i + 1], shifted_weights[..., i + shift, shift : i + shift + 1]
         if not all((row > 0).all() for row in rows):
             return None
         one, two = (row.log()[..., 1:] - row.log()[..., :1] for row in rows)  # (b, h, i)

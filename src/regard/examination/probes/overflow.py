@@ -25,31 +25,31 @@ LOWEST = (
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Find the first size of scores at which an output is not finite, or moves with a hidden token."""
-    whole = case.compute_seeded_context(*case.make_usual_inputs()).double().cpu()
-    if not whole.isfinite().any():
+    usual = case.usual_context.double().cpu()
+    if not usual.isfinite().any():
         return
     sentence = ""
-    tried: list[str] = []
+    harmless: list[str] = []
     for size, sentence in choose_input_sizes(case):
         inputs = scale_inputs(case, 0, size)
         try:
             context = case.compute_seeded_context(*inputs).double().cpu()
         except Exception:  # refusing large numbers is allowed
             return
-        broken = whole.isfinite().all(-1) & ~context.isfinite().all(-1)
+        broken = usual.isfinite().all(-1) & ~context.isfinite().all(-1)
         if broken.any():
             b, i = (int(n) for n in broken.nonzero()[0])
             kind = "NaN" if context[b, i].isnan().any() else "inf"
             row = f"row {evidence.format_token(case, evidence.get_token_number(case, i))}"
             yield Finding("overflow", f"with {sentence}, {row} is {kind}", STABLE, 1.2, "overflow")
             return
-        shown = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
-        if shown is not None:
-            below = f"; with {tried[-1]} it stays hidden" if tried else ""
-            why = f"with {sentence}, {shown}: the number used for -inf is not below them{below}"
+        unhidden = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
+        if unhidden is not None:
+            below = f"; with {harmless[-1]} it stays hidden" if harmless else ""
+            why = f"with {sentence}, {unhidden}: the number used for -inf is not below them{below}"
             yield Finding("overflow", why, LOWEST, 1.1, "overflow")
             return
-        tried.append(sentence)
+        harmless.append(sentence)
     yield Checked(
         f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {sentence}"
     )
@@ -58,13 +58,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:
     """Yield factors on the inputs, each with the scores that it gives in words."""
     half = torch.finfo(case.subject.dtype).max < 1e5
-    known = measure_usual_score(case)
-    if known is None:
+    usual = measure_usual_score(case)
+    if usual is None:
         yield from ((size, f"inputs {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
         return
     power = 1 if case.subject.form == "qkv" else 2  # for a function, only the queries grow
     for score in HALF if half else SCORES:
-        yield max(1.0, (score / known) ** (1 / power)), f"scores of about {score:.0e}"
+        yield max(1.0, (score / usual) ** (1 / power)), f"scores of about {score:.0e}"
 
 
 def measure_usual_score(case: Case) -> float | None:
@@ -104,14 +104,16 @@ def describe_unhidden_token(case: Case, inputs: tuple[Tensor, ...], context: Ten
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # a residual passes on a token's own value
-        moved = (
+        if not hidden.any():
+            continue
+        moves = (
             (case.compute_seeded_context(*dependency.replace_token(inputs, other, 0, j)).double().cpu() - context)[0]
             .abs()
             .amax(-1)
         )
-        leaking = hidden & (moved > HIDDEN * top[0])
+        leaking = hidden & (moves > HIDDEN * top[0])
         if leaking.any():
             i = int(leaking.int().argmax())
-            seen, own = evidence.format_token(case, j), evidence.format_token(case, evidence.get_token_number(case, i))
-            return f"changing token {seen}, which is hidden, moves output {own} by {float(moved[i]):.2g}"
+            token, output = evidence.format_token(case, j), evidence.format_token(case, evidence.get_token_number(case, i))
+            return f"changing token {token}, which is hidden, moves output {output} by {float(moves[i]):.2g}"
     return None

@@ -7,7 +7,6 @@ from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import find_mistake
-from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = call_checks.SCALE
@@ -42,7 +41,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 def report_unknown_scale(case: Case) -> Unknown:
     """Return that the scale is not known, with the reason and what to pass."""
     why, needs = evidence.explain_unread_calls(case) if case.subject.form == "x" else ("", evidence.ALONE)
-    if weight_reading.is_unrecorded(case) and read_weights_by_values(case, case.make_usual_inputs()) is not None:
+    if weight_reading.is_unrecorded(case) and case.weights_by_values is not None:
         why, needs = "the logarithms of its weights do not follow q kᵀ, as in linear attention", evidence.NO_SOFTMAX
     return Unknown(f"{WHAT}: {why}" if why else WHAT, needs, is_required=True)
 

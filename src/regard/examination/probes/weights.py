@@ -10,7 +10,6 @@ from regard.examination.case import Case
 from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, find_mistake
-from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -27,9 +26,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     if case.subject.module is not None and any(case.recorded):
         inputs = case.make_usual_inputs(1)
-        found = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
-        if found:
-            yield from found
+        mistakes = list(matrix_checks.check_matrices(case.subject.module, lambda: case.subject.call(*inputs), case.recorded))
+        if mistakes:
+            yield from mistakes
             return
     try:
         by_values = weight_reading.is_unrecorded(case)
@@ -37,9 +36,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     except Exception:  # whatever a user's layer raises: another probe reports it
         results = [Unknown(f"whether {ROWS}", evidence.ALONE, is_required=True)]
     recorded = call_checks.check_rows(case.inner_calls) if any(isinstance(one, Unknown) for one in results) else None
-    answered = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
-    if recorded is not None and answered:
-        results = [*(one for one in results if one not in answered), recorded]
+    replaced = [one for one in results if is_missing(one) or (isinstance(recorded, Checked) and isinstance(one, Unknown))]
+    if recorded is not None and replaced:
+        results = [*(one for one in results if one not in replaced), recorded]
     yield from results
 
 
@@ -54,7 +53,7 @@ def read_or_infer_rows(case: Case, by_values: bool) -> Iterator[Finding | Checke
 
 def has_normalized_values(case: Case) -> bool:
     """Return whether weights are read by values, and their rows sum to one; other sums may be those of a gate."""
-    weights = read_weights_by_values(case, case.make_usual_inputs())
+    weights = case.weights_by_values
     near = weight_reading.get_tolerance(case)
     return weights is not None and bool((weights > -near).all()) and bool(((weights.sum(-1) - 1).abs() < near).all())
 

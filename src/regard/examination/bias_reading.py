@@ -1,0 +1,33 @@
+"""Read a bias of scores that is linear in the distance of a key, as ALiBi's: -slope * (i - j) for query i and key j."""
+
+from torch import Tensor
+
+from regard.examination.inner_calls import InnerCall
+from regard.mechanism import Causal
+
+HIDDEN = -1e4  # a bias below it hides a key
+NEAR = 1e-4  # of the largest number
+
+
+def read_slopes(one: InnerCall) -> Tensor | None:
+    """Return the slope of the bias of each head, (h,), above 0 if it falls with the distance; None if it is no such bias.
+
+    The call is causal, so that each key comes before its query.
+    """
+    bias = one.call.bias
+    if bias is None or one.is_stored_as_weights or bias.shape[-1] < 3:
+        return None
+    is_hidden = bias.shape[-2] == bias.shape[-1] and bool((bias[..., 0, 1:] < HIDDEN).all())
+    if one.call.mask != Causal() and not is_hidden:
+        return None  # keys on both sides
+    steps = bias[..., -1, :].double().diff(dim=-1)  # of the last query, over its keys
+    if not steps.isfinite().all() or not steps.any() or (steps - steps[..., :1]).abs().max() > NEAR * steps.abs().max():
+        return None
+    slopes: Tensor = steps[..., 0].reshape(-1, steps.shape[-2] if steps.dim() > 1 else 1)[0]  # of the first sequence
+    return slopes
+
+
+def describe_slopes(slopes: Tensor) -> str:
+    """Describe the slopes of heads in words."""
+    least, most = float(slopes.min()), float(slopes.max())
+    return f"slope {least:.3g}" if least == most else f"slopes from {least:.3g} to {most:.3g}"
