@@ -8,7 +8,9 @@ rely on nothing that a test of another file has made, and on no port, folder or 
 """
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from example_count import EMULATED, limit_examples
@@ -17,6 +19,30 @@ settings.register_profile("here", deadline=None, print_blob=True, max_examples=4
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=60)
 settings.register_profile("emulated", settings.get_profile("ci"), max_examples=limit_examples(100))
 settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")
+
+FOLDER = Path(__file__).parent
+LONGEST = (  # files that take minutes on two cores, the longest first
+    "head_atlas/test_build_atlas.py",
+    "train/test_distributed.py",
+    "compiled/test_jit_cache.py",
+    "observe/interception/test_hf_registry.py",
+    "recipes/test_lectures.py",
+    "probe/test_probe_heads.py",
+    "train/test_kill.py",
+    "examination/test_right.py",
+    "cli/test_examine.py",
+    "show/page/browser/test_settings.py",
+    "show/page/browser/test_links.py",
+    "notebooks/test_notebooks.py",
+)
+assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no process works through one alone at the end; keep the order of the others."""
+    places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(together))))

@@ -79,11 +79,18 @@ def born(folder: Path, runs: list, warnings: str = "error") -> list[subprocess.P
     return [subprocess.Popen(command, env=environment(rank, port), stderr=pipe, text=True) for rank in (0, 1)]
 
 
-def trained(folder: Path, runs: list) -> None:
-    """Has two processes train, and end well."""
-    for process in born(folder, runs):
-        _, err = process.communicate(timeout=300)
-        assert (process.returncode, err) == (0, "")
+def trained(folder: Path, runs: list, warnings: str = "error") -> None:
+    """Has two processes train, and end well; where one does not, neither is left behind."""
+    processes = born(folder, runs, warnings)
+    try:
+        for process in processes:
+            _, err = process.communicate(timeout=600)
+            assert process.returncode == 0, err
+            assert warnings != "error" or err == ""
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -261,9 +268,7 @@ def test_compiled_blocks_learn_the_same(tmp_path, monkeypatch):
     names, settings = ("ddp", "fsdp"), {"compile": True, "activation_checkpointing": True}
     runs = [replace(one, out=str(tmp_path / name), engine=name, **settings) for name in names]
     asked = {"timeout": 300, "float64": True}
-    for process in born(tmp_path, [(each, asked) for each in runs], warnings="default"):  # torch's own: inductor
-        _, err = process.communicate(timeout=500)
-        assert process.returncode == 0, err
+    trained(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
     for name in names:
         torch.testing.assert_close(losses(tmp_path, name), losses(tmp_path, "one"), rtol=SAME, atol=0)
 

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 
 def begun(folder, tmp_path, **settings):
-    return begin(small.config(folder, **{"out": str(tmp_path / "run"), **settings}))
+    return begin(small.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
 
 
 def begun_in_float64(folder, tmp_path, **settings):
@@ -45,7 +45,7 @@ def test_a_tiny_text_is_learned_by_heart(tmp_path):
     text = "abcdefghijklmnop" * 2
     small.corpus(tmp_path, text)
     settings = {"steps": 120, "batch": 2, "learning_rate": 0.01, "held_out": 0.0, "warmup": 5, "width": 24}
-    *_, last = loop(begin(small.config(tmp_path, **settings)))
+    *_, last = loop(begin(small.config(tmp_path, checkpoint_every=0, **settings)))
     assert last.loss_nats < 0.02
     assert last.skipped is None
 

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, out, **more):
-    return small.config(folder, **{"out": str(out), "dropout": 0.3, **more})
+    return small.config(folder, **{"out": str(out), "dropout": 0.3, "checkpoint_every": 0, **more})
 
 
 @pytest.mark.slow

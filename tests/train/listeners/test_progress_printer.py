@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 def told(folder, out, monkeypatch, width=80, **settings) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
-    training, page = begin(small.config(folder, out=str(out), **settings)), io.StringIO()
+    training, page = begin(small.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()
     follow(training, [ProgressPrinter(1e9, page)])
     return page.getvalue().splitlines()
 
@@ -60,7 +60,7 @@ def test_a_column_without_numbers_is_none():
 @pytest.mark.slow
 def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    training, page = begin(small.config(folder, out=str(tmp_path))), io.StringIO()
+    training, page = begin(small.config(folder, out=str(tmp_path), checkpoint_every=0)), io.StringIO()
     follow(
         training, [ProgressPrinter(1e4 * training.config.model.training_flops, page)]
     )  # the model that the corpus's vocabulary gives

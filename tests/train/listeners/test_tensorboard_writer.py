@@ -25,7 +25,7 @@ def test_tensorboard_reads_every_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     small.corpus(tmp_path)
-    training, reports = begin(small.config(tmp_path, sample_every=7)), []
+    training, reports = begin(small.config(tmp_path, sample_every=7, checkpoint_every=0)), []
     follow(training, [tensorboard_writer.TensorBoardWriter(tmp_path / "board"), lambda _, report: reports.append(report)])
     found = EventAccumulator(str(tmp_path / "board"))
     found.Reload()
