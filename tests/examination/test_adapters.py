@@ -12,6 +12,7 @@ from torch import nn
 import lectures_classes
 from examination.given import CAUSAL, D_IN, Layer, case_of, hiding, later
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Padding, SelfAttention, SimpleSelfAttention
+from regard.examination import examine
 from regard.examination.adapters import iterate_adapters
 from regard.examination.attention_output import extract_output
 
@@ -232,3 +233,21 @@ def test_a_copy_of_a_module_is_called_as_the_module():
     torch.testing.assert_close(subject.again(other)(x).context, copy.deepcopy(CAUSAL).double()(x))
     held = only(lambda x: layer(x))
     torch.testing.assert_close(held.again(copy.deepcopy(CAUSAL).double())(x).context, copy.deepcopy(CAUSAL).double()(x))
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_a_layer_that_cannot_do_without_its_optional_source_is_given_x_twice(has_source):
+    """As torchtune's MultiHeadAttention, which makes keys and values from y."""
+
+    class FromSource(Layer):
+        def __init__(self):
+            super().__init__(hiding(later))
+
+        def forward(self, x, y=None):
+            if has_source and y is None:
+                raise AttributeError("'NoneType' object has no attribute 'shape'")
+            return super().forward(x)
+
+    report = examine(FromSource(), expects=Causal())
+    assert not report.findings
+    assert ("x, y = x" in str(report)) == has_source

@@ -19,6 +19,7 @@ Form = Literal["x", "qkv"]
 Call = Callable[..., AttentionOutput]
 PLAIN = "x (b, t, c)"  # the usual way
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
+SOURCES = ("y", "context", "memory", "kv", "key_value", "encoder_hidden_states")  # arguments for what keys are made from
 LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
 
 
@@ -85,7 +86,7 @@ def list_signature_conventions(plain: Any, module: nn.Module | None, name: str) 
     if needed is None:
         return of_qkv if module is None else of_x
     if len(needed) == 1:
-        return pass_by_name(of_x, needed)
+        return pass_by_name([*of_x, *list_source_conventions(plain)], needed)
     if len(needed) == 3 and (order is not None or not weighted):
         return pass_by_name([*of_three, *of_qkv] if weighted else of_qkv, needed)
     takes = f"takes {', '.join(needed)}" if needed else "takes no required argument"
@@ -93,6 +94,15 @@ def list_signature_conventions(plain: Any, module: nn.Module | None, name: str) 
         f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Pass the others as kwargs={{...}}, or in a "
         f"function: examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
     )
+
+
+def list_source_conventions(plain: Any) -> list[CallConvention]:
+    """Return the call with x as the source of keys and values, if they have an optional argument, as torchtune's y."""
+    parameters = inspect.signature(get_signature_owner(plain)).parameters.values()
+    name = next((one.name for one in parameters if one.name in SOURCES and one.default is None), None)
+    if name is None:
+        return []
+    return [CallConvention("x", 3, f"x, {name} = x", lambda f: make_x_call(lambda x: f(x, **{name: x})))]
 
 
 def pass_by_name(ways: list[CallConvention], needed: list[str]) -> list[CallConvention]:
