@@ -13,19 +13,21 @@ from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Given
 from regard.observe.deserialize import deserialize_recording
+from regard.observe.interception.distributed_tensors import BATCH_PART
 from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
 from regard.observe.recording import Call, Recording, Run
 from regard.observe.serialize import serialize_recording
 
 UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
+OTHER_ROWS = "the ranks recorded different rows of the batch: gather those of each part of the batch by themselves, with group="
 
 
 def gather_heads(recording: Recording, group: Any = None) -> Recording | None:
     """Return the recording of all heads on the first rank of a process group, None on the others; every rank calls it.
 
     Each rank of a tensor-parallel model records its own heads. A module that every rank runs whole is kept once.
-    Raises ConfigError on the first rank if the ranks recorded different calls, or layers without a softmax, and everywhere if
-    torch.distributed is not initialized.
+    Raises ConfigError on the first rank if the ranks recorded different calls, different rows of a batch or layers without a
+    softmax, and everywhere if torch.distributed is not initialized.
     """
     import torch.distributed as dist
 
@@ -45,6 +47,8 @@ def join_heads(recordings: Sequence[Recording]) -> Recording:
     first = recordings[0]
     if len({len(one.runs) for one in recordings}) > 1:
         raise ConfigError(UNLIKE)
+    if len({tuple(note for note in one.notes if BATCH_PART in note) for one in recordings}) > 1:
+        raise ConfigError(OTHER_ROWS)
     missed = list(dict.fromkeys(call for one in recordings for call in one.missed))
     runs = [join_runs(runs) for runs in zip(*(one.runs for one in recordings), strict=True)]
     return replace(first, runs=runs, missed=missed)

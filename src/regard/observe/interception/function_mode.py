@@ -24,7 +24,7 @@ from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import ModuleFrame, has_own_data, has_separate_sources
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, infer_once, report_missed
 
@@ -42,7 +42,7 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
-        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data, such as DTensors
+        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self) -> None:
         """Clear the followed tensors when a forward starts."""
@@ -67,7 +67,7 @@ class AttentionFunctionMode(TorchFunctionMode):
                 if found is not None and isinstance(result, Tensor):
                     result = made = self.intercept_handwritten(found, result)
                 frames[-1].log_operation(args, kwargs, made, name)
-                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not has_own_data(result):
+                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not is_readable(result):
                     self.report_opaque(name, role, args, result)
         return result
 

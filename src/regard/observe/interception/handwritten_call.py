@@ -17,9 +17,10 @@ from regard.mechanism.scores import dot, score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.distributed_tensors import find_split, take_local
 from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.picked_call import build_picked_call, is_picked
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.score_formula import bound_products, resolve_form
 from regard.observe.interception.tensor_axes import AxisTable, Dims
@@ -52,44 +53,65 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     weights, product, place = found.trace, found.product, found.place
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
-    if product is None or (product.added is not None and bool(product.added[0].any())):
+    if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
         raise UnreadableError(
             "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
         )
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product.operands[1 - place], dims[1 - place]
     if is_picked(weights, table, own):
-        return read_picked_call(found, table, value, own), CallAdapter(lambda: result)
-    groups = find_groups(product, place, weights, table, dims)
-    v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
+        assert weights.picked is not None
+        groups = find_picked_groups(weights.picked, table, own)
+    else:
+        groups = find_groups(product, place, weights, table, dims)
+    batch, heads = table.expand_axes(groups.batch), table.expand_axes(groups.heads)
+    split = find_split(result, table.expand_dims(dims[2]), batch, heads, table.sizes)
+    with table.use_rank_split(split):
+        call, adapter = read_grouped_call(found, table, groups, result, value, own, dims[2])
+    if split is None:
+        return call, adapter
+    if isinstance(call, AttentionCall):
+        return replace(call, note="; ".join(filter(None, (call.note, split.note)))), CallAdapter(adapter.run)
+    return replace(call, read_softmaxes=list), CallAdapter(adapter.run)
+
+
+def read_grouped_call(
+    found: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, value: Tensor, own: Dims, dims: Dims
+) -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
+    """Read a call whose axes are known, from its values with axes `own` and its result with axes `dims`."""
+    weights = found.trace
+    assert weights.dims is not None
+    if is_picked(weights, table, own):
+        return read_picked_call(found, table, groups, value, own), CallAdapter(lambda: result)
+    v = table.arrange(value, own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
+    seen = table.arrange(tensor, axes or weights.dims, groups.matrix)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
     try:
         call, total = build_call(found, table, groups, seen, v)
     except NoSoftmaxError as error:
-        context = table.arrange(unwrap_tensor(result), dims[2], four)
+        context = table.arrange(result, dims, four)
         kernel = f"by hand: {found.steps}"
         other = build_unnormalized_call(weights, table, groups, seen, v, context, kernel, str(error))
         return other, CallAdapter(lambda: result)
 
     def read_context(out: Tensor) -> Tensor:
-        context = table.arrange(unwrap_tensor(out), dims[2], four)
+        context = table.arrange(out, dims, four)
         return context if total is None else context / total
 
     def write_context(new: Tensor, out: Tensor) -> Tensor:
-        return table.restore(new if total is None else new * total, four, dims[2], out.shape)
+        return table.restore(new if total is None else new * total, four, dims, out.shape)
 
     return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
 
 
-def read_picked_call(found: HandwrittenCall, table: AxisTable, value: Tensor, own: Dims) -> AttentionCall:
+def read_picked_call(found: HandwrittenCall, table: AxisTable, groups: Groups, value: Tensor, own: Dims) -> AttentionCall:
     """Return the call of weights whose keys queries picked, with gathered values; as they are if the formula differs."""
     weights = found.trace
     assert weights.dims is not None
     kernel = f"by hand: {found.steps}"
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    call, seen = build_picked_call(weights, table, tensor, axes or weights.dims, value, own, kernel)
+    call, seen = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
     difference = compare_rows(call, seen, weights.eps, has_moved=True)
     if difference is None:
         return call

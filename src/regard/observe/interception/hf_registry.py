@@ -15,11 +15,11 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.distributed_tensors import is_distributed, take_local_heads
+from regard.observe.interception.distributed_tensors import take_local_heads
 from regard.observe.interception.flex import infer_block_mask
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.provenance import has_separate_sources, is_distributed
 from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule, infer_once
 from regard.observe.mask_inference import InferredRule, infer_rule_with_bias
 
@@ -108,7 +108,7 @@ def is_paged(implementation: str, given: dict[str, Any]) -> bool:
 def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[AttentionCall, CallAdapter]:
     """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
     call = build_call(implementation, *asked)
-    if is_distributed(*asked[1:4]):
+    if any(map(is_distributed, asked[1:4])):
         return call, CallAdapter(run)
     adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
@@ -127,8 +127,9 @@ def build_call(
     if is_paged(implementation, given):
         raise UnreadableError(PAGES)
     sources = has_separate_sources(STATE.frames, query, key)
-    if is_distributed(query, key, value):
-        query, key, value, mask = take_local_heads(query, key, value, mask)
+    note = ""
+    if any(map(is_distributed, (query, key, value))):
+        query, key, value, mask, note = take_local_heads(query, key, value, mask)
     q, k, v = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     if not q.shape[0] == k.shape[0] == v.shape[0]:  # a batch of 1 broadcasts
         b = max(q.shape[0], k.shape[0])
@@ -160,6 +161,7 @@ def build_call(
         module=module,
         unwritten_keys=room,
         has_separate_sources=sources,
+        note=note,
     )
 
 

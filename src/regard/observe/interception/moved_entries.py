@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.observe.interception.entry_sources import FRACTION, find_sources, select_form
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.provenance import is_in_place, list_entries
+from regard.observe.interception.provenance import is_distributed, is_in_place, list_entries
 from regard.observe.interception.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm
 from regard.observe.interception.tensor_axes import AxisTable, Dims
 from regard.observe.interception.traces import MovedEntries, Trace, Traced, TraceKind, Traces, is_followable
@@ -63,6 +63,8 @@ def find_base(traces: Traces, traced: list[Traced]) -> tuple[Dims, ScoreForm | N
 
     A tensor without places becomes a base of its own.
     """
+    if any(is_distributed(x) for x, _ in traced):
+        return None  # places are of one rank
     found: list[MovedEntries] = []
     for n, (x, trace) in enumerate(traced):
         if trace.moved is None and x.numel() <= MAX_PLACES:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_queries, split_heads
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.score_formula import resolve_form
 from regard.observe.interception.tensor_axes import AxisTable, Dims
 from regard.observe.interception.traces import PickedKeys, Trace
@@ -24,7 +24,7 @@ def is_picked(weights: Trace, table: AxisTable, values: Dims) -> bool:
 
 
 def build_picked_call(
-    weights: Trace, table: AxisTable, tensor: Tensor, axes: Dims, value: Tensor, own: Dims, kernel: str
+    weights: Trace, table: AxisTable, groups: Groups, tensor: Tensor, axes: Dims, value: Tensor, own: Dims, kernel: str
 ) -> tuple[AttentionCall, Tensor]:
     """Return the call of picked keys, whose mask is what was picked, and its weights (b, h, q, k).
 
@@ -33,11 +33,10 @@ def build_picked_call(
     """
     picked = weights.picked
     assert picked is not None
-    groups = find_picked_groups(picked, table, own)
     four = (groups.batch, groups.heads, groups.queries, picked.places)
     chosen = table.arrange(tensor, axes, four)
     index = table.arrange(picked.indices, picked.dims, four).expand(chosen.shape)
-    gathered = table.arrange(unwrap_tensor(value.detach()), own, (*four, groups.width))
+    gathered = table.arrange(value.detach(), own, (*four, groups.width))
     gathered = gathered.expand(*chosen.shape, -1)
     keys = math.prod(table.get_sizes(table.expand_axes(groups.keys)))
     flat, where = gathered.flatten(2, 3), index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, gathered.shape[4])

@@ -103,7 +103,7 @@ class ModuleFrame:
         )
         tensors = [x for x in values if isinstance(x, Tensor)]
         given = [*map(weakref.ref, tensors)]
-        sizes = [x.numel() if has_own_data(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
+        sizes = [x.numel() if is_readable(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
         results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
         made = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
@@ -213,6 +213,16 @@ def list_entries(x: Any) -> Any:
 def has_own_data(x: Tensor) -> bool:
     """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
     return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def is_distributed(x: Any) -> bool:
+    """Return whether a value is a DTensor, whose class is not imported here."""
+    return type(x).__name__ == "DTensor"
+
+
+def is_readable(x: Tensor) -> bool:
+    """Return whether a tensor has numbers on this rank: all of its own, or those of its part if it is a DTensor."""
+    return has_own_data(x) or is_distributed(x)
 
 
 def has_separate_sources(frames: list[ModuleFrame], query: TensorOrRef, key: TensorOrRef) -> bool | None:

@@ -11,7 +11,8 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.distributed_tensors import take_local
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.tensor_axes import AxisTable
@@ -91,8 +92,8 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
     key, other = (form.b, b) if first else (form.a, a)
     scored = {axis for axes in table.expand_dims(form.dims) for axis in axes}
     summed = tuple(axis for axes in own for axis in axes if axis not in scored)
-    q = table.arrange(unwrap_tensor(query), own, (groups.batch, groups.heads, groups.queries, summed))
-    k = table.arrange(unwrap_tensor(key), other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
+    q = table.arrange(query, own, (groups.batch, groups.heads, groups.queries, summed))
+    k = table.arrange(key, other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
     heads = math.prod(table.get_sizes(table.expand_axes(groups.heads)))
     q = q.expand(-1, heads, -1, -1)
     parts = ScoreParts()
@@ -113,8 +114,8 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         return
     x = step.operand
     if isinstance(x, Tensor):
-        parts.raw.append(x)
-        x = table.arrange(unwrap_tensor(x), step.dims, groups.matrix)
+        parts.raw.append(take_local(x))
+        x = table.arrange(x, step.dims, groups.matrix)
     if step.kind is StepKind.SINK and isinstance(x, Tensor):
         parts.sinks = x
     elif step.kind is StepKind.TANH:

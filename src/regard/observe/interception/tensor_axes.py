@@ -1,13 +1,15 @@
 """Axes of followed tensors: which axes of a product each dimension holds, through views, permutations and broadcasts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.distributed_tensors import RankSplit
+from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
 
 Axes = tuple[int, ...]  # numbers of axes, outermost first; an axis of size 1 is left out
 Dims = tuple[Axes, ...]  # the axes that each dimension of a tensor holds
@@ -19,6 +21,7 @@ class AxisTable:
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
         self.parts: dict[int, Axes] = {}  # outer and inner part of a split axis, or the axis that one is the same as
+        self.rank_split: RankSplit | None = None  # of the call that is read, if its tensors are split among ranks
 
     def clear(self) -> None:
         """Forget all axes."""
@@ -102,17 +105,31 @@ class AxisTable:
             found.append(axes or self.add_axis(size))
         return tuple(found)
 
+    @contextmanager
+    def use_rank_split(self, split: RankSplit | None) -> Iterator[None]:
+        """Arrange this rank's parts of tensors, and give the sizes of these, while the context is active."""
+        before = self.sizes
+        if split is not None:
+            self.sizes = before | {axis: span.length for axis, span in split.spans.items()}
+        self.rank_split = split
+        try:
+            yield
+        finally:
+            self.sizes, self.rank_split = self.sizes | before, None
+
     def arrange(self, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
         """Return a tensor with one dimension for each group of axes, of size 1 where it has none of the group.
 
         A group of which it has some axes is expanded, except the group `shared`, if it lacks only the innermost of them.
         Raises UnreadableError if it has an axis that is in no group.
         """
-        have = [axis for axes in self.expand_dims(dims) for axis in axes]
-        groups = self.expand_dims(groups)
+        dims, groups = self.expand_dims(dims), self.expand_dims(groups)
+        have = [axis for axes in dims for axis in axes]
         wanted = [axis for group in groups for axis in group]
         if not set(have) <= set(wanted) or len(set(have)) < len(have):
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
+        split = self.rank_split
+        x = unwrap_tensor(x if split is None else split.take_part(x, dims, self.sizes))
         x = x.reshape(self.get_sizes(tuple(have)))
         x = x.permute([have.index(axis) for axis in wanted if axis in have])
         x = x.reshape([self.sizes[axis] if axis in have else 1 for axis in wanted])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.provenance import has_own_data, is_in_place
+from regard.observe.interception.provenance import is_in_place, is_readable
 from regard.observe.interception.score_form import ScoreForm
 from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 
@@ -142,5 +142,5 @@ def join_roots(traced: list[Traced]) -> int:
 
 
 def is_followable(x: Any) -> bool:
-    """Return whether a value is a floating-point tensor with numbers of its own, and not nested."""
-    return isinstance(x, Tensor) and has_own_data(x) and not x.is_nested and x.is_floating_point()
+    """Return whether a value is a floating-point tensor with numbers on this rank, and not nested."""
+    return isinstance(x, Tensor) and is_readable(x) and not x.is_nested and x.is_floating_point()
