@@ -90,8 +90,8 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
     first = is_query_first(form, table, groups)
     query, own = (form.a, a) if first else (form.b, b)
     key, other = (form.b, b) if first else (form.a, a)
-    scored = {axis for axes in table.expand_dims(form.dims) for axis in axes}
-    summed = tuple(axis for axes in own for axis in axes if axis not in scored)
+    score_axes = {axis for axes in table.expand_dims(form.dims) for axis in axes}
+    summed = tuple(axis for axes in own for axis in axes if axis not in score_axes)
     q = table.arrange(query, own, (groups.batch, groups.heads, groups.queries, summed))
     k = table.arrange(key, other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
     heads = math.prod(table.get_sizes(table.expand_axes(groups.heads)))
@@ -143,10 +143,10 @@ def read_sinks(x: Tensor, heads: int) -> Tensor:
 
     Raises UnreadableError if they differ from query to query by more than the rounding of a shift.
     """
-    found = x.mean((0, 2), keepdim=True)
-    if not torch.allclose(x, found.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
+    sinks = x.mean((0, 2), keepdim=True)
+    if not torch.allclose(x, sinks.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
         raise UnreadableError("its softmax has a column beside those of the keys that differs from query to query")
-    return found.flatten().expand(heads).clone()
+    return sinks.flatten().expand(heads).clone()
 
 
 def multiply_parts(parts: ScoreParts, x: Any) -> None:
@@ -168,9 +168,9 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
     parts.biases = [bias * x for bias in parts.biases]
     parts.shift = x if parts.shift else 0.0  # no number any more
     if x.shape[-1] > 1:
-        turned = x.mT
-        parts.key_factor = turned if parts.key_factor is None else parts.key_factor * turned
-        parts.more = [(q, k * turned) for q, k in parts.more]
+        factor = x.mT
+        parts.key_factor = factor if parts.key_factor is None else parts.key_factor * factor
+        parts.more = [(q, k * factor) for q, k in parts.more]
     else:
         parts.query_factor = x if parts.query_factor is None else parts.query_factor * x
         parts.more = [(q * x, k) for q, k in parts.more]

@@ -48,8 +48,8 @@ def read_call(
     if has_ranks:
         query, key, value, attn_mask, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
-    split = infer_batch_and_heads(query)
-    q, k, v = (add_head_axis(x, query, split) for x in (query, key, value))
+    batch_and_heads = infer_batch_and_heads(query)
+    q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     heads = q.shape[-3] if enable_gqa else torch.broadcast_shapes(q.shape[-3:-2], k.shape[-3:-2], v.shape[-3:-2])[0]
     q = q.expand(*batch, heads, -1, -1)
@@ -60,7 +60,7 @@ def read_call(
     if type(attn_mask).__name__ == "CausalBias":  # torch.nn.attention.bias
         rule = Causal(), (k.shape[2] - q.shape[2] if "LOWER" in attn_mask.variant.name else 0), None
     elif attn_mask is not None:
-        mask = add_head_axis(unwrap_tensor(attn_mask), query, split)
+        mask = add_head_axis(unwrap_tensor(attn_mask), query, batch_and_heads)
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     call = AttentionCall(
@@ -91,17 +91,17 @@ def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:
     """
     if query.dim() == 3:
         n, t = query.shape[:2]
-        around = (one.input_tensors for one in reversed(STATE.frames))
-        given = next((given for given in around if all(unwrap_tensor(x) is not query for x in given)), [])
-        for x in given:
+        inputs = (one.input_tensors for one in reversed(STATE.frames))
+        tensors = next((tensors for tensors in inputs if all(unwrap_tensor(x) is not query for x in tensors)), [])
+        for x in tensors:
             for b, tokens in (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ():
                 if tokens == t and b and n % b == 0:
                     return b, n // b
     return 1, -1
 
 
-def add_head_axis(x: Tensor, query: Tensor, split: tuple[int, int]) -> Tensor:
+def add_head_axis(x: Tensor, query: Tensor, batch_and_heads: tuple[int, int]) -> Tensor:
     """Return x (..., h, t, d) with its axis of heads added, or split off the batch."""
     if x.dim() == 2:
         return x[None]
-    return x.unflatten(0, split if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x
+    return x.unflatten(0, batch_and_heads if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x

@@ -42,10 +42,10 @@ class AxisTable:
 
     def expand_axes(self, axes: Axes) -> Axes:
         """Return axes with those that were split replaced by their parts."""
-        found: list[int] = []
+        parts: list[int] = []
         for axis in axes:
-            found += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
-        return tuple(found)
+            parts += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
+        return tuple(parts)
 
     def expand_dims(self, dims: Dims) -> Dims:
         """Return dimensions with axes that were split replaced by their parts."""
@@ -57,23 +57,23 @@ class AxisTable:
 
     def regroup(self, dims: Dims, shape: Sequence[int]) -> Dims | None:
         """Return the axes of a tensor's dimensions after a view to another shape; None if they cannot be told apart."""
-        waiting = [axis for axes in self.expand_dims(dims) for axis in axes]
-        found = []
+        remaining_axes = [axis for axes in self.expand_dims(dims) for axis in axes]
+        new_dims = []
         for size in shape:
             axes: list[int] = []
             while size > 1:
-                if not waiting:
+                if not remaining_axes:
                     return None
-                axis = waiting.pop(0)
+                axis = remaining_axes.pop(0)
                 if size % self.sizes[axis]:
                     if self.sizes[axis] % size:
                         return None
                     axis, inner = self.split_axis(axis, size)
-                    waiting.insert(0, inner)
+                    remaining_axes.insert(0, inner)
                 axes.append(axis)
                 size //= self.sizes[axis]
-            found.append(tuple(axes))
-        return None if waiting else tuple(found)
+            new_dims.append(tuple(axes))
+        return None if remaining_axes else tuple(new_dims)
 
     def split_axis(self, axis: int, outer: int) -> tuple[int, int]:
         """Split an axis into an outer part of a size and an inner part; return both."""
@@ -98,20 +98,20 @@ class AxisTable:
         """
         if len(dims) > len(shape):
             return None
-        found = []
+        new_dims = []
         for axes, size in zip(((),) * (len(shape) - len(dims)) + dims, shape, strict=True):
             if axes and math.prod(self.get_sizes(self.expand_axes(axes))) != size:
                 return None
-            found.append(axes or self.add_axis(size))
-        return tuple(found)
+            new_dims.append(axes or self.add_axis(size))
+        return tuple(new_dims)
 
     @contextmanager
-    def use_rank_split(self, split: RankSplit | None) -> Iterator[None]:
+    def use_rank_split(self, rank_split: RankSplit | None) -> Iterator[None]:
         """Arrange this rank's parts of tensors, and give the sizes of these, while the context is active."""
         before = self.sizes
-        if split is not None:
-            self.sizes = before | {axis: span.length for axis, span in split.spans.items()}
-        self.rank_split = split
+        if rank_split is not None:
+            self.sizes = before | {axis: span.length for axis, span in rank_split.spans.items()}
+        self.rank_split = rank_split
         try:
             yield
         finally:
@@ -128,18 +128,18 @@ class AxisTable:
         wanted = [axis for group in groups for axis in group]
         if not set(have) <= set(wanted) or len(set(have)) < len(have):
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
-        split = self.rank_split
-        x = unwrap_tensor(x if split is None else split.take_part(x, dims, self.sizes))
+        rank_split = self.rank_split
+        x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
         x = x.reshape(self.get_sizes(tuple(have)))
         x = x.permute([have.index(axis) for axis in wanted if axis in have])
         x = x.reshape([self.sizes[axis] if axis in have else 1 for axis in wanted])
         sizes = []
         full = []
         for n, group in enumerate(groups):
-            inside = [axis in have for axis in group]
-            keeps = not any(inside) or (n == shared and inside == sorted(inside, reverse=True))
-            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, inside, strict=True)]
-            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, inside, strict=True) if there or not keeps))
+            has_axis = [axis in have for axis in group]
+            keeps = not any(has_axis) or (n == shared and has_axis == sorted(has_axis, reverse=True))
+            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, has_axis, strict=True)]
+            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, has_axis, strict=True) if there or not keeps))
         return x.expand(full).reshape(sizes)
 
     def restore(self, x: Tensor, groups: Dims, dims: Dims, shape: Sequence[int]) -> Tensor:

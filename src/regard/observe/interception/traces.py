@@ -100,8 +100,8 @@ class Traces:
 
     def find(self, x: Tensor) -> Trace | None:
         """Return the trace of a tensor; None if it is not followed."""
-        found = self.traces.get(id(x))
-        return found if found is not None and found.tensor() is x else None
+        trace = self.traces.get(id(x))
+        return trace if trace is not None and trace.tensor() is x else None
 
     def find_all(self, tensors: list[Tensor]) -> list[Traced]:
         """Return those of the tensors that are followed, with their traces."""
