@@ -127,7 +127,7 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
 
     def read_call() -> tuple[AttentionCall, CallAdapter]:
         arguments = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
-        made_apart = has_separate_sources(STATE.frames, arguments["q"], arguments["k"])
+        are_separate = has_separate_sources(STATE.frames, arguments["q"], arguments["k"])
         arguments = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
         q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**arguments)
         bias = None if bias is None else copy_bias(bias, q, k)
@@ -139,7 +139,7 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
             "bias": bias,
             "sinks": sinks,
         }
-        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=made_apart, **scoring)
+        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=are_separate, **scoring)
         call.parent_rows = find_parent_rows(STATE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))

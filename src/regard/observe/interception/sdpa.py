@@ -43,7 +43,7 @@ def read_call(
 
     Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
     """
-    made_apart = has_separate_sources(STATE.frames, query, key)
+    are_separate = has_separate_sources(STATE.frames, query, key)
     has_ranks, note = any(map(is_distributed, (query, key, value))), ""
     if has_ranks:
         query, key, value, attn_mask, note = take_local_heads(query, key, value, attn_mask)
@@ -73,7 +73,7 @@ def read_call(
         bias=rule[2],
         offset=rule[1],
         dropout=dropout_p,
-        has_separate_sources=made_apart,
+        has_separate_sources=are_separate,
         is_cross=STATE.is_cross,
         can_use_cache=STATE.is_cross is None,  # nn.MultiheadAttention, which sets it, has no cache
         note=note,
