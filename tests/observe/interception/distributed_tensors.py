@@ -141,13 +141,13 @@ def record_split(
 ) -> regard.Recording:
     """Return the recording of a function of tensors, each with the placements given for it, or all with the same."""
     each = placements if len(placements) > 1 else placements * len(tensors)
-    split = [distribute_tensor(x, mesh, one) for x, one in zip(tensors, each, strict=True)]
+    split = [distribute_tensor(x, mesh, one, src_data_rank=None) for x, one in zip(tensors, each, strict=True)]
     model = Function(function)
     return record_unchanged(model, lambda: model(*split))
 
 
 def take_part(x: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
-    return distribute_tensor(x, mesh, placements).to_local()
+    return distribute_tensor(x, mesh, placements, src_data_rank=None).to_local()
 
 
 def check_formulas(recording: regard.Recording) -> None:
