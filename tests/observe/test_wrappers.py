@@ -3,10 +3,6 @@
 A wrapped model computes the same to the bit while recorded, and its maps are those of the same model with eager attention.
 """
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -18,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
 from observe.family import Widened, widen
+from observe.ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 64}
 IDS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(5))
@@ -126,17 +123,5 @@ def test_a_quantised_model_is_recorded(quantizer):
 
 @pytest.mark.slow
 def test_the_ranks_of_ddp_fsdp_tensor_and_pipeline_parallel_models_are_recorded():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("distributed_wrappers.py")
-    processes = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen([sys.executable, script], env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True)
-        )
-    told = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
-    assert all(text.splitlines()[-1] == "recorded: ddp, fsdp2, tensor parallel, pipeline" for text in told), told
+    printed = run_ranks(Path(__file__).with_name("distributed_wrappers.py"))
+    assert all(text.splitlines()[-1] == "recorded: ddp, fsdp2, tensor parallel, pipeline" for text in printed), printed

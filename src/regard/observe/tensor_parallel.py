@@ -13,19 +13,21 @@ from regard.mechanism.arguments import check_instance
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Given
 from regard.observe.deserialize import deserialize_recording
+from regard.observe.interception.distributed_tensors import BATCH_PART
 from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
 from regard.observe.recording import Call, Recording, Run
 from regard.observe.serialize import serialize_recording
 
 UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
+OTHER_ROWS = "the ranks recorded different rows of the batch: gather those of each part of the batch by themselves, with group="
 
 
 def gather_heads(recording: Recording, group: Any = None) -> Recording | None:
     """Return the recording of all heads on the first rank of a process group, None on the others; every rank calls it.
 
     Each rank of a tensor-parallel model records its own heads. A module that every rank runs whole is kept once.
-    Raises ConfigError on the first rank if the ranks recorded different calls, or layers without a softmax, and everywhere if
-    torch.distributed is not initialized.
+    Raises ConfigError on the first rank if the ranks recorded different calls, different rows of a batch or layers without a
+    softmax, and everywhere if torch.distributed is not initialized.
     """
     import torch.distributed as dist
 
@@ -35,9 +37,9 @@ def gather_heads(recording: Recording, group: Any = None) -> Recording | None:
     if group is not None:
         check_instance("group", group, dist.ProcessGroup, "It is made by torch.distributed.new_group.")
     is_first = dist.get_rank(group) == 0
-    found: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
-    dist.gather_object(serialize_recording(recording), found, group=group, group_dst=0)
-    return None if found is None else join_heads([deserialize_recording(*one) for one in found])
+    gathered_parts: list[Any] | None = [None] * dist.get_world_size(group) if is_first else None
+    dist.gather_object(serialize_recording(recording), gathered_parts, group=group, group_dst=0)
+    return None if gathered_parts is None else join_heads([deserialize_recording(*one) for one in gathered_parts])
 
 
 def join_heads(recordings: Sequence[Recording]) -> Recording:
@@ -45,6 +47,8 @@ def join_heads(recordings: Sequence[Recording]) -> Recording:
     first = recordings[0]
     if len({len(one.runs) for one in recordings}) > 1:
         raise ConfigError(UNLIKE)
+    if len({tuple(note for note in one.notes if BATCH_PART in note) for one in recordings}) > 1:
+        raise ConfigError(OTHER_ROWS)
     missed = list(dict.fromkeys(call for one in recordings for call in one.missed))
     runs = [join_runs(runs) for runs in zip(*(one.runs for one in recordings), strict=True)]
     return replace(first, runs=runs, missed=missed)
@@ -57,14 +61,16 @@ def join_runs(runs: Sequence[Run]) -> Run:
     lists = [run.softmax_calls for run in runs]
     if len({tuple((call.name, call.kind, call.step) for call in calls) for calls in lists}) > 1:
         raise ConfigError(UNLIKE)
-    joined: dict[int, KVHistory] = {}
+    new_histories: dict[int, KVHistory] = {}
     calls = []
     for each in zip(*lists, strict=True):
         owner = id(each[0].history)
-        if owner not in joined:
-            joined[owner] = join_histories([call.history for call in each])
-        calls.append(Call(joined[owner], joined[owner].stored_calls[each[0].history.stored_calls.index(each[0].stored)]))
-    histories = {key: joined[id(one)] for key, one in runs[0].histories.items()}
+        if owner not in new_histories:
+            new_histories[owner] = join_histories([call.history for call in each])
+        calls.append(
+            Call(new_histories[owner], new_histories[owner].stored_calls[each[0].history.stored_calls.index(each[0].stored)])
+        )
+    histories = {key: new_histories[id(one)] for key, one in runs[0].histories.items()}
     return replace(runs[0], histories=histories, calls=[*calls])
 
 
@@ -110,11 +116,11 @@ def join_calls(calls: Sequence[StoredCall]) -> StoredCall:
 
 def join_tensors(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return tensors joined along their heads, the last axis of a vector and the second of four; one that is shared once."""
-    given = [x for x in parts if x is not None]
-    if len(given) < len(parts):
+    tensors = [x for x in parts if x is not None]
+    if len(tensors) < len(parts):
         return None
-    axis = 0 if given[0].dim() == 1 else 1
-    return given[0] if given[0].dim() > 1 and given[0].shape[1] == 1 and is_shared(given) else torch.cat(given, axis)
+    axis = 0 if tensors[0].dim() == 1 else 1
+    return tensors[0] if tensors[0].dim() > 1 and tensors[0].shape[1] == 1 and is_shared(tensors) else torch.cat(tensors, axis)
 
 
 def is_shared(parts: Sequence[Tensor]) -> bool:
@@ -129,6 +135,6 @@ def join_masks(calls: Sequence[StoredCall]) -> Mask:
     tables = []
     for call in calls:
         queries, keys = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.stop - call.first))
-        seen = call.mask.block(queries, keys, call.offset)
-        tables.append(seen.expand(-1, call.q.shape[1], -1, -1).transpose(1, 2))
+        visible_keys = call.mask.block(queries, keys, call.offset)
+        tables.append(visible_keys.expand(-1, call.q.shape[1], -1, -1).transpose(1, 2))
     return Given(stack_tables(tables).transpose(1, 2))

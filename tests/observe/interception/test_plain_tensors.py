@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from observe.beheld import EQUAL, assert_map, beheld, identical, softmaxed
 from regard.observe import record
@@ -213,3 +214,36 @@ def test_a_mask_that_is_no_tensor_is_the_models_own_error():
     with pytest.raises(TypeError, match="attn_mask"), record(model := Wrong()) as recording:
         model(X)
     assert not recording.missed
+
+
+class Wrapped(Tensor):
+    """A tensor whose numbers are in another one."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Wrapped":
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def unwrap(x):
+            return x.inner if isinstance(x, cls) else x
+
+        result = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
+        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
+
+
+class ByHand(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_handwritten_attention_of_tensors_without_numbers_is_missed_with_their_type():
+    model = ByHand()
+    expected = model(X)
+    out = missed(model, lambda m: m(Wrapped(X)), "Wrapped")
+    assert identical(out.inner, expected)

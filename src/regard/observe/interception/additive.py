@@ -40,15 +40,15 @@ def read_call(
 
     It is self-attention only where q and k have equal lengths and were made from the same tensor in the innermost module.
     """
-    made_apart = has_separate_sources(STATE.frames[-1:], q, k)
+    are_separate = has_separate_sources(STATE.frames[-1:], q, k)
     q, k, v, weight = (unwrap_tensor(x) for x in (q, k, v, weight))
     with disable_autocast(q.device):  # computed without torch.autocast
-        found = request(q, k, v, weight, mask, offset)
-    arguments: dict[str, Any] = {name: getattr(found, name) for name in ("q", "k", "v", "mask", "offset")}
+        request_of_call = request(q, k, v, weight, mask, offset)
+    arguments: dict[str, Any] = {name: getattr(request_of_call, name) for name in ("q", "k", "v", "mask", "offset")}
     call = AttentionCall(kernel="additive", **arguments, scale=1.0, weight=weight)
-    call.is_cross = made_apart is not False or found.q.shape[2] != found.k.shape[2]
+    call.is_cross = are_separate is not False or request_of_call.q.shape[2] != request_of_call.k.shape[2]
     call.can_use_cache, call.is_stepwise, call.parent_rows = False, True, find_parent_rows(STATE.frames[-1].args)
-    four = (*found.q.shape[:3], found.v.shape[3])
+    four = (*request_of_call.q.shape[:3], request_of_call.v.shape[3])
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))
 
 

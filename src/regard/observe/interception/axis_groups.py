@@ -42,14 +42,14 @@ def find_groups(
     other = {axis for axes in table.expand_dims(dims[1 - place]) for axis in axes}
     labels = product.labels[place]
     keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
-    kept = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
+    row_axes = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
     queries = find_queries(weights.form, table, keys)
     if queries is None:
-        queries = next((axes for axes in reversed(kept) if not set(axes) & other), ())
+        queries = next((axes for axes in reversed(row_axes) if not set(axes) & other), ())
     choice = describe_choice(weights.changes)
-    if other & set(queries) or (choice and not queries and kept):
+    if other & set(queries) or (choice and not queries and row_axes):
         raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
-    batch = [tuple(axis for axis in axes if axis not in queries) for axes in kept]
+    batch = [tuple(axis for axis in axes if axis not in queries) for axes in row_axes]
     before, heads = split_grouped_heads(table, [axes for axes in batch if axes], other)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
@@ -87,15 +87,15 @@ def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int]) ->
 def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads among the dimensions that are neither queries nor keys."""
     sizes = [math.prod(table.get_sizes(axes)) for axes in batch]
-    known = find_head_counts()
+    head_counts = find_head_counts()
     if len(batch) == 1:
-        return split_single(table, batch[0], known)
-    fits = [n for n, size in enumerate(sizes) if size in known and n]
+        return split_single(table, batch[0], head_counts)
+    fits = [n for n, size in enumerate(sizes) if size in head_counts and n]
     heads = fits[0] if len(fits) == 1 else len(batch) - 1
     return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
 
 
-def split_single(table: AxisTable, axes: Axes, known: list[int]) -> tuple[Axes, Axes]:
+def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads in a dimension that may hold both, as that of bmm.
 
     The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
@@ -105,7 +105,7 @@ def split_single(table: AxisTable, axes: Axes, known: list[int]) -> tuple[Axes, 
     shape = next((one for one in inputs if len(one) > 2), None)
     if shape is None:
         return ((), axes) if inputs else (axes, ())
-    heads = next((n for n in known if size % n == 0 and size // n in shape[:2]), 0)
+    heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
     for n in range(len(axes) + 1):
         if math.prod(table.get_sizes(axes[n:])) == heads:
@@ -118,12 +118,12 @@ def split_single(table: AxisTable, axes: Axes, known: list[int]) -> tuple[Axes, 
 
 def find_head_counts() -> list[int]:
     """Return the numbers of heads that the running modules state, of the innermost first."""
-    found = []
+    counts = []
     for frame in reversed(STATE.frames[-3:]):
         own = vars(frame.module)
-        for known in (own, getattr(own.get("config"), "__dict__", {})):
-            found += [n for name in HEADS if type(n := known.get(name)) is int and n > 1]
-    return found
+        for attributes in (own, getattr(own.get("config"), "__dict__", {})):
+            counts += [n for name in HEADS if type(n := attributes.get(name)) is int and n > 1]
+    return counts
 
 
 def describe_choice(changes: tuple[str, ...]) -> str:

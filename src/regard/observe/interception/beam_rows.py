@@ -17,8 +17,8 @@ MODULES = ("regard.models.recurrent", "regard.models.transformer")
 
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches for `State.select_rows` of the translators that the program has imported."""
-    found = [getattr(sys.modules.get(name), "State", None) for name in MODULES]
-    return [(state, "select_rows", wrap_rows(vars(state)["select_rows"])) for state in found if state is not None]
+    modules = [getattr(sys.modules.get(name), "State", None) for name in MODULES]
+    return [(state, "select_rows", wrap_rows(vars(state)["select_rows"])) for state in modules if state is not None]
 
 
 def wrap_rows(rows: Any) -> Any:

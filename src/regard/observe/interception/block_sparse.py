@@ -66,7 +66,7 @@ def watch_arguments() -> Iterator[dict[str, Any]]:
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches for those of the modules that the program has imported."""
     patches: list[AttributePatch] = []
-    for names, method, inner, read in (
+    for names, method, inner, reader in (
         (SLIDING, "forward", (SCORES, VALUES), read_sliding_call),
         (BLOCKED, "bigbird_block_sparse_attention", (BLOCKS,), read_blocked_call),
     ):
@@ -74,7 +74,7 @@ def build_patches() -> list[AttributePatch]:
             owner = getattr(sys.modules.get(path), name, None)
             if owner is not None and all(one in vars(owner) for one in (method, *inner)):
                 kernel = f"{path.split('.')[2]}: block-sparse"
-                patches.append((owner, method, wrap_method(vars(owner)[method], read, kernel, watch_arguments)))
+                patches.append((owner, method, wrap_method(vars(owner)[method], reader, kernel, watch_arguments)))
                 patches += [(owner, one, wrap_function(vars(owner)[one], one)) for one in inner]
     return patches
 
@@ -93,22 +93,22 @@ def wrap_function(original: Any, name: str) -> Any:
 
 
 def read_sliding_call(
-    kernel: str, module: Any, given: dict[str, Any], seen: dict[str, Any], result: Any
+    kernel: str, module: Any, arguments: dict[str, Any], matrix: dict[str, Any], result: Any
 ) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of Longformer's attention: a window, and global tokens that see all and that all see.
 
     Queries that are global have projections of their own: their queries and keys are further dimensions of the product, and
     their values are not kept.
     """
-    query, key, w = (seen[SCORES][name] for name in ("query", "key", "window_overlap"))
-    q, k, v = (x.detach().transpose(1, 2) for x in (query, key, seen[VALUES]["value"]))
-    mask = given["attention_mask"].reshape(q.shape[0], -1)
+    query, key, w = (matrix[SCORES][name] for name in ("query", "key", "window_overlap"))
+    q, k, v = (x.detach().transpose(1, 2) for x in (query, key, matrix[VALUES]["value"]))
+    mask = arguments["attention_mask"].reshape(q.shape[0], -1)
     real, shared = mask >= 0, mask > 0
     rule: Mask = Window(w, w)
     values: tuple[Tensor, Tensor] | None = None
-    if given.get("is_global_attn"):
+    if arguments.get("is_global_attn"):
         rule = rule | Given(shared[:, None, None]) | Given(shared[:, None, :, None])
-        q, k, other = add_global_tokens(module, given["hidden_states"], q, k, shared)
+        q, k, other = add_global_tokens(module, arguments["hidden_states"], q, k, shared)
         values = v, other
     if not bool(real.all()):
         rule = rule & Given(real[:, None, None]) & Given(real[:, None, :, None])
@@ -142,14 +142,14 @@ def add_global_tokens(module: Any, hidden: Tensor, q: Tensor, k: Tensor, shared:
 
 
 def read_blocked_call(
-    kernel: str, module: Any, given: dict[str, Any], seen: dict[str, Any], result: Any
+    kernel: str, module: Any, arguments: dict[str, Any], matrix: dict[str, Any], result: Any
 ) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of BigBird's attention: a band of blocks, the first and the last block, and the random ones it drew.
 
     A block that it counts several times has a larger score in one further dimension of the product.
     """
-    q, k, v = (given[name].detach() for name in ("query_layer", "key_layer", "value_layer"))
-    size, drawn = given["to_block_size"], seen[BLOCKS]["rand_attn"]
+    q, k, v = (arguments[name].detach() for name in ("query_layer", "key_layer", "value_layer"))
+    size, drawn = arguments["to_block_size"], matrix[BLOCKS]["rand_attn"]
     blocks = torch.arange(q.shape[2], device=q.device) // size
     is_end = (blocks == 0) | (blocks == blocks[-1])
     rule: Mask = Given(is_end[None, None, None]) | Given(is_end[None, None, :, None])
@@ -165,7 +165,7 @@ def read_blocked_call(
         table = build_block_table(drawn[:1], size)
         rule = rule | Given.from_shared_table(table)
         note = f"its random blocks differ from head to head: {table.nbytes:,} bytes of a table are kept"
-    rows, columns = given["from_mask"] > 0, given["to_mask"] > 0  # (b, 1, q, 1) and (b, 1, 1, k)
+    rows, columns = arguments["from_mask"] > 0, arguments["to_mask"] > 0  # (b, 1, q, 1) and (b, 1, 1, k)
     if not bool(rows.all() and columns.all()):
         rule = rule & Given(columns) & Given(rows)
     call = AttentionCall(kernel=kernel, q=q, k=k, v=v, mask=rule, scale=1.0, module=module, note=note)
@@ -217,7 +217,7 @@ def check_context(
         ours = torch.where(shared[:, None, rows, None], weights.to(kind) @ values[1].to(kind), ours)
     eps = max(torch.finfo(softmax).eps, torch.finfo(v.dtype).eps)
     scores = call.q[:, :, rows].norm(dim=-1).amax() * call.k.norm(dim=-1).amax()
-    allowed = 8 * eps * (1 + float(scores) + v.shape[-1]) * float(v.abs().amax())
-    apart = float((ours - context.detach()[:, :, rows].to(kind)).abs().amax())
-    if not apart <= allowed:
-        raise UnreadableError(f"its context differs from that of its rule by {apart:.2g}")
+    tolerance = 8 * eps * (1 + float(scores) + v.shape[-1]) * float(v.abs().amax())
+    difference = float((ours - context.detach()[:, :, rows].to(kind)).abs().amax())
+    if not difference <= tolerance:
+        raise UnreadableError(f"its context differs from that of its rule by {difference:.2g}")

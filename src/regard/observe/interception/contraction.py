@@ -25,12 +25,12 @@ UNKNOWN = ProductAxes(True, None)
 def find_operands(name: str, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that a product multiplies, without its bias and its output."""
     core = strip_affixes(name)
-    found = find_tensors(args, {name: x for name, x in kwargs.items() if name not in ("out", "bias", "input")})
+    tensors = find_tensors(args, {name: x for name, x in kwargs.items() if name not in ("out", "bias", "input")})
     if "input" in kwargs and core not in ADDS:
-        found.insert(0, kwargs["input"])
+        tensors.insert(0, kwargs["input"])
     if core in ADDS and args:
-        found = found[1:]
-    return [x for x in (found[:2] if core == "linear" else found) if x.is_floating_point()]
+        tensors = tensors[1:]
+    return [x for x in (tensors[:2] if core == "linear" else tensors) if x.is_floating_point()]
 
 
 def find_axes(name: str, args: Any, operands: list[Tensor], weights: Tensor) -> ProductAxes:

@@ -35,15 +35,15 @@ def find_sources(table: AxisTable, moved: MovedEntries) -> tuple[list[DimSource]
     axes = tuple(axis for group in table.expand_dims(moved.dims) for axis in group)
     sizes = table.get_sizes(axes)
     places = moved.places - FRACTION
-    known = (places >= 0) & (places == places.floor())
+    is_moved = (places >= 0) & (places == places.floor())
     ranks = range(places.dim())
-    kept = [known.any(dim=[m for m in ranks if m != n]) if len(ranks) > 1 else known for n in ranks]
-    counts = [int(one.sum()) for one in kept]
-    if not known.any() or int(known.sum()) != torch.tensor(counts).prod():
+    from_base = [is_moved.any(dim=[m for m in ranks if m != n]) if len(ranks) > 1 else is_moved for n in ranks]
+    counts = [int(one.sum()) for one in from_base]
+    if not is_moved.any() or int(is_moved.sum()) != torch.tensor(counts).prod():
         return None
     for n in ranks:
         if counts[n] < places.shape[n]:
-            places = places.index_select(n, kept[n].nonzero().flatten())
+            places = places.index_select(n, from_base[n].nonzero().flatten())
     flat = places.long()
     start = flat[(0,) * flat.dim()]
     lines = [flat[(0,) * n + (slice(None),) + (0,) * (flat.dim() - n - 1)] for n in ranks]
@@ -64,7 +64,7 @@ def find_sources(table: AxisTable, moved: MovedEntries) -> tuple[list[DimSource]
         else:
             fixed[axis] = int(start) // stride % size
         stride *= size
-    return [build_source(one, int(count), ~keep) for one, count, keep in zip(varying, counts, kept, strict=True)], fixed
+    return [build_source(one, int(count), ~keep) for one, count, keep in zip(varying, counts, from_base, strict=True)], fixed
 
 
 def build_source(varying: list[tuple[int, Tensor, int]], count: int, elsewhere: Tensor) -> DimSource:
@@ -133,12 +133,14 @@ def add_sink(table: AxisTable, scores: Tensor, moved: MovedEntries | None, axis:
     sources = find_sources(table, moved)
     if sources is None:
         return moved
-    found, axis = sources[0], axis % scores.dim()
-    apart = [n for n, one in enumerate(found) if bool(one.elsewhere.any())]
-    if apart != [axis] or any(not one.is_whole and len(one.elsewhere) > 1 for n, one in enumerate(found) if n != axis):
+    dim_sources, axis = sources[0], axis % scores.dim()
+    dims_with_sinks = [n for n, one in enumerate(dim_sources) if bool(one.elsewhere.any())]
+    if dims_with_sinks != [axis] or any(
+        not one.is_whole and len(one.elsewhere) > 1 for n, one in enumerate(dim_sources) if n != axis
+    ):
         return moved
-    columns = scores.detach().index_select(axis, found[axis].elsewhere.nonzero().flatten())
-    dims = tuple(one.axes if n != axis else () for n, one in enumerate(found))
+    columns = scores.detach().index_select(axis, dim_sources[axis].elsewhere.nonzero().flatten())
+    dims = tuple(one.axes if n != axis else () for n, one in enumerate(dim_sources))
     if moved.shift is not None and axis != scores.dim() - 1:
         return moved
     sinks = columns.logsumexp(axis, keepdim=True)
@@ -153,7 +155,7 @@ def drop_repeats(
     sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
     if sources is None or product is None or trace.dims is None:
         return x, trace, product
-    kept, dims = x, list(trace.dims)
+    distinct_rows, dims = x, list(trace.dims)
     undropped = x if trace.undropped is None else trace.undropped[0]
     for n, one in enumerate(sources[0]):
         first = undropped.narrow(n, 0, 1)
@@ -162,16 +164,16 @@ def drop_repeats(
             and not one.elsewhere.any()
             and torch.equal(first.expand(undropped.shape).nan_to_num(), undropped.nan_to_num())
         ):
-            kept, undropped, dims[n] = kept.narrow(n, 0, 1), first, ()
+            distinct_rows, undropped, dims[n] = distinct_rows.narrow(n, 0, 1), first, ()
     before = None if trace.undropped is None else (undropped, tuple(dims))
     place = 0 if product.operands[0] is x else 1
-    own = dict(zip(product.labels[place], kept.shape, strict=True))
+    own = dict(zip(product.labels[place], distinct_rows.shape, strict=True))
     other = product.operands[1 - place]
     for n, label in enumerate(product.labels[1 - place]):
         if own.get(label, 1) > 1 and other.stride(n) == 0:  # the same values for every row
             other = other.narrow(n, 0, 1)
-    operands = (kept, other) if place == 0 else (other, kept)
-    return kept, trace._replace(dims=tuple(dims), undropped=before), product._replace(operands=operands)
+    operands = (distinct_rows, other) if place == 0 else (other, distinct_rows)
+    return distinct_rows, trace._replace(dims=tuple(dims), undropped=before), product._replace(operands=operands)
 
 
 def restore_keys(
@@ -194,10 +196,10 @@ def restore_keys(
         first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
         if bool((first == len(index)).any()) or values.shape[along] != len(index):
             continue
-        chosen = values.index_select(along, first)
-        if not torch.equal(chosen.index_select(along, index).nan_to_num(), values.nan_to_num()):
+        first_values = values.index_select(along, first)
+        if not torch.equal(first_values.index_select(along, index).nan_to_num(), values.nan_to_num()):
             continue
-        x, values = join_entries(x, n, index, size), chosen
+        x, values = join_entries(x, n, index, size), first_values
         dims = tuple(one.axes if m == n else axes for m, axes in enumerate(trace.dims))
         form, (moved,) = trace.form, trace.dims[n]
         if form is not None:

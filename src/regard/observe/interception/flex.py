@@ -47,8 +47,8 @@ class FlexWrapper:
 
 def find_flex_attention() -> Any:
     """Return flex_attention itself; None if it has not been imported."""
-    found = getattr(sys.modules.get(MODULE), "flex_attention", None)
-    return found.function if isinstance(found, FlexWrapper) else found
+    function = getattr(sys.modules.get(MODULE), "flex_attention", None)
+    return function.function if isinstance(function, FlexWrapper) else function
 
 
 def build_patches(model: nn.Module) -> list[AttributePatch]:
@@ -96,14 +96,14 @@ def read_call(
     **__: Any,
 ) -> AttentionCall:
     """Read the call."""
-    made_apart = has_separate_sources(STATE.frames, query, key)
+    are_separate = has_separate_sources(STATE.frames, query, key)
     q, k, v = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     b = max(q.shape[0], k.shape[0])
     q, k, v = (x if x.shape[0] == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
     rule, offset, bias, softcap = infer_flex_rule(block_mask, score_mod, q, k)
     bias = None if bias is None else unwrap_tensor(bias)
-    scored: dict[str, Any] = {"mask": rule, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias}
-    return AttentionCall(kernel="flex", q=q, k=k, v=v, has_separate_sources=made_apart, **scored)
+    scoring: dict[str, Any] = {"mask": rule, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias}
+    return AttentionCall(kernel="flex", q=q, k=k, v=v, has_separate_sources=are_separate, **scoring)
 
 
 def intercept_compiled(function: Any, args: Any, kwargs: Any) -> bool:

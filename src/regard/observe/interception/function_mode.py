@@ -24,7 +24,7 @@ from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import ModuleFrame, has_own_data, has_separate_sources
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, infer_once, report_missed
 
@@ -42,7 +42,7 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
-        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data, such as DTensors
+        self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self) -> None:
         """Clear the followed tensors when a forward starts."""
@@ -58,16 +58,16 @@ class AttentionFunctionMode(TorchFunctionMode):
         frames = STATE.frames
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
-                made = args[0] if result is None else result
-                found = None
+                outputs = args[0] if result is None else result
+                handwritten_call = None
                 if kernel:
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.traces):
-                    found = self.follow_function(frames, func, name, role, args, kwargs, made)
-                if found is not None and isinstance(result, Tensor):
-                    result = made = self.intercept_handwritten(found, result)
-                frames[-1].log_operation(args, kwargs, made, name)
-                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not has_own_data(result):
+                    handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
+                if handwritten_call is not None and isinstance(result, Tensor):
+                    result = outputs = self.intercept_handwritten(handwritten_call, result)
+                frames[-1].log_operation(args, kwargs, outputs, name)
+                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not is_readable(result):
                     self.report_opaque(name, role, args, result)
         return result
 
@@ -99,12 +99,10 @@ class AttentionFunctionMode(TorchFunctionMode):
         elif role is Role.SOFTMAX or (uses_weights and role not in (Role.ADD, Role.PRODUCT)):
             self.opaque_weights[result] = None
 
-    def intercept_handwritten(self, found: HandwrittenCall, result: Tensor) -> Tensor:
+    def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
-        kernel = f"by hand: {found.steps}"
-        context: Tensor = dispatch_call(
-            kernel, lambda: result, lambda: read_handwritten_call(found, self.tracker.table, result)
-        )
+        kernel = f"by hand: {call.steps}"
+        context: Tensor = dispatch_call(kernel, lambda: result, lambda: read_handwritten_call(call, self.tracker.table, result))
         return context
 
 
@@ -114,10 +112,10 @@ def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, 
 
     The wrapper is None if there is none; the flag says whether the function is an attention kernel without a wrapper.
     """
-    named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
-    name = str(getattr(named, "__name__", ""))
+    packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+    name = str(getattr(packet, "__name__", ""))
     if name == "__get__":
-        name = str(named.__self__.__name__)  # a property, as mT
+        name = str(packet.__self__.__name__)  # a property, as mT
     return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
 
 
@@ -128,12 +126,12 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
         return func(*args, **kwargs)
 
     def read_call() -> tuple[AttentionCall, CallAdapter]:
-        given = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
-        made_apart = has_separate_sources(STATE.frames, given["q"], given["k"])
-        given = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in given.items()}
-        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**given)
+        arguments = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
+        are_separate = has_separate_sources(STATE.frames, arguments["q"], arguments["k"])
+        arguments = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**arguments)
         bias = None if bias is None else copy_bias(bias, q, k)
-        scored: dict[str, Any] = {
+        scoring: dict[str, Any] = {
             "mask": mask,
             "offset": offset,
             "scale": scale,
@@ -141,7 +139,7 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
             "bias": bias,
             "sinks": sinks,
         }
-        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=made_apart, **scored)
+        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=are_separate, **scoring)
         call.parent_rows = find_parent_rows(STATE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))

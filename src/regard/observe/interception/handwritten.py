@@ -67,9 +67,9 @@ class HandwrittenTracker(Traces):
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
-        given = [x for x in find_tensors(args, kwargs) if not x.is_nested]
-        given = given[:1] if strip_affixes(name) in LIKE_ANOTHER else given
-        traced = self.find_all(given)
+        tensors = [x for x in find_tensors(args, kwargs) if not x.is_nested]
+        tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
+        traced = self.find_all(tensors)
         results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
         if not results or not (traced or role in STARTS):
             return None
@@ -80,10 +80,10 @@ class HandwrittenTracker(Traces):
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             self.follow_softmax(role, name, args, kwargs, traced, results[0])
         elif not traced:
-            if given and results[0].numel() < given[0].numel():
-                self.follow_features(frames, given[0], results[0])
+            if tensors and results[0].numel() < tensors[0].numel():
+                self.follow_features(frames, tensors[0], results[0])
         else:
-            others = [x for x in given if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
+            others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
             pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
             trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
@@ -94,7 +94,7 @@ class HandwrittenTracker(Traces):
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
-            elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, given, x, trace, results[0])):
+            elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, tensors, x, trace, results[0])):
                 self.follow_other(role, name, args, x, trace, others, results)
                 if strip_affixes(name) in CHOOSES_BY_VALUE:
                     self.follow_choice(x, result, kwargs.get("dim", find_dim(name, args)))
@@ -153,16 +153,16 @@ class HandwrittenTracker(Traces):
         scores = [one for one in traced if one[1].pairs]
         kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
         if scores or extent != 1:
-            known: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
+            properties: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
             if len(scores) == 1:
-                known = {one: getattr(scores[0][1], one) for one in INHERITED}
-                known["moved"] = add_sink(self.table, scores[0][0], known["moved"], axis)
-                if "softmin" in name and known["form"] is not None:
-                    known["form"] = known["form"].add_step(StepKind.MULTIPLY, -1.0)
-            dims = known["dims"]
+                properties = {one: getattr(scores[0][1], one) for one in INHERITED}
+                properties["moved"] = add_sink(self.table, scores[0][0], properties["moved"], axis)
+                if "softmin" in name and properties["form"] is not None:
+                    properties["form"] = properties["form"].add_step(StepKind.MULTIPLY, -1.0)
+            dims = properties["dims"]
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
-                known["keys"] = dims[axis]
-            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name), **known)
+                properties["keys"] = dims[axis]
+            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name), **properties)
 
     def follow_product(
         self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor
@@ -181,21 +181,21 @@ class HandwrittenTracker(Traces):
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
         self.drop(y)
-        computed = [x for x in operands if has_tokens(frames[-1], x)]
-        if len(computed) > 1:
+        token_operands = [x for x in operands if has_tokens(frames[-1], x)]
+        if len(token_operands) > 1:
             if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
                 if weights:
                     dims = self.table.add_dims(y.shape)
                     self.start(y, TraceKind.WEIGHTS, pairs=True, function=traced[0][1].function, dims=dims)
                 else:
-                    self.start_scores(frames, y, (computed[0], computed[1]), product)
+                    self.start_scores(frames, y, (token_operands[0], token_operands[1]), product)
         elif traced:
             x, trace = traced[0]
             if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
                 self.follow(y, self.mix_heads(trace, x, y, product, name))
-        elif computed and y.numel() < computed[0].numel():
-            self.follow_features(frames, computed[0], y)
+        elif token_operands and y.numel() < token_operands[0].numel():
+            self.follow_features(frames, token_operands[0], y)
         return None
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
@@ -229,9 +229,9 @@ class HandwrittenTracker(Traces):
         if form is not None and len(form.dims) != y.dim():
             form = None
         dims = self.table.add_dims(y.shape) if form is None else form.dims
-        known: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
+        properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
         sources = None if pair is None else has_separate_sources(frames, *pair)
-        self.start(y, TraceKind.SCORES, pairs=True, has_separate_sources=sources, **known)
+        self.start(y, TraceKind.SCORES, pairs=True, has_separate_sources=sources, **properties)
 
     def mix_heads(self, trace: Trace, x: Tensor, y: Tensor, product: LabelledProduct | None, name: str) -> Trace:
         """Return the trace of scores or weights whose heads a small matrix mixed."""
@@ -274,9 +274,9 @@ class HandwrittenTracker(Traces):
                 other = others[0][1].form if others else None
                 form = extend_form(self.table, form, name, args, kwargs, x, dims, other)
             return trace._replace(dims=dims, form=form, changes=trace.changes if form is not None else changes)
-        added = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
-        if added and infer_role(name) is Role.ADD:
-            return self.add_weights(trace, name, dims, added)
+        added_weights = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
+        if added_weights and infer_role(name) is Role.ADD:
+            return self.add_weights(trace, name, dims, added_weights)
         if infer_role(name) is Role.CONVOLUTION:
             is_pointwise = len(args) > 1 and args[1].shape[2:].numel() == 1
             changes = (*trace.changes, describe_mixing(name, x, y) if is_pointwise else name)
@@ -316,11 +316,15 @@ class HandwrittenTracker(Traces):
 
     def is_value(self, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
         """Return whether a tensor holds tokens and was not made from the weights that it is multiplied with."""
-        known = self.find(v)
-        return not (known is not None and known.roots & trace.roots) and v.is_floating_point() and has_tokens(frame, v)
+        trace_of_value = self.find(v)
+        return (
+            not (trace_of_value is not None and trace_of_value.roots & trace.roots)
+            and v.is_floating_point()
+            and has_tokens(frame, v)
+        )
 
     def follow_weighting(
-        self, frames: list[ModuleFrame], name: str, given: list[Tensor], x: Tensor, trace: Trace, y: Tensor
+        self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
     ) -> bool:
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if (
@@ -329,10 +333,10 @@ class HandwrittenTracker(Traces):
             or strip_affixes(name) not in ("mul", "multiply", "addcmul")
         ):
             return False  # a factor without an axis beyond those of the weights is a mask
-        values = [v for v in given if v is not x and self.is_value(frames[-1], v, trace)]
+        values = [v for v in tensors if v is not x and self.is_value(frames[-1], v, trace)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
         if values:
-            factors = (x, values[0]) if len(given) == 2 else None
+            factors = (x, values[0]) if len(tensors) == 2 else None
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors), name)
         return bool(values)
 
@@ -342,18 +346,18 @@ class HandwrittenTracker(Traces):
         """Follow the results that any other function computes from scores or weights."""
         scales = role is Role.MULTIPLY and others and results[0].numel() > x.numel()
         gates = role is Role.ADD and others and trace.kind is TraceKind.WEIGHTS and not trace.pairs
-        made = trace.kind is TraceKind.SCORES and is_nonlinear(role, args)
-        if scales or gates or (made and not (trace.pairs or strip_affixes(name).startswith("exp"))):
+        is_activation = trace.kind is TraceKind.SCORES and is_nonlinear(role, args)
+        if scales or gates or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
             return
-        if made:
+        if is_activation:
             before = self.find(x)
-            activated = trace if before is None else activate(before, strip_affixes(name))
+            scored = trace if before is None else activate(before, strip_affixes(name))
             trace = trace._replace(
                 kind=TraceKind.WEIGHTS,
                 function=strip_affixes(name),
                 size=results[0].numel(),
-                activated=activated.activated,
+                activated=scored.activated,
             )
         elif role is Role.LOG:
             trace = trace._replace(kind=TraceKind.SCORES)
@@ -400,8 +404,8 @@ class HandwrittenTracker(Traces):
 
     def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
         """Return the call that a product of weights x with values completes, and stop following the weights."""
-        known = None if trace.factors is None else self.find(x)
-        trace = trace if known is None else known._replace(function=trace.function)
+        trace_of_weights = None if trace.factors is None else self.find(x)
+        trace = trace if trace_of_weights is None else trace_of_weights._replace(function=trace.function)
         self.drop(x)
         x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]

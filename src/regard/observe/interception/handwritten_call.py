@@ -17,9 +17,10 @@ from regard.mechanism.scores import dot, score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.distributed_tensors import find_split, take_local
 from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.picked_call import build_picked_call, is_picked
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrence_call import RecurrenceCall
 from regard.observe.interception.score_formula import bound_products, resolve_form
 from regard.observe.interception.tensor_axes import AxisTable, Dims
@@ -44,57 +45,82 @@ class HandwrittenCall(NamedTuple):
     place: int  # of the weights among the product's operands
 
 
-def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
+def read_call(
+    product_call: HandwrittenCall, table: AxisTable, result: Tensor
+) -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
     """Read a call whose result has been computed: a RecurrenceCall if its weights are no softmax.
 
     Raises UnreadableError if its parts are not known.
     """
-    weights, product, place = found.trace, found.product, found.place
+    weights, product, place = product_call.trace, product_call.product, product_call.place
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
-    if product is None or (product.added is not None and bool(product.added[0].any())):
+    if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
         raise UnreadableError(
             "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
         )
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product.operands[1 - place], dims[1 - place]
     if is_picked(weights, table, own):
-        return read_picked_call(found, table, value, own), CallAdapter(lambda: result)
-    groups = find_groups(product, place, weights, table, dims)
-    v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
-    tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
+        assert weights.picked is not None
+        groups = find_picked_groups(weights.picked, table, own)
+    else:
+        groups = find_groups(product, place, weights, table, dims)
+    batch, heads = table.expand_axes(groups.batch), table.expand_axes(groups.heads)
+    rank_split = find_split(result, table.expand_dims(dims[2]), batch, heads, table.sizes)
+    with table.use_rank_split(rank_split):
+        call, adapter = read_grouped_call(product_call, table, groups, result, value, own, dims[2])
+    if rank_split is None:
+        return call, adapter
+    if isinstance(call, AttentionCall):
+        return replace(call, note="; ".join(filter(None, (call.note, rank_split.note)))), CallAdapter(adapter.run)
+    return replace(call, read_softmaxes=list), CallAdapter(adapter.run)
+
+
+def read_grouped_call(
+    product_call: HandwrittenCall, table: AxisTable, groups: Groups, result: Tensor, value: Tensor, own: Dims, dims: Dims
+) -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
+    """Read a call whose axes are known, from its values with axes `own` and its result with axes `dims`."""
+    weights = product_call.trace
+    assert weights.dims is not None
+    if is_picked(weights, table, own):
+        return read_picked_call(product_call, table, groups, value, own), CallAdapter(lambda: result)
+    v = table.arrange(value, own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
+    tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
+    matrix = table.arrange(tensor, axes or weights.dims, groups.matrix)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
     try:
-        call, total = build_call(found, table, groups, seen, v)
+        call, total = build_call(product_call, table, groups, matrix, v)
     except NoSoftmaxError as error:
-        context = table.arrange(unwrap_tensor(result), dims[2], four)
-        kernel = f"by hand: {found.steps}"
-        other = build_unnormalized_call(weights, table, groups, seen, v, context, kernel, str(error))
+        context = table.arrange(result, dims, four)
+        kernel = f"by hand: {product_call.steps}"
+        other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
         return other, CallAdapter(lambda: result)
 
     def read_context(out: Tensor) -> Tensor:
-        context = table.arrange(unwrap_tensor(out), dims[2], four)
+        context = table.arrange(out, dims, four)
         return context if total is None else context / total
 
     def write_context(new: Tensor, out: Tensor) -> Tensor:
-        return table.restore(new if total is None else new * total, four, dims[2], out.shape)
+        return table.restore(new if total is None else new * total, four, dims, out.shape)
 
     return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
 
 
-def read_picked_call(found: HandwrittenCall, table: AxisTable, value: Tensor, own: Dims) -> AttentionCall:
+def read_picked_call(
+    product_call: HandwrittenCall, table: AxisTable, groups: Groups, value: Tensor, own: Dims
+) -> AttentionCall:
     """Return the call of weights whose keys queries picked, with gathered values; as they are if the formula differs."""
-    weights = found.trace
+    weights = product_call.trace
     assert weights.dims is not None
-    kernel = f"by hand: {found.steps}"
-    tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    call, seen = build_picked_call(weights, table, tensor, axes or weights.dims, value, own, kernel)
-    difference = compare_rows(call, seen, weights.eps, has_moved=True)
+    kernel = f"by hand: {product_call.steps}"
+    tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
+    call, matrix = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
+    difference = compare_rows(call, matrix, weights.eps, has_moved=True)
     if difference is None:
         return call
     assert call.v is not None
-    return store_weights(weights, seen, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
+    return store_weights(weights, matrix, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -103,55 +129,55 @@ def describe(changes: tuple[str, ...]) -> str:
 
 
 def build_call(
-    found: HandwrittenCall, table: AxisTable, groups: Groups, seen: Tensor, v: Tensor
+    product_call: HandwrittenCall, table: AxisTable, groups: Groups, matrix: Tensor, v: Tensor
 ) -> tuple[AttentionCall, Tensor | None]:
-    """Return the call of which `seen` (b, h, q, k) are the weights, and what its rows sum to where that is not 1.
+    """Return the call of which `matrix` (b, h, q, k) are the weights, and what its rows sum to where that is not 1.
 
     The call has the formula of its scores if that is known and gives these weights, else the weights as they are. Rows that do
     not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
     """
-    trace, kernel, reason = found.trace, f"by hand: {found.steps}", ""
+    trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    total = seen.sum(-1, keepdim=True)
-    divided = total if trace.function.startswith("exp") else None
+    total = matrix.sum(-1, keepdim=True)
+    divisor = total if trace.function.startswith("exp") else None
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
-            difference = compare_rows(call, seen if divided is None else seen / divided, trace.eps, trace.moved is not None)
+            difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.moved is not None)
             if difference is None:
-                return call, divided
-            if call.sinks is None and compare_rows(call, seen / total, trace.eps, trace.moved is not None) is None:
+                return call, divisor
+            if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.moved is not None) is None:
                 return replace(
                     call, note="its weights are multiplied by a gate after the softmax, which the map leaves out"
                 ), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    return store_weights(trace, seen, v, kernel, reason or describe_unknown(found)), None
+    return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
 
 
-def describe_unknown(found: HandwrittenCall) -> str:
+def describe_unknown(product_call: HandwrittenCall) -> str:
     """Return why there is no formula of the weights."""
-    choice, changes = describe_choice(found.trace.changes), found.trace.changes
+    choice, changes = describe_choice(product_call.trace.changes), product_call.trace.changes
     if choice:
         return f"it is {choice} attention"
-    made = describe(changes).rstrip(",")
-    return f"its scores are made by {made}" if changes else "its scores are no product of two tensors"
+    functions = describe(changes).rstrip(",")
+    return f"its scores are made by {functions}" if changes else "its scores are no product of two tensors"
 
 
-def store_weights(trace: Trace, seen: Tensor, v: Tensor, kernel: str, reason: str) -> AttentionCall:
+def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: str) -> AttentionCall:
     """Return a call whose bias is the logarithm of followed weights. Raises NoSoftmaxError if their rows do not sum to 1."""
-    b, h, t, n = seen.shape
-    total = seen.sum(-1, dtype=score_dtype(seen.dtype))
-    allowed = 8 * n**0.5 * max(trace.eps, torch.finfo(seen.dtype).eps)
-    if not bool(((seen >= 0).all(-1) & (((total - 1).abs() < allowed) | (total == 0)) | total.isnan()).all()):
+    b, h, t, n = matrix.shape
+    total = matrix.sum(-1, dtype=score_dtype(matrix.dtype))
+    tolerance = 8 * n**0.5 * max(trace.eps, torch.finfo(matrix.dtype).eps)
+    if not bool(((matrix >= 0).all(-1) & (((total - 1).abs() < tolerance) | (total == 0)) | total.isnan()).all()):
         raise NoSoftmaxError(reason)
-    if seen.nbytes > LIMIT_BYTES:
-        raise UnreadableError(f"{reason}, and its weights as they are would take {seen.nbytes:,} bytes")
-    width = seen.new_zeros(b, h, 1, 1)
+    if matrix.nbytes > LIMIT_BYTES:
+        raise UnreadableError(f"{reason}, and its weights as they are would take {matrix.nbytes:,} bytes")
+    width = matrix.new_zeros(b, h, 1, 1)
     q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
-    bias = seen.to(score_dtype(seen.dtype)).log()
+    bias = matrix.to(score_dtype(matrix.dtype)).log()
     note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
     return AttentionCall(
         kernel=kernel,
@@ -167,34 +193,34 @@ def store_weights(trace: Trace, seen: Tensor, v: Tensor, kernel: str, reason: st
     )
 
 
-def compare_rows(call: AttentionCall, seen: Tensor, rounding: float, has_moved: bool) -> float | None:
+def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved: bool) -> float | None:
     """Return how far the weights of a call are from the model's own; None if within rounding.
 
     Rows are sampled, unless entries were moved, which may leave single rows as they were.
 
     Rows that hold NaN are left out: there the model has none of its own.
     """
-    t = seen.shape[2]
+    t = matrix.shape[2]
     step = 1 if has_moved else max(1, t // SAMPLED_ROWS)
-    rows = torch.tensor(sorted({*range(0, t, step), t - 1}), device=seen.device)
+    rows = torch.tensor(sorted({*range(0, t, step), t - 1}), device=matrix.device)
     q, k = call.q.detach()[:, :, rows], call.k.detach()
     if is_autocast_on(q.device):
         q, k = autocast_tensor(q), autocast_tensor(k)
     table = call.mask.block(rows, torch.arange(k.shape[2], device=q.device), call.offset)
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
-    kind = score_dtype(seen.dtype)
-    ours, theirs = compute_weights(call, q, k, bias, table).to(kind), seen[:, :, rows].to(kind)
-    known = ~theirs.isnan().any(-1, keepdim=True)
-    apart = ((ours - theirs).abs() * known).nan_to_num()
+    kind = score_dtype(matrix.dtype)
+    ours, theirs = compute_weights(call, q, k, bias, table).to(kind), matrix[:, :, rows].to(kind)
+    is_number = ~theirs.isnan().any(-1, keepdim=True)
+    difference = ((ours - theirs).abs() * is_number).nan_to_num()
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    allowed = 4 * eps * (1 + theirs * q.shape[-1])
-    if bool((apart <= allowed).all()):
+    tolerance = 4 * eps * (1 + theirs * q.shape[-1])
+    if bool((difference <= tolerance).all()):
         return None
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
-    allowed += 4 * eps * theirs * size
-    return None if bool((apart <= allowed).all()) else float(apart.amax())
+    tolerance += 4 * eps * theirs * size
+    return None if bool((difference <= tolerance).all()) else float(difference.amax())
 
 
 def compute_weights(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.distributed_tensors import is_distributed, take_local_heads
+from regard.observe.interception.distributed_tensors import take_local_heads
 from regard.observe.interception.flex import infer_block_mask
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.provenance import has_separate_sources, is_distributed
 from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule, infer_once
 from regard.observe.mask_inference import InferredRule, infer_rule_with_bias
 
@@ -41,8 +41,8 @@ def build_patches() -> list[AttributePatch]:
     get = general.get
 
     def get_or_default(self: Any, key: str, default: Any = None) -> Any:
-        found = get(self, key, default)
-        return wrap_function(found, key) if isinstance(self, interface) and found is not None else found
+        function = get(self, key, default)
+        return wrap_function(function, key) if isinstance(self, interface) and function is not None else function
 
     def get_item(self: Any, key: str) -> Callable[..., Any]:
         return wrap_function(item(self, key), key)
@@ -96,19 +96,19 @@ def intercept_registry(
     run = partial(function, module, query, key, value, attention_mask, *args, **kwargs)
     if "flash" not in implementation and is_paged(implementation, kwargs):
         return run()  # it gathers the pages and calls a kernel that is intercepted itself
-    asked = partial(read_call, run, implementation, module, query, key, value, attention_mask, kwargs)
-    return dispatch_call(f"attention registry: {implementation}", run, asked)
+    read = partial(read_call, run, implementation, module, query, key, value, attention_mask, kwargs)
+    return dispatch_call(f"attention registry: {implementation}", run, read)
 
 
-def is_paged(implementation: str, given: dict[str, Any]) -> bool:
+def is_paged(implementation: str, options: dict[str, Any]) -> bool:
     """Return whether keys and values lie in pages of a cache, which only the called function can read."""
-    return given.get("cache") is not None or implementation.startswith("paged")
+    return options.get("cache") is not None or implementation.startswith("paged")
 
 
 def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[AttentionCall, CallAdapter]:
     """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
     call = build_call(implementation, *asked)
-    if is_distributed(*asked[1:4]):
+    if any(map(is_distributed, asked[1:4])):
         return call, CallAdapter(run)
     adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
@@ -121,30 +121,31 @@ def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple
 
 
 def build_call(
-    implementation: str, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: dict[str, Any]
+    implementation: str, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
 ) -> AttentionCall:
     """Read the call. Raises UnreadableError if its keys or its mask are of an unknown kind."""
-    if is_paged(implementation, given):
+    if is_paged(implementation, options):
         raise UnreadableError(PAGES)
     sources = has_separate_sources(STATE.frames, query, key)
-    if is_distributed(query, key, value):
-        query, key, value, mask = take_local_heads(query, key, value, mask)
+    note = ""
+    if any(map(is_distributed, (query, key, value))):
+        query, key, value, mask, note = take_local_heads(query, key, value, mask)
     q, k, v = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     if not q.shape[0] == k.shape[0] == v.shape[0]:  # a batch of 1 broadcasts
         b = max(q.shape[0], k.shape[0])
         q, k, v = (x.expand(b, *x.shape[1:]) for x in (q, k, v))
-    causal = given.get("is_causal")
+    causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal) and q.shape[2] > 1
     room = 0
     if "flash" in implementation:
-        rule, offset, bias = *infer_flash_rule(q, k, mask, causal, given), None
+        rule, offset, bias = *infer_flash_rule(q, k, mask, causal, options), None
     else:
         causal = causal and mask is None and implementation not in MASKED
         if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: further keys are unwritten slots of a cache
             room = k.shape[2] - q.shape[2]
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
-        rule, offset, bias = infer_mask(mask, causal, given.get("position_bias"), q, k)
-    scale, sinks = given.get("scaling"), given.get("s_aux")
+        rule, offset, bias = infer_mask(mask, causal, options.get("position_bias"), q, k)
+    scale, sinks = options.get("scaling"), options.get("s_aux")
     return AttentionCall(
         kernel=f"attention registry: {implementation}",
         q=q,
@@ -152,14 +153,15 @@ def build_call(
         v=v,
         mask=rule,
         scale=None if scale is None else float(scale),
-        softcap=given.get("softcap"),
+        softcap=options.get("softcap"),
         bias=bias,
         sinks=None if sinks is None else unwrap_tensor(sinks).reshape(-1),
         offset=offset,
-        dropout=float(given.get("dropout") or 0.0),
+        dropout=float(options.get("dropout") or 0.0),
         module=module,
         unwritten_keys=room,
         has_separate_sources=sources,
+        note=note,
     )
 
 
@@ -180,28 +182,28 @@ def infer_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tenso
     return (Causal() if causal else EVERYTHING, 0, None) if mask is None else infer_mask_rule(mask, q, k)
 
 
-def infer_flash_rule(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dict[str, Any]) -> tuple[Mask, int]:
+def infer_flash_rule(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, options: dict[str, Any]) -> tuple[Mask, int]:
     """Return the rule and offset of a call of the flash-attention package.
 
     Its rule is aligned to the last key, its mask (b, k) is True for real keys, and `cu_seq_lens_k` holds the ends of documents.
     """
     offset = k.shape[2] - q.shape[2]
     rule: Mask = Causal() if causal else EVERYTHING
-    window = given.get("sliding_window")
+    window = options.get("sliding_window")
     if window is not None and k.shape[2] > window:
         rule &= Window(window - 1, 0 if causal else window - 1)
     if mask is not None:
         rule &= Given.from_shared_table(mask[:, None, None, -k.shape[2] :].to(torch.bool, copy=True))
-    ends = given.get("cu_seq_lens_k")
+    ends = options.get("cu_seq_lens_k")
     if ends is not None and q.shape[2] == k.shape[2]:
         rule &= Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(k.shape[2], device=ends.device), right=True))
     return rule, offset
 
 
-def should_return_attentions(given: dict[str, Any]) -> bool:
+def should_return_attentions(options: dict[str, Any]) -> bool:
     """Return whether the forward should return attentions: by its own argument, or by transformers' output capturing."""
-    if given.get("output_attentions"):
+    if options.get("output_attentions"):
         return True
     capturing = sys.modules.get(CAPTURING)
-    collected = capturing._active_collector.get() if capturing is not None else None
-    return any("attentions" in key for key in collected) if collected else False
+    captured_outputs = capturing._active_collector.get() if capturing is not None else None
+    return any("attentions" in key for key in captured_outputs) if captured_outputs else False

@@ -94,10 +94,10 @@ def label_einsum(equation: str, a: Tensor, b: Tensor) -> LabelledProduct | None:
     first, second = (label_term(term, x.dim()) for term, x in zip(terms, (a, b), strict=True))
     if len(set(first)) < len(first) or len(set(second)) < len(second):
         return None
-    hidden = sorted({label for label in (*first, *second) if isinstance(label, int)})
+    ellipsis_labels = sorted({label for label in (*first, *second) if isinstance(label, int)})
     result: Labels = []
     for part in right.replace("...", " ").partition(" "):
-        result += hidden if part == " " else list(part)
+        result += ellipsis_labels if part == " " else list(part)
     return LabelledProduct((a, b), (first, second), result)
 
 

@@ -95,16 +95,16 @@ def switch_interception(fast: bool) -> Iterator[None]:
     before, STATE.is_in_fast_path = STATE.is_in_fast_path, fast
     try:
         if fast:
-            taken = pop_mode()
+            was_on_top = pop_mode()
             with TORCH_PATCHES:
                 yield
         else:
-            taken = False
+            was_on_top = False
             push(STATE.mode)
             yield
     finally:
         STATE.is_in_fast_path = before
-        if fast and taken:
+        if fast and was_on_top:
             push(STATE.mode)
         elif not fast:
             pop_mode()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.observe.interception.entry_sources import FRACTION, find_sources, select_form
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.provenance import is_in_place, list_entries
+from regard.observe.interception.provenance import is_distributed, is_in_place, list_entries
 from regard.observe.interception.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm
 from regard.observe.interception.tensor_axes import AxisTable, Dims
 from regard.observe.interception.traces import MovedEntries, Trace, Traced, TraceKind, Traces, is_followable
@@ -26,9 +26,9 @@ def is_replayed(name: str) -> bool:
     return strip_affixes(name) in REPLAYED or name in REPLAYED
 
 
-def fills_followed(name: str, args: Any, traced: list[Traced]) -> bool:
+def fills_followed(name: str, args: Any, arguments: list[Traced]) -> bool:
     """Return whether a function writes into a followed tensor whose axes are known, which moves none of its entries."""
-    return name == "__setitem__" and any(x is args[0] and trace.dims is not None for x, trace in traced)
+    return name == "__setitem__" and any(x is args[0] and trace.dims is not None for x, trace in arguments)
 
 
 def follow_places(
@@ -44,17 +44,17 @@ def follow_places(
     places: dict[int, Tensor | None] = {id(x): trace.moved.places for x, trace in traced if trace.moved is not None}
     is_owner = is_in_place(name)
     owns = is_owner and traced[0][0] is args[0] and traced[0][1].moved is not None and traced[0][1].moved.is_owned
-    made = replay_function(func, name, args, kwargs, places, copies=not owns, fills=True)
-    dropped = [trace for _, trace in traced if trace.undropped is not None]
+    new_places = replay_function(func, name, args, kwargs, places, copies=not owns, fills=True)
+    dropout_traces = [trace for _, trace in traced if trace.undropped is not None]
     undropped = []
-    if dropped:
-        kept = {id(x): trace.undropped[0] if trace.undropped is not None else x.detach() for x, trace in traced}
-        undropped = replay_function(func, name, args, kwargs, kept, copies=True, fills=False)
+    if dropout_traces:
+        undropped_weights = {id(x): trace.undropped[0] if trace.undropped is not None else x.detach() for x, trace in traced}
+        undropped = replay_function(func, name, args, kwargs, undropped_weights, copies=True, fills=False)
     for n, (y, trace) in enumerate(followed):
-        if len(made) != len(followed) or made[n].shape != y.shape:
+        if len(new_places) != len(followed) or new_places[n].shape != y.shape:
             return
         before = (undropped[n], None) if len(undropped) == len(followed) else None
-        moved = MovedEntries(made[n], *base, is_owned=is_owner)
+        moved = MovedEntries(new_places[n], *base, is_owned=is_owner)
         traces.put(y, trace._replace(dims=None, form=None, undropped=before, moved=moved))
 
 
@@ -63,7 +63,9 @@ def find_base(traces: Traces, traced: list[Traced]) -> tuple[Dims, ScoreForm | N
 
     A tensor without places becomes a base of its own.
     """
-    found: list[MovedEntries] = []
+    if any(is_distributed(x) for x, _ in traced):
+        return None  # places are of one rank
+    entries: list[MovedEntries] = []
     for n, (x, trace) in enumerate(traced):
         if trace.moved is None and x.numel() <= MAX_PLACES:
             if trace.dims is None:
@@ -75,14 +77,14 @@ def find_base(traces: Traces, traced: list[Traced]) -> tuple[Dims, ScoreForm | N
         moved = traced[n][1].moved
         if moved is None:
             return None
-        found.append(moved)
-    first, alike = found[0], {(trace.kind, trace.function) for _, trace in traced}
-    same = all(one.form is first.form and one.dims == first.dims for one in found)
+        entries.append(moved)
+    first, alike = entries[0], {(trace.kind, trace.function) for _, trace in traced}
+    same = all(one.form is first.form and one.dims == first.dims for one in entries)
     return (first.dims, first.form) if same and len(alike) == 1 else None
 
 
 def replay_function(
-    func: Any, name: str, args: Any, kwargs: Any, given: dict[int, Any], copies: bool, fills: bool
+    func: Any, name: str, args: Any, kwargs: Any, substitutes: dict[int, Any], copies: bool, fills: bool
 ) -> list[Tensor]:
     """Return the results of a function on other tensors in the place of those given by id; none if it fails.
 
@@ -91,7 +93,7 @@ def replay_function(
 
     def substitute(x: Any, is_written: bool = False) -> Any:
         if isinstance(x, Tensor):
-            other = given.get(id(x))
+            other = substitutes.get(id(x))
             if other is None:
                 other = x.new_full((), torch.nan, dtype=torch.float64).expand(x.shape) if fills and x.is_floating_point() else x
             return other.clone() if is_written and copies else other
@@ -101,12 +103,12 @@ def replay_function(
 
     is_written = is_in_place(name)
     try:
-        taken = [substitute(x, is_written and n == 0) for n, x in enumerate(args)]
-        made = func(*taken, **{key: substitute(x) for key, x in kwargs.items()})
+        arguments = [substitute(x, is_written and n == 0) for n, x in enumerate(args)]
+        output = func(*arguments, **{key: substitute(x) for key, x in kwargs.items()})
     except (RuntimeError, TypeError, ValueError, IndexError):
         return []
-    made = taken[0] if made is None else made
-    return [y.detach() for y in ([made] if isinstance(made, Tensor) else list_entries(made)) if is_followable(y)]
+    output = arguments[0] if output is None else output
+    return [y.detach() for y in ([output] if isinstance(output, Tensor) else list_entries(output)) if is_followable(y)]
 
 
 def keep_places(trace: Trace, name: str, args: Any, kwargs: Any, x: Tensor, results: list[Tensor]) -> MovedEntries | None:
@@ -127,13 +129,13 @@ def keep_places(trace: Trace, name: str, args: Any, kwargs: Any, x: Tensor, resu
 
 def settle_all(traces: Traces, traced: list[Traced]) -> list[Traced]:
     """Return followed tensors with axes and forms that come from their places; without places, with axes of their own."""
-    settled = []
+    traces_with_axes = []
     for x, trace in traced:
         if trace.dims is None:
             trace = settle_trace(traces.table, x, trace)
             traces.put(x, trace)
-        settled.append((x, trace))
-    return settled
+        traces_with_axes.append((x, trace))
+    return traces_with_axes
 
 
 def settle_trace(table: AxisTable, x: Tensor, trace: Trace) -> Trace:
@@ -141,9 +143,9 @@ def settle_trace(table: AxisTable, x: Tensor, trace: Trace) -> Trace:
     sources = None if trace.moved is None else find_sources(table, trace.moved)
     if trace.moved is None or sources is None:
         return trace._replace(dims=table.add_dims(x.shape), form=None, keys=None, undropped=None, moved=None)
-    found, fixed = sources
-    dims = tuple(one.axes if one.is_whole else table.add_axis(n) for one, n in zip(found, x.shape, strict=True))
-    form = select_form(table, trace.moved.form, found, fixed, dims)
+    dim_sources, fixed = sources
+    dims = tuple(one.axes if one.is_whole else table.add_axis(n) for one, n in zip(dim_sources, x.shape, strict=True))
+    form = select_form(table, trace.moved.form, dim_sources, fixed, dims)
     keys = trace.keys
     if keys is not None and not set(table.expand_axes(keys)) <= {axis for axes in dims for axis in axes}:
         keys = None

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_queries, split_heads
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.score_formula import resolve_form
 from regard.observe.interception.tensor_axes import AxisTable, Dims
 from regard.observe.interception.traces import PickedKeys, Trace
@@ -24,7 +24,7 @@ def is_picked(weights: Trace, table: AxisTable, values: Dims) -> bool:
 
 
 def build_picked_call(
-    weights: Trace, table: AxisTable, tensor: Tensor, axes: Dims, value: Tensor, own: Dims, kernel: str
+    weights: Trace, table: AxisTable, groups: Groups, tensor: Tensor, axes: Dims, value: Tensor, own: Dims, kernel: str
 ) -> tuple[AttentionCall, Tensor]:
     """Return the call of picked keys, whose mask is what was picked, and its weights (b, h, q, k).
 
@@ -33,19 +33,18 @@ def build_picked_call(
     """
     picked = weights.picked
     assert picked is not None
-    groups = find_picked_groups(picked, table, own)
     four = (groups.batch, groups.heads, groups.queries, picked.places)
-    chosen = table.arrange(tensor, axes, four)
-    index = table.arrange(picked.indices, picked.dims, four).expand(chosen.shape)
-    gathered = table.arrange(unwrap_tensor(value.detach()), own, (*four, groups.width))
-    gathered = gathered.expand(*chosen.shape, -1)
+    weights_of_picked = table.arrange(tensor, axes, four)
+    index = table.arrange(picked.indices, picked.dims, four).expand(weights_of_picked.shape)
+    values_of_picked = table.arrange(value.detach(), own, (*four, groups.width))
+    values_of_picked = values_of_picked.expand(*weights_of_picked.shape, -1)
     keys = math.prod(table.get_sizes(table.expand_axes(groups.keys)))
-    flat, where = gathered.flatten(2, 3), index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, gathered.shape[4])
+    flat, where = values_of_picked.flatten(2, 3), index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, values_of_picked.shape[4])
     v = flat.new_zeros(*flat.shape[:2], keys, flat.shape[3]).scatter_(2, where, flat)
     if not torch.equal(v.gather(2, where).nan_to_num(), flat.nan_to_num()):
         raise UnreadableError("its keys have values that differ from query to query")
-    whole = chosen.new_zeros(*chosen.shape[:3], keys)
-    seen = whole.scatter(3, index, chosen)
+    whole = weights_of_picked.new_zeros(*weights_of_picked.shape[:3], keys)
+    matrix = whole.scatter(3, index, weights_of_picked)
     mask = whole.bool().scatter_(3, index, torch.ones_like(index, dtype=torch.bool))
     call = resolve_form(picked.form, table, groups, kernel, v)
     queries, places = (torch.arange(n, device=mask.device) for n in mask.shape[2:])
@@ -54,7 +53,7 @@ def build_picked_call(
         f"it is {describe_choice(weights.changes)} attention: which keys each query chose is stored as a table, "
         f"{mask.nbytes:,} bytes; values of keys that none chose are 0"
     )
-    return replace(call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False), seen
+    return replace(call, mask=Given.from_shared_table(mask), offset=0, note=note, can_use_cache=False), matrix
 
 
 def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Groups:
@@ -66,6 +65,6 @@ def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Group
     dims = table.expand_dims(picked.form.dims)
     batch = [tuple(axis for axis in axes if axis not in {*queries, *keys}) for axes in dims]
     before, heads = split_heads(table, [axes for axes in batch if axes])
-    known = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
-    width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in known)
+    axes_of_scores = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
+    width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in axes_of_scores)
     return Groups(before, heads, queries, keys, width)

@@ -102,61 +102,71 @@ class ModuleFrame:
             find_tensors((*args, *kwargs.values()), {}) if name in NESTED else find_tensors(args, kwargs) if kwargs else args
         )
         tensors = [x for x in values if isinstance(x, Tensor)]
-        given = [*map(weakref.ref, tensors)]
-        sizes = [x.numel() if has_own_data(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
+        inputs = [*map(weakref.ref, tensors)]
+        sizes = [x.numel() if is_readable(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
         results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
-        made = [*map(weakref.ref, results)]
+        outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
-            made += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, given, sizes, made))
+            outputs += [weakref.ref(y._base) for y in results if y._base is not None]
+        self.noted.append(Operation(name, child, inputs, sizes, outputs))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
-        for noted in self.noted:
-            self.resolve_operation(*noted)
+        for operation in self.noted:
+            self.resolve_operation(*operation)
         self.settled += self.noted
         self.noted.clear()
 
     def resolve_operation(
-        self, name: str, child: bool, given: "list[weakref.ref[Tensor]]", sizes: list[int], results: "list[weakref.ref[Tensor]]"
+        self,
+        name: str,
+        child: bool,
+        inputs: "list[weakref.ref[Tensor]]",
+        sizes: list[int],
+        results: "list[weakref.ref[Tensor]]",
     ) -> None:
         """Compute the sources of an operation's results: those of the largest argument, or of all that it joins.
 
         In a product, what the module was called with comes before larger tensors from elsewhere: they may be weights.
         """
         joins, projects = name in JOINS, name in PROJECTS
-        sources, projected, is_passed, most = NOTHING, child or projects, False, (False, -1)
-        for x, size in zip(given, sizes, strict=False):
-            made = self.made.get(id(x)) or self.add_source(x)
-            rank = projects and made.is_passed, size
-            if made.sources and joins:
-                sources, projected = sources | made.sources, projected or made.projected
-                is_passed = is_passed or made.is_passed
-            elif made.sources and rank > most:
-                sources, projected, is_passed, most = made.sources, child or projects or made.projected, made.is_passed, rank
+        sources, is_projected, is_passed, most = NOTHING, child or projects, False, (False, -1)
+        for x, size in zip(inputs, sizes, strict=False):
+            source = self.made.get(id(x)) or self.add_source(x)
+            rank = projects and source.is_passed, size
+            if source.sources and joins:
+                sources, is_projected = sources | source.sources, is_projected or source.projected
+                is_passed = is_passed or source.is_passed
+            elif source.sources and rank > most:
+                sources, is_projected, is_passed, most = (
+                    source.sources,
+                    child or projects or source.projected,
+                    source.is_passed,
+                    rank,
+                )
         for y in results:
-            self.made[id(y)] = TensorSources(y, sources, projected, is_passed)
+            self.made[id(y)] = TensorSources(y, sources, is_projected, is_passed)
 
     def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
         """Register a tensor from outside the frame as its own source; a parameter has none."""
         tensor = x()
         is_passed = any(tensor is one for one in self.input_tensors)
         sources = NOTHING if isinstance(tensor, nn.Parameter) else frozenset((next(SERIAL),))
-        self.made[id(x)] = made = TensorSources(x, sources, is_passed=is_passed)
-        return made
+        self.made[id(x)] = source = TensorSources(x, sources, is_passed=is_passed)
+        return source
 
     def infer_contents(self, maker: Operation) -> int:
         """Return what the result of an operation holds.
 
         It is what the largest argument holds, or the maximum over all arguments that were joined or multiplied.
         """
-        name, child, given, sizes, _ = maker
-        if name in FRESH or not (given or child):
+        name, child, inputs, sizes, _ = maker
+        if name in FRESH or not (inputs or child):
             return CONSTANT
-        holds = [*map(self.get_contents, given)]
+        holds = [*map(self.get_contents, inputs)]
         if child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION):
             return max([LEARNED if child or max(holds) else CONSTANT, *holds])
-        if name in PICKS and is_stack_of_matrices(given[0]):
+        if name in PICKS and is_stack_of_matrices(inputs[0]):
             return WEIGHT
         if name in PICKS or name in JOINS or is_in_place(name):
             return max(holds)
@@ -174,17 +184,19 @@ class ModuleFrame:
     def find_input(self, sources: frozenset[int]) -> Tensor | None:
         """Return the tensor from outside the frame that is the first of some sources; None if it is gone."""
         first = frozenset((min(sources),)) if sources else None
-        return next((x for made in self.made.values() if made.sources == first and (x := made.tensor()) is not None), None)
+        return next(
+            (x for source in self.made.values() if source.sources == first and (x := source.tensor()) is not None), None
+        )
 
 
 def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
-    found = [x for x in args if isinstance(x, Tensor)]
-    if len(found) < len(args):
-        found += [x for arg in args for x in list_entries(arg) if isinstance(x, Tensor)]
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if len(tensors) < len(args):
+        tensors += [x for arg in args for x in list_entries(arg) if isinstance(x, Tensor)]
     if kwargs:
-        found += [x for x in kwargs.values() if isinstance(x, Tensor)]
-    return found
+        tensors += [x for x in kwargs.values() if isinstance(x, Tensor)]
+    return tensors
 
 
 @cache
@@ -215,6 +227,16 @@ def has_own_data(x: Tensor) -> bool:
     return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
+def is_distributed(x: Any) -> bool:
+    """Return whether a value is a DTensor, whose class is not imported here."""
+    return type(x).__name__ == "DTensor"
+
+
+def is_readable(x: Tensor) -> bool:
+    """Return whether a tensor has numbers on this rank: all of its own, or those of its part if it is a DTensor."""
+    return has_own_data(x) or is_distributed(x)
+
+
 def has_separate_sources(frames: list[ModuleFrame], query: TensorOrRef, key: TensorOrRef) -> bool | None:
     """Return whether queries and keys were projected from different tensors; None if that was not observed.
 
@@ -222,18 +244,18 @@ def has_separate_sources(frames: list[ModuleFrame], query: TensorOrRef, key: Ten
     """
     q: TensorOrRef | None = query
     k: TensorOrRef | None = key
-    done = [False, False]
+    are_projected = [False, False]
     for n, frame in enumerate(reversed(frames[-4:])):
         one, other = (None, None) if q is None or k is None else (frame.find_sources(q), frame.find_sources(k))
         if one is None or other is None:
             continue
         if one.sources & other.sources:
             return False
-        done = [done[0] or one.projected, done[1] or other.projected]
+        are_projected = [are_projected[0] or one.projected, are_projected[1] or other.projected]
         outer_q, outer_k = frame.find_input(one.sources), frame.find_input(other.sources)
-        if all(done):
-            around = frames[-n - 2] if len(frames) > n + 1 else None
-            is_apart = around is None or not has_common_source(around, outer_q, outer_k)
+        if all(are_projected):
+            outer_frame = frames[-n - 2] if len(frames) > n + 1 else None
+            is_apart = outer_frame is None or not has_common_source(outer_frame, outer_q, outer_k)
             return is_apart if one.sources | other.sources else None
         q, k = outer_q, outer_k
     return None

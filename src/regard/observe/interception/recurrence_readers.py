@@ -51,21 +51,21 @@ class RecurrenceReader:
 # RG-LRU: each channel is a head (De et al. 2024)
 
 
-def read_gated_unit(given: Given, result: Any) -> RecurrenceFactors:
+def read_gated_unit(arguments: Given, result: Any) -> RecurrenceFactors:
     """Read a linear scan: hidden_states, recurrent_gate (b, t, c), reset (b, t, 1)."""
-    gate = (given["recurrent_gate"] * ~given["reset"]).transpose(1, 2).unsqueeze(-1)
+    gate = (arguments["recurrent_gate"] * ~arguments["reset"]).transpose(1, 2).unsqueeze(-1)
     output, state = result
-    values, outputs = (x.transpose(1, 2).unsqueeze(-1) for x in (given["hidden_states"], output))
+    values, outputs = (x.transpose(1, 2).unsqueeze(-1) for x in (arguments["hidden_states"], output))
     return RecurrenceFactors(LinearRecurrence(decay=gate.float().log()), values, outputs, sample_state(state))
 
 
 # Short convolutions: each channel is a head
 
 
-def read_convolution(given: Given, result: Any) -> RecurrenceFactors:
+def read_convolution(arguments: Given, result: Any) -> RecurrenceFactors:
     """Read a causal convolution: hidden_states (b, c, t), with earlier tokens before the new ones; weight (c, w), bias (c,)."""
-    weight, bias, new = given["weight"], given["bias"], count_new_tokens(given)
-    values, outputs = (x[..., -new:].unsqueeze(-1) for x in (given["hidden_states"], result))
+    weight, bias, new = arguments["weight"], arguments["bias"], count_new_tokens(arguments)
+    values, outputs = (x[..., -new:].unsqueeze(-1) for x in (arguments["hidden_states"], result))
     mechanism = Convolution(
         kernel=weight.unsqueeze(0),
         bias=None if bias is None else bias.unsqueeze(0),
@@ -73,28 +73,28 @@ def read_convolution(given: Given, result: Any) -> RecurrenceFactors:
         length=new,
     )
     width = weight.shape[1] - 1
-    seen = given["hidden_states"] if given.get("conv_state") is None else given["conv_state"]
+    seen = arguments["hidden_states"] if arguments.get("conv_state") is None else arguments["conv_state"]
     return RecurrenceFactors(mechanism, values, outputs, sample_state(F.pad(seen, (width, 0))[..., -width:]))
 
 
-def read_convolution_state(given: Given) -> Tensor | None:
+def read_convolution_state(arguments: Given) -> Tensor | None:
     """Return the tokens before the new ones that a convolution sees. Raises UnreadableError for one with an activation."""
-    width = given["weight"].shape[1] - 1
-    known = given.get("conv_state")
-    earlier = given["hidden_states"][..., : -count_new_tokens(given)] if known is None else known
+    width = arguments["weight"].shape[1] - 1
+    known = arguments.get("conv_state")
+    earlier = arguments["hidden_states"][..., : -count_new_tokens(arguments)] if known is None else known
     return sample_state(F.pad(earlier, (width, 0))[..., -width:])
 
 
-def count_new_tokens(given: Given) -> int:
+def count_new_tokens(arguments: Given) -> int:
     """Return the number of tokens that the running module was given; a convolution may also be given earlier ones."""
     frame = STATE.frames[-1]
     tokens = next((x for x in (*frame.args, *frame.kwargs.values()) if isinstance(x, Tensor)), None)
-    return given["hidden_states"].shape[2] if tokens is None else int(tokens.shape[1])
+    return arguments["hidden_states"].shape[2] if tokens is None else int(tokens.shape[1])
 
 
-def read_gated_unit_state(given: Given) -> Tensor | None:
+def read_gated_unit_state(arguments: Given) -> Tensor | None:
     """Return a sample of the state that an RG-LRU continues; None if every row is reset at its first token."""
-    return None if given["reset"][:, 0].all() else sample_state(given["recurrent_states"])
+    return None if arguments["reset"][:, 0].all() else sample_state(arguments["recurrent_states"])
 
 
 CONVOLUTION = RecurrenceReader(

@@ -101,18 +101,18 @@ def intercept_recurrence(run: "partial[Any]", signature: inspect.Signature, read
     """Run a recurrence and pass it to the watchers; if its arguments cannot be read, it is reported as missed."""
     try:
         with disable_modes():
-            given = bind_arguments(signature, run)
-            is_layer = reader.can_read(given)
-            initial = reader.read_state(given) if is_layer else None
+            arguments = bind_arguments(signature, run)
+            is_layer = reader.can_read(arguments)
+            initial = reader.read_state(arguments) if is_layer else None
     except Exception as error:  # an unreadable call must not stop the model
         result = run()
         report_missed(kernel, explain_error(error))
         return result
     if not is_layer:
         return run()
-    with InterceptionPause(), reader.capture(given):
+    with InterceptionPause(), reader.capture(arguments):
         result = run()
-        dispatch_recurrence(RecurrenceCall(kernel, initial, partial(reader.read, given, result)))
+        dispatch_recurrence(RecurrenceCall(kernel, initial, partial(reader.read, arguments, result)))
     return result
 
 
@@ -120,11 +120,11 @@ def bind_arguments(signature: inspect.Signature, run: "partial[Any]") -> dict[st
     """Return the arguments of a call by name, with defaults, and those of **kwargs among them."""
     bound = signature.bind(*run.args, **run.keywords)
     bound.apply_defaults()
-    given = dict(bound.arguments)
+    bound_arguments = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            given.update(given.pop(name))
-    return given
+            bound_arguments.update(bound_arguments.pop(name))
+    return bound_arguments
 
 
 @lru_cache(CLASSES)

@@ -42,8 +42,8 @@ def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
     """Return the arguments of an operation that hold tokens, with their numbers of entries."""
-    given = zip(maker.given, maker.sizes, strict=False)
-    return [(one, size) for one, size in given if frame.find_contents(one) >= LEARNED]
+    inputs = zip(maker.given, maker.sizes, strict=False)
+    return [(one, size) for one, size in inputs if frame.find_contents(one) >= LEARNED]
 
 
 def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: int, last: int) -> bool:
@@ -72,13 +72,13 @@ def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> boo
     return bool(find_scores(frames, weights) & find_ancestors(frames, values))
 
 
-def is_residual(frames: list[ModuleFrame], x: Tensor, made: Tensor) -> bool:
+def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
     """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection.
 
     A bias of scores (b, h, q, k) that earlier layers shared is one of their ancestors too, but not within the running module.
     """
-    inside = frames[-1:] if made.dim() > 3 else frames
-    return x.shape == made.shape and id(weakref.ref(x)) in find_ancestors(inside, made)
+    inner_frames = frames[-1:] if result.dim() > 3 else frames
+    return x.shape == result.shape and id(weakref.ref(x)) in find_ancestors(inner_frames, result)
 
 
 def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
@@ -87,44 +87,44 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
     The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
     topk's.
     """
-    waiting, found = [(weakref.ref(weights), weights.numel())], set[int]()
+    queue, ids = [(weakref.ref(weights), weights.numel())], set[int]()
     for frame in reversed(frames):
-        outside = []
-        seen = set[int]()
-        while waiting and len(found) < MAX_VISITED:
-            one, size = waiting.pop()
-            if id(one) in seen:
+        outer_tensors = []
+        visited = set[int]()
+        while queue and len(ids) < MAX_VISITED:
+            one, size = queue.pop()
+            if id(one) in visited:
                 continue
-            seen.add(id(one))
-            found.add(id(one))
+            visited.add(id(one))
+            ids.add(id(one))
             makers = frame.find_makers(one)
             if not makers:
-                outside.append((one, size))
+                outer_tensors.append((one, size))
             for maker in makers:
                 if maker.child or maker.name in CHOOSES:
-                    found |= {id(other) for other in maker.results}
+                    ids |= {id(other) for other in maker.results}
                 if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
-                    given = zip(maker.given, maker.sizes, strict=False)  # a larger tensor also holds something else
-                    waiting += [(other, n) for other, n in given if n <= size and id(other) not in seen]
-        waiting = outside
-    return found
+                    inputs = zip(maker.given, maker.sizes, strict=False)  # a larger tensor also holds something else
+                    queue += [(other, n) for other, n in inputs if n <= size and id(other) not in visited]
+        queue = outer_tensors
+    return ids
 
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     """Return the ids of all tensors that a tensor was made from, in the running frames."""
-    waiting, found = [weakref.ref(x)], set[int]()
+    queue, ids = [weakref.ref(x)], set[int]()
     for frame in reversed(frames):
-        outside = []
-        seen = set[int]()
-        while waiting and len(found) < MAX_VISITED:
-            one = waiting.pop()
-            if id(one) in seen:
+        outer_tensors = []
+        visited = set[int]()
+        while queue and len(ids) < MAX_VISITED:
+            one = queue.pop()
+            if id(one) in visited:
                 continue
-            seen.add(id(one))
+            visited.add(id(one))
             makers = frame.find_makers(one)
-            found.add(id(one))
+            ids.add(id(one))
             if not makers:
-                outside.append(one)
-            waiting += [other for maker in makers for other in maker.given if id(other) not in seen]
-        waiting = outside
-    return found
+                outer_tensors.append(one)
+            queue += [other for maker in makers for other in maker.given if id(other) not in visited]
+        queue = outer_tensors
+    return ids

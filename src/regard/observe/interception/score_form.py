@@ -80,14 +80,16 @@ def find_shared_axes(product: LabelledProduct, dims: Dims) -> Axes:
     """Return the axes of scores that one operand broadcasts, or lacks where the other has several and it has one of its own."""
     first, second = product.labels
     axes = dict(zip(product.result, dims, strict=True))
-    found = [label for label in product.result if label in first and label in second and is_broadcast(product, label)]
+    labels_of_shared = [
+        label for label in product.result if label in first and label in second and is_broadcast(product, label)
+    ]
     own = [
         [label for label in product.result if label in one and label not in other]
         for one, other in ((first, second), (second, first))
     ]
     for labels, others in (own, own[::-1]):
-        found += labels[:-1] if len(others) == 1 else []
-    return tuple(axis for label in found for axis in axes[label])
+        labels_of_shared += labels[:-1] if len(others) == 1 else []
+    return tuple(axis for label in labels_of_shared for axis in axes[label])
 
 
 def is_broadcast(product: LabelledProduct, label: Hashable) -> bool:
@@ -159,22 +161,22 @@ def extend_by_arithmetic(
     """Return the form of a sum, difference, product or quotient of scores x and a value; None for another function."""
     core = strip_affixes(name)
     is_first = bool(args) and args[0] is x
-    turned = name.startswith("__r") or not is_first  # the value is on the left
+    is_reversed = name.startswith("__r") or not is_first  # the value is on the left
     operand = value.detach() if isinstance(value, Tensor) else float(value)
     dims = select_dims(value, form.dims) if isinstance(value, Tensor) else ()
     if core in ("mul", "multiply"):
         return None if other is not None else form.add_step(StepKind.MULTIPLY, operand, dims)
     if core in ("div", "divide", "true_divide", "truediv"):
-        if turned or kwargs.get("rounding_mode"):
+        if is_reversed or kwargs.get("rounding_mode"):
             return None
         return form.add_step(StepKind.MULTIPLY, 1 / operand, dims)
     if core not in ("add", "sub", "subtract", "rsub"):
         return None
     amount = float(kwargs.get("alpha", 1))
     if core != "add":
-        turned = turned != (core == "rsub")
+        is_reversed = is_reversed != (core == "rsub")
         amount = -amount
-        if turned:
+        if is_reversed:
             form, amount = form.add_step(StepKind.MULTIPLY, -1.0), -amount
     is_same = other is not None and len(form.dims) == len(other.dims) and table.identify(form.dims, other.dims)
     if other is not None and is_same and is_separable(table, form, other):
@@ -196,17 +198,17 @@ def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
 def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
     """Return the form of scores x with a number written where a table is True; None if it is not a number or a table."""
     if core == "where":
-        given = [*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)]
-        if len(given) != 3:
+        arguments = [*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)]
+        if len(arguments) != 3:
             return None
-        table = given[1] if given[0] is x else given[0]
-        value = given[2] if given[0] is x or given[1] is x else given[1]
-        table = ~table if given[0] is x or given[1] is x else table
+        table = arguments[1] if arguments[0] is x else arguments[0]
+        value = arguments[2] if arguments[0] is x or arguments[1] is x else arguments[1]
+        table = ~table if arguments[0] is x or arguments[1] is x else table
     else:
-        given = [*args[1:], *(kwargs[name] for name in ("mask", "value") if name in kwargs)]
-        if len(given) != 2:
+        arguments = [*args[1:], *(kwargs[name] for name in ("mask", "value") if name in kwargs)]
+        if len(arguments) != 2:
             return None
-        table, value = given
+        table, value = arguments
     if (
         not isinstance(table, Tensor)
         or table.dtype not in (torch.bool, torch.uint8)

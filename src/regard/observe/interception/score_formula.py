@@ -11,7 +11,8 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups
-from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
+from regard.observe.interception.distributed_tensors import take_local
+from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.tensor_axes import AxisTable
@@ -89,10 +90,10 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
     first = is_query_first(form, table, groups)
     query, own = (form.a, a) if first else (form.b, b)
     key, other = (form.b, b) if first else (form.a, a)
-    scored = {axis for axes in table.expand_dims(form.dims) for axis in axes}
-    summed = tuple(axis for axes in own for axis in axes if axis not in scored)
-    q = table.arrange(unwrap_tensor(query), own, (groups.batch, groups.heads, groups.queries, summed))
-    k = table.arrange(unwrap_tensor(key), other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
+    score_axes = {axis for axes in table.expand_dims(form.dims) for axis in axes}
+    summed = tuple(axis for axes in own for axis in axes if axis not in score_axes)
+    q = table.arrange(query, own, (groups.batch, groups.heads, groups.queries, summed))
+    k = table.arrange(key, other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
     heads = math.prod(table.get_sizes(table.expand_axes(groups.heads)))
     q = q.expand(-1, heads, -1, -1)
     parts = ScoreParts()
@@ -113,8 +114,8 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         return
     x = step.operand
     if isinstance(x, Tensor):
-        parts.raw.append(x)
-        x = table.arrange(unwrap_tensor(x), step.dims, groups.matrix)
+        parts.raw.append(take_local(x))
+        x = table.arrange(x, step.dims, groups.matrix)
     if step.kind is StepKind.SINK and isinstance(x, Tensor):
         parts.sinks = x
     elif step.kind is StepKind.TANH:
@@ -142,10 +143,10 @@ def read_sinks(x: Tensor, heads: int) -> Tensor:
 
     Raises UnreadableError if they differ from query to query by more than the rounding of a shift.
     """
-    found = x.mean((0, 2), keepdim=True)
-    if not torch.allclose(x, found.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
+    sinks = x.mean((0, 2), keepdim=True)
+    if not torch.allclose(x, sinks.expand(x.shape), rtol=0, atol=1e3 * torch.finfo(x.dtype).eps):
         raise UnreadableError("its softmax has a column beside those of the keys that differs from query to query")
-    return found.flatten().expand(heads).clone()
+    return sinks.flatten().expand(heads).clone()
 
 
 def multiply_parts(parts: ScoreParts, x: Any) -> None:
@@ -167,9 +168,9 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
     parts.biases = [bias * x for bias in parts.biases]
     parts.shift = x if parts.shift else 0.0  # no number any more
     if x.shape[-1] > 1:
-        turned = x.mT
-        parts.key_factor = turned if parts.key_factor is None else parts.key_factor * turned
-        parts.more = [(q, k * turned) for q, k in parts.more]
+        factor = x.mT
+        parts.key_factor = factor if parts.key_factor is None else parts.key_factor * factor
+        parts.more = [(q, k * factor) for q, k in parts.more]
     else:
         parts.query_factor = x if parts.query_factor is None else parts.query_factor * x
         parts.more = [(q * x, k) for q, k in parts.more]

@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.distributed_tensors import is_distributed, take_local_heads
+from regard.observe.interception.distributed_tensors import take_local_heads
 from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.provenance import has_separate_sources, is_distributed
 from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule
 
 SDPA = F.scaled_dot_product_attention
@@ -43,13 +43,13 @@ def read_call(
 
     Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
     """
-    made_apart = has_separate_sources(STATE.frames, query, key)
-    has_ranks = is_distributed(query, key, value)
+    are_separate = has_separate_sources(STATE.frames, query, key)
+    has_ranks, note = any(map(is_distributed, (query, key, value))), ""
     if has_ranks:
-        query, key, value, attn_mask = take_local_heads(query, key, value, attn_mask)
+        query, key, value, attn_mask, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
-    split = infer_batch_and_heads(query)
-    q, k, v = (add_head_axis(x, query, split) for x in (query, key, value))
+    batch_and_heads = infer_batch_and_heads(query)
+    q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     heads = q.shape[-3] if enable_gqa else torch.broadcast_shapes(q.shape[-3:-2], k.shape[-3:-2], v.shape[-3:-2])[0]
     q = q.expand(*batch, heads, -1, -1)
@@ -60,7 +60,7 @@ def read_call(
     if type(attn_mask).__name__ == "CausalBias":  # torch.nn.attention.bias
         rule = Causal(), (k.shape[2] - q.shape[2] if "LOWER" in attn_mask.variant.name else 0), None
     elif attn_mask is not None:
-        mask = add_head_axis(unwrap_tensor(attn_mask), query, split)
+        mask = add_head_axis(unwrap_tensor(attn_mask), query, batch_and_heads)
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     call = AttentionCall(
@@ -73,9 +73,10 @@ def read_call(
         bias=rule[2],
         offset=rule[1],
         dropout=dropout_p,
-        has_separate_sources=made_apart,
+        has_separate_sources=are_separate,
         is_cross=STATE.is_cross,
         can_use_cache=STATE.is_cross is None,  # nn.MultiheadAttention, which sets it, has no cache
+        note=note,
     )
     four = q.shape[0], heads, q.shape[2], v.shape[3]
     if has_ranks:
@@ -90,17 +91,17 @@ def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:
     """
     if query.dim() == 3:
         n, t = query.shape[:2]
-        around = (one.input_tensors for one in reversed(STATE.frames))
-        given = next((given for given in around if all(unwrap_tensor(x) is not query for x in given)), [])
-        for x in given:
+        inputs = (one.input_tensors for one in reversed(STATE.frames))
+        tensors = next((tensors for tensors in inputs if all(unwrap_tensor(x) is not query for x in tensors)), [])
+        for x in tensors:
             for b, tokens in (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ():
                 if tokens == t and b and n % b == 0:
                     return b, n // b
     return 1, -1
 
 
-def add_head_axis(x: Tensor, query: Tensor, split: tuple[int, int]) -> Tensor:
+def add_head_axis(x: Tensor, query: Tensor, batch_and_heads: tuple[int, int]) -> Tensor:
     """Return x (..., h, t, d) with its axis of heads added, or split off the batch."""
     if x.dim() == 2:
         return x[None]
-    return x.unflatten(0, split if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x
+    return x.unflatten(0, batch_and_heads if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x

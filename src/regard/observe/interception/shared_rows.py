@@ -55,16 +55,18 @@ def log_functions() -> Iterator[Runs]:
 def build_patches() -> list[AttributePatch]:
     """Return the attribute patches for those of the modules that the program has imported."""
     patches: list[AttributePatch] = []
-    for (family, name), read in READERS.items():
+    for (family, name), reader in READERS.items():
         owner = getattr(sys.modules.get(f"{MODELS}.{family}.modeling_{family}"), name, None)
         if owner is not None and "forward" in vars(owner):
             patches.append(
-                (owner, "forward", wrap_method(vars(owner)["forward"], read, f"{family}: one row of weights", log_functions))
+                (owner, "forward", wrap_method(vars(owner)["forward"], reader, f"{family}: one row of weights", log_functions))
             )
     return patches
 
 
-def read_delays(kernel: str, module: Any, given: dict[str, Any], runs: Runs, result: Any) -> tuple[AttentionCall, CallAdapter]:
+def read_delays(
+    kernel: str, module: Any, arguments: dict[str, Any], runs: Runs, result: Any
+) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of Autoformer's attention, whose weights (b, n) are those of n delays (b, n) or, in training, (n,)."""
     weights = runs["softmax"][0][2].detach()
     delays = runs["topk"][0][2][1].expand(weights.shape)
@@ -77,13 +79,15 @@ def read_delays(kernel: str, module: Any, given: dict[str, Any], runs: Runs, res
     matrix = v.new_zeros(b, h, t, t, dtype=weights.dtype)
     matrix.scatter_add_(3, places, weights[rows][..., None, :].expand(places.shape))
     call = build_call(kernel, module, matrix, v, t)
-    call.is_cross = given.get("key_value_states") is not None
+    call.is_cross = arguments.get("key_value_states") is not None
     call.note = "each query sees the values at delays that all queries share, with the weights of the delays"
     check_context(matrix, v, context)
     return call, CallAdapter(lambda: result)
 
 
-def read_tokens(kernel: str, module: Any, given: dict[str, Any], runs: Runs, result: Any) -> tuple[AttentionCall, CallAdapter]:
+def read_tokens(
+    kernel: str, module: Any, arguments: dict[str, Any], runs: Runs, result: Any
+) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of MobileViTV2's attention: weights (b, 1, p, n) of n patches, for each of p pixels in a patch."""
     weights, v = (move_channels(x) for x in (runs["softmax"][0][2].detach(), runs["split"][0][2][1].detach()))
     matrix = weights.mT  # (b p, 1, 1, n): one row for all queries
@@ -100,7 +104,9 @@ def move_channels(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).flatten(0, 1).unsqueeze(1)
 
 
-def read_sum(kernel: str, module: Any, given: dict[str, Any], runs: Runs, result: Any) -> tuple[RecurrenceCall, CallAdapter]:
+def read_sum(
+    kernel: str, module: Any, arguments: dict[str, Any], runs: Runs, result: Any
+) -> tuple[RecurrenceCall, CallAdapter]:
     """Read a call of SwiftFormer's attention: a softmax over one entry, so that its weights (b, n, 1) of n tokens are all 1."""
     weights, product, total = (x.detach() for x in (runs["softmax"][0][2], runs["sum"][0][0][0], runs["sum"][0][2]))
     v, row = (product / weights)[:, None], weights.mT[:, None]
@@ -127,11 +133,11 @@ def build_call(kernel: str, module: Any, matrix: Tensor, v: Tensor, queries: int
 def check_context(matrix: Tensor, v: Tensor, context: Tensor) -> None:
     """Raise UnreadableError if weights (b, h or 1, q or 1, k) times values (b, h, k, e) are not what the module computed."""
     kind = score_dtype(v.dtype)
-    apart = float((matrix.to(kind) @ v.to(kind) - context.to(kind)).abs().amax())
+    difference = float((matrix.to(kind) @ v.to(kind) - context.to(kind)).abs().amax())
     eps = max(torch.finfo(x.dtype).eps for x in (matrix, v, context))
-    allowed = 4 * eps * v.shape[2] * float(matrix.amax()) * float(v.abs().amax())
-    if not apart <= allowed:
-        raise UnreadableError(f"its context differs from that of its weights by {apart:.2g}")
+    tolerance = 4 * eps * v.shape[2] * float(matrix.amax()) * float(v.abs().amax())
+    if not difference <= tolerance:
+        raise UnreadableError(f"its context differs from that of its weights by {difference:.2g}")
 
 
 READERS: dict[tuple[str, str], Callable[..., Any]] = {

@@ -27,7 +27,7 @@ GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_M
 
 def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """Return the modules of a model that cannot attend, by id. `modules` must be ordered from the outermost inwards."""
-    found: dict[int, nn.Module] = {}
+    modules_by_id: dict[int, nn.Module] = {}
     for module in reversed(list(modules)):
         kind: Any = type(module)
         names, own = find_used_attributes(kind), vars(module)
@@ -36,9 +36,11 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         if is_token_mixer(module):  # to be reported if it is not read
             continue
         functions = [own[name] for name in names if name in own and callable(own[name])]
-        if all(part is None or id(part) in found for part in module._modules.values()) and all(map(is_trusted, functions)):
-            found[id(module)] = module
-    return found
+        if all(part is None or id(part) in modules_by_id for part in module._modules.values()) and all(
+            map(is_trusted, functions)
+        ):
+            modules_by_id[id(module)] = module
+    return modules_by_id
 
 
 @lru_cache(KINDS)
@@ -47,9 +49,9 @@ def find_used_attributes(kind: Any) -> frozenset[str] | None:
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
         return None
     attributes: set[str] = set()
-    waiting, read = [kind.forward], set[Any]()
-    while waiting:
-        function = waiting.pop()
+    queue, read = [kind.forward], set[Any]()
+    while queue:
+        function = queue.pop()
         if not isinstance(function, FunctionType) or function.__closure__:
             return None
         read.add(function)
@@ -67,7 +69,7 @@ def find_used_attributes(kind: Any) -> frozenset[str] | None:
                 if called is None or called is vars(nn.Module).get(name):
                     continue
             if isinstance(called, FunctionType) and not is_trusted(called):
-                waiting += [called] if called not in read else []
+                queue += [called] if called not in read else []
             elif not is_trusted(called):
                 return None
     return frozenset(attributes)

@@ -1,13 +1,15 @@
 """Axes of followed tensors: which axes of a product each dimension holds, through views, permutations and broadcasts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.distributed_tensors import RankSplit
+from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
 
 Axes = tuple[int, ...]  # numbers of axes, outermost first; an axis of size 1 is left out
 Dims = tuple[Axes, ...]  # the axes that each dimension of a tensor holds
@@ -19,6 +21,7 @@ class AxisTable:
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
         self.parts: dict[int, Axes] = {}  # outer and inner part of a split axis, or the axis that one is the same as
+        self.rank_split: RankSplit | None = None  # of the call that is read, if its tensors are split among ranks
 
     def clear(self) -> None:
         """Forget all axes."""
@@ -39,10 +42,10 @@ class AxisTable:
 
     def expand_axes(self, axes: Axes) -> Axes:
         """Return axes with those that were split replaced by their parts."""
-        found: list[int] = []
+        parts: list[int] = []
         for axis in axes:
-            found += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
-        return tuple(found)
+            parts += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
+        return tuple(parts)
 
     def expand_dims(self, dims: Dims) -> Dims:
         """Return dimensions with axes that were split replaced by their parts."""
@@ -54,23 +57,23 @@ class AxisTable:
 
     def regroup(self, dims: Dims, shape: Sequence[int]) -> Dims | None:
         """Return the axes of a tensor's dimensions after a view to another shape; None if they cannot be told apart."""
-        waiting = [axis for axes in self.expand_dims(dims) for axis in axes]
-        found = []
+        remaining_axes = [axis for axes in self.expand_dims(dims) for axis in axes]
+        new_dims = []
         for size in shape:
             axes: list[int] = []
             while size > 1:
-                if not waiting:
+                if not remaining_axes:
                     return None
-                axis = waiting.pop(0)
+                axis = remaining_axes.pop(0)
                 if size % self.sizes[axis]:
                     if self.sizes[axis] % size:
                         return None
                     axis, inner = self.split_axis(axis, size)
-                    waiting.insert(0, inner)
+                    remaining_axes.insert(0, inner)
                 axes.append(axis)
                 size //= self.sizes[axis]
-            found.append(tuple(axes))
-        return None if waiting else tuple(found)
+            new_dims.append(tuple(axes))
+        return None if remaining_axes else tuple(new_dims)
 
     def split_axis(self, axis: int, outer: int) -> tuple[int, int]:
         """Split an axis into an outer part of a size and an inner part; return both."""
@@ -95,12 +98,24 @@ class AxisTable:
         """
         if len(dims) > len(shape):
             return None
-        found = []
+        new_dims = []
         for axes, size in zip(((),) * (len(shape) - len(dims)) + dims, shape, strict=True):
             if axes and math.prod(self.get_sizes(self.expand_axes(axes))) != size:
                 return None
-            found.append(axes or self.add_axis(size))
-        return tuple(found)
+            new_dims.append(axes or self.add_axis(size))
+        return tuple(new_dims)
+
+    @contextmanager
+    def use_rank_split(self, rank_split: RankSplit | None) -> Iterator[None]:
+        """Arrange this rank's parts of tensors, and give the sizes of these, while the context is active."""
+        before = self.sizes
+        if rank_split is not None:
+            self.sizes = before | {axis: span.length for axis, span in rank_split.spans.items()}
+        self.rank_split = rank_split
+        try:
+            yield
+        finally:
+            self.sizes, self.rank_split = self.sizes | before, None
 
     def arrange(self, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
         """Return a tensor with one dimension for each group of axes, of size 1 where it has none of the group.
@@ -108,21 +123,23 @@ class AxisTable:
         A group of which it has some axes is expanded, except the group `shared`, if it lacks only the innermost of them.
         Raises UnreadableError if it has an axis that is in no group.
         """
-        have = [axis for axes in self.expand_dims(dims) for axis in axes]
-        groups = self.expand_dims(groups)
+        dims, groups = self.expand_dims(dims), self.expand_dims(groups)
+        have = [axis for axes in dims for axis in axes]
         wanted = [axis for group in groups for axis in group]
         if not set(have) <= set(wanted) or len(set(have)) < len(have):
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
+        rank_split = self.rank_split
+        x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
         x = x.reshape(self.get_sizes(tuple(have)))
         x = x.permute([have.index(axis) for axis in wanted if axis in have])
         x = x.reshape([self.sizes[axis] if axis in have else 1 for axis in wanted])
         sizes = []
         full = []
         for n, group in enumerate(groups):
-            inside = [axis in have for axis in group]
-            keeps = not any(inside) or (n == shared and inside == sorted(inside, reverse=True))
-            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, inside, strict=True)]
-            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, inside, strict=True) if there or not keeps))
+            has_axis = [axis in have for axis in group]
+            keeps = not any(has_axis) or (n == shared and has_axis == sorted(has_axis, reverse=True))
+            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, has_axis, strict=True)]
+            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, has_axis, strict=True) if there or not keeps))
         return x.expand(full).reshape(sizes)
 
     def restore(self, x: Tensor, groups: Dims, dims: Dims, shape: Sequence[int]) -> Tensor:

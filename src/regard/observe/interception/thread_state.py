@@ -137,11 +137,13 @@ def notify_other_threads(module: nn.Module) -> bool:
     """
     if any(id(module) in watcher.names for watcher in STATE.watchers):
         return False
-    around = [one for one in OPEN_ENTRIES.copy() if id(module) in one.watcher.names or getattr(module, "_is_replica", False)]
-    for entry in around:  # replicas are made by nn.DataParallel
+    other_entries = [
+        one for one in OPEN_ENTRIES.copy() if id(module) in one.watcher.names or getattr(module, "_is_replica", False)
+    ]
+    for entry in other_entries:  # replicas are made by nn.DataParallel
         here, name = entry.frames is STATE.frames, entry.watcher.names.get(id(module), "")
         entry.watcher.report_missed(MissedCall("tasks" if here else "threads", name, TASK if here else THREAD))
-    return bool(around)
+    return bool(other_entries)
 
 
 def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
@@ -257,16 +259,16 @@ def dispatch_recurrence(call: RecurrenceCall) -> None:
             watcher.handle_recurrence(call, name)
 
 
-def call_next(waiting: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:
+def call_next(watchers: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:
     """Pass a call to the watchers of the module that made it, the last first, and return what the caller gets.
 
     Each watcher calls the next one; after the last of them the call runs as the adapter defines.
     """
-    while waiting:
-        watcher = waiting.pop()
+    while watchers:
+        watcher = watchers.pop()
         name = find_name(watcher, call.module)
         if name is not None:
-            return watcher.handle_call(call, adapter, name, partial(call_next, waiting))
+            return watcher.handle_call(call, adapter, name, partial(call_next, watchers))
     return adapter.run()
 
 
@@ -290,11 +292,11 @@ def is_inside_watched(kernel: str) -> bool:
     """Return whether a watched module is running; report a kernel of a module whose method was called by its name."""
     if STATE.frames:
         return bool(STATE.frames[-1].watchers) or any(find_name(watcher) is not None for watcher in STATE.watchers)
-    found = find_direct_call()
-    if found is not None:
-        watcher, inside, name = found
+    direct_call = find_direct_call()
+    if direct_call is not None:
+        watcher, module, name = direct_call
         said = f"the module's {name} was called directly, which bypasses its hooks: call module(...)"
-        watcher.report_missed(MissedCall(kernel, watcher.names[id(inside)], TRACED if torch.compiler.is_exporting() else said))
+        watcher.report_missed(MissedCall(kernel, watcher.names[id(module)], TRACED if torch.compiler.is_exporting() else said))
     return False
 
 
@@ -303,11 +305,11 @@ def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Mo
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        inside = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
-        if isinstance(inside, nn.Module) and inside is not innermost:
+        module = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+        if isinstance(module, nn.Module) and module is not innermost:
             for watcher in STATE.watchers:
-                if id(inside) in watcher.names:
-                    return watcher, inside, frame.f_code.co_name
+                if id(module) in watcher.names:
+                    return watcher, module, frame.f_code.co_name
     return None
 
 
@@ -325,7 +327,7 @@ def infer_mask_rule(mask: Tensor, q: Tensor, k: Tensor) -> InferredRule:
 
 
 def infer_once(
-    masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, found: Callable[[], InferredRule], *how: object
+    masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, infer: Callable[[], InferredRule], *how: object
 ) -> InferredRule:
     """Return the rule, offset and bias of some masks, inferred once per forward.
 
@@ -333,7 +335,7 @@ def infer_once(
     """
     layout = *how, *(None if m is None else (m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
     key = layout, *(None if m is None else m.data_ptr() for m in masks)
-    result: InferredRule = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or found())
+    result: InferredRule = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or infer())
     return result
 
 
@@ -352,17 +354,17 @@ def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...
     return None
 
 
-def cache_in_forward(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:
-    """Return the result cached under a key in this forward; recompute it if a tensor in `held` has been written to."""
-    known = STATE.inferred_masks.pop(key, None)
-    if known is None or not all(map(is_unchanged, *known[:2])):
-        held = list(held)  # kept alive, so that their memory and ids are not reused
+def cache_in_forward(key: Any, tensors: Iterable[Any], compute: Callable[[], Any]) -> Any:
+    """Return the result cached under a key in this forward; recompute it if a tensor in `tensors` has been written to."""
+    cached = STATE.inferred_masks.pop(key, None)
+    if cached is None or not all(map(is_unchanged, *cached[:2])):
+        tensors = list(tensors)  # kept alive, so that their memory and ids are not reused
         with torch.no_grad():
-            known = held, [take_fingerprint(x) if isinstance(x, Tensor) else None for x in held], found()
+            cached = tensors, [take_fingerprint(x) if isinstance(x, Tensor) else None for x in tensors], compute()
     while len(STATE.inferred_masks) >= MASKS:
         del STATE.inferred_masks[next(iter(STATE.inferred_masks))]
-    STATE.inferred_masks[key] = known
-    return known[2]
+    STATE.inferred_masks[key] = cached
+    return cached[2]
 
 
 def take_fingerprint(x: Tensor) -> int | Tensor:

@@ -151,29 +151,29 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
 
     Adds the names in the code of those functions to `words`.
     """
-    waiting, seen = list(values), set[int]()
-    while waiting and len(seen) < MAX_VISITED:
-        value = waiting.pop()
-        if id(value) in seen:
+    queue, visited_ids = list(values), set[int]()
+    while queue and len(visited_ids) < MAX_VISITED:
+        value = queue.pop()
+        if id(value) in visited_ids:
             continue
-        seen.add(id(value))
+        visited_ids.add(id(value))
         if isinstance(value, nn.Module):
             yield value
         elif isinstance(value, FunctionType) and (is_inlined(value) or not str(value.__module__).startswith("torch.")):
             named = set(find_code_names(value.__code__))
             words |= named
-            waiting += inspect.getclosurevars(value).nonlocals.values()
-            waiting += [value.__globals__[name] for name in named if name in value.__globals__]
+            queue += inspect.getclosurevars(value).nonlocals.values()
+            queue += [value.__globals__[name] for name in named if name in value.__globals__]
         elif isinstance(value, MethodType):
-            waiting += [value.__self__, value.__func__]
+            queue += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
+            queue += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, list | tuple | set):
-            waiting += value
+            queue += value
         elif isinstance(value, dict):
-            waiting += value.values()
+            queue += value.values()
         elif type(value).__module__.split(".")[0] not in ("builtins", "torch", "numpy") and hasattr(value, "__dict__"):
-            waiting += [one for one in vars(value).values() if isinstance(one, HOLDERS)]
+            queue += [one for one in vars(value).values() if isinstance(one, HOLDERS)]
 
 
 def is_inlined(function: FunctionType) -> bool:

@@ -87,11 +87,11 @@ def intercept_multi_head(func: Callable[..., Any], query: Tensor, key: Tensor, v
     return dispatch_call("multi_head_attention_forward", run, read_call)
 
 
-def read_multi_head(run: Callable[[], Any], given: dict[str, Any], crosses: bool) -> tuple[AttentionCall, CallAdapter]:
+def read_multi_head(run: Callable[[], Any], arguments: dict[str, Any], crosses: bool) -> tuple[AttentionCall, CallAdapter]:
     """Read a call that returns weights."""
     with torch.no_grad():
-        q, k = project_queries_and_keys(given)
-        both = given["attn_mask"], given["key_padding_mask"]
+        q, k = project_queries_and_keys(arguments)
+        both = arguments["attn_mask"], arguments["key_padding_mask"]
         mask, _, bias = infer_once(both, q, k, lambda: infer_masks(*both, q, k), "True hides")
     call = AttentionCall(kernel="multi head", q=q, k=k, mask=mask, bias=bias, is_cross=crosses, can_use_cache=False)
     return call, CallAdapter(run)
@@ -127,27 +127,27 @@ def has_separate_inputs(query: Tensor, key: Tensor) -> bool:
     return has_separate_sources(STATE.frames, *handed) is not False
 
 
-def project_queries_and_keys(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def project_queries_and_keys(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return q (b, h, q, d) and k (b, h, k, d) of inputs (t, b, c) or (t, c).
 
     The keys include those of `bias_k` and `add_zero_attn`.
     """
-    query, key, heads = given["query"], given["key"], given["num_heads"]
+    query, key, heads = arguments["query"], arguments["key"], arguments["num_heads"]
     if query.dim() == 2:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
-    c, bias = query.shape[-1], given["in_proj_bias"]
-    if given["use_separate_proj_weight"]:
-        weights = given["q_proj_weight"], given["k_proj_weight"]
+    c, bias = query.shape[-1], arguments["in_proj_bias"]
+    if arguments["use_separate_proj_weight"]:
+        weights = arguments["q_proj_weight"], arguments["k_proj_weight"]
     else:
-        weights = given["in_proj_weight"][:c], given["in_proj_weight"][c : 2 * c]
+        weights = arguments["in_proj_weight"][:c], arguments["in_proj_weight"][c : 2 * c]
     biases = (None, None) if bias is None else (bias[:c], bias[c : 2 * c])
     q, k = (F.linear(x, w, b) for x, w, b in zip((query, key), weights, biases, strict=True))
-    if given["bias_k"] is not None:
-        k = torch.cat([k, given["bias_k"].expand(1, k.shape[1], -1).to(k.dtype)])
+    if arguments["bias_k"] is not None:
+        k = torch.cat([k, arguments["bias_k"].expand(1, k.shape[1], -1).to(k.dtype)])
     q, k = (split(x.transpose(0, 1), heads) for x in (q, k))
-    if given["static_k"] is not None:
-        k = given["static_k"].unflatten(0, (-1, heads))
-    if given["add_zero_attn"]:
+    if arguments["static_k"] is not None:
+        k = arguments["static_k"].unflatten(0, (-1, heads))
+    if arguments["add_zero_attn"]:
         k = torch.cat([k, k.new_zeros(*k.shape[:2], 1, k.shape[3])], 2)
     return q, k
 

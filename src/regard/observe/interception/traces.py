@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.provenance import has_own_data, is_in_place
+from regard.observe.interception.provenance import is_in_place, is_readable
 from regard.observe.interception.score_form import ScoreForm
 from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 
@@ -100,8 +100,8 @@ class Traces:
 
     def find(self, x: Tensor) -> Trace | None:
         """Return the trace of a tensor; None if it is not followed."""
-        found = self.traces.get(id(x))
-        return found if found is not None and found.tensor() is x else None
+        trace = self.traces.get(id(x))
+        return trace if trace is not None and trace.tensor() is x else None
 
     def find_all(self, tensors: list[Tensor]) -> list[Traced]:
         """Return those of the tensors that are followed, with their traces."""
@@ -142,5 +142,5 @@ def join_roots(traced: list[Traced]) -> int:
 
 
 def is_followable(x: Any) -> bool:
-    """Return whether a value is a floating-point tensor with numbers of its own, and not nested."""
-    return isinstance(x, Tensor) and has_own_data(x) and not x.is_nested and x.is_floating_point()
+    """Return whether a value is a floating-point tensor with numbers on this rank, and not nested."""
+    return isinstance(x, Tensor) and is_readable(x) and not x.is_nested and x.is_floating_point()

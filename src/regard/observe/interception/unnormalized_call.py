@@ -86,7 +86,9 @@ def describe_kind(trace: Trace) -> str:
     return "attention without a softmax"
 
 
-def solve_activation(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, kernel: str) -> ScoredMatrix | None:
+def solve_activation(
+    trace: Trace, table: AxisTable, groups: Groups, matrix_of_weights: Tensor, kernel: str
+) -> ScoredMatrix | None:
     """Return the matrix of an activation of scores times a factor of each row; None if weights are not that.
 
     It is compared with the weights of sampled rows, or of all if there are few.
@@ -98,37 +100,39 @@ def solve_activation(trace: Trace, table: AxisTable, groups: Groups, seen: Tenso
     shift = collect_parts(form, table, groups)[2].shift
     if call.sinks is not None or not isinstance(shift, float):
         return None
-    eps = max(trace.eps, torch.finfo(seen.dtype).eps)
+    eps = max(trace.eps, torch.finfo(matrix_of_weights.dtype).eps)
     matrix = replace(read_scores([call]), activation=ACTIVATION_NAMES[functions], shift=shift)
-    rows = torch.linspace(0, len(seen[0, 0]) - 1, min(len(seen[0, 0]), CHECKED_ROWS), device=seen.device).long()
-    matrix = hide_keys(matrix, seen, rows, eps)
-    factor = find_row_factors(matrix, seen, rows)
+    rows = torch.linspace(
+        0, len(matrix_of_weights[0, 0]) - 1, min(len(matrix_of_weights[0, 0]), CHECKED_ROWS), device=matrix_of_weights.device
+    ).long()
+    matrix = hide_keys(matrix, matrix_of_weights, rows, eps)
+    factor = find_row_factors(matrix, matrix_of_weights, rows)
     if bool(((factor - factor.mean()).abs() <= 64 * eps * factor.abs().amax()).all()):
         factor = factor.mean().view(1, 1, 1)
     else:
-        factor = torch.cat([find_row_factors(matrix, seen, part) for part in split_rows(seen)], -1)
+        factor = torch.cat([find_row_factors(matrix, matrix_of_weights, part) for part in split_rows(matrix_of_weights)], -1)
     size = find_score_limit(matrix)
     slope = 2 * size if matrix.activation in QUADRATIC else 1.2  # of the activation, at most
     own = factor.unsqueeze(-1) if factor.shape[-1] == 1 else factor[..., rows].unsqueeze(-1)
-    found, exact = compute_activation(matrix, rows) * own, seen[:, :, rows].double()
-    difference = (found - exact).abs()
+    weights, exact = compute_activation(matrix, rows) * own, matrix_of_weights[:, :, rows].double()
+    difference = (weights - exact).abs()
     if not bool((difference <= 4 * eps * (exact.abs() + own.abs() * slope * size * matrix.q.shape[3])).all()):
         raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
     is_one = factor.numel() == 1 and abs(float(factor) - 1) < 64 * eps
-    return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(seen.dtype)))
+    return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(matrix_of_weights.dtype)))
 
 
-def split_rows(seen: Tensor) -> list[Tensor]:
+def split_rows(weights: Tensor) -> list[Tensor]:
     """Return the indices of all rows of weights (b, h, q, k), in blocks."""
-    size = max(1, BLOCK_NUMBERS * seen.shape[2] // max(seen.numel(), 1))
-    return list(torch.arange(seen.shape[2], device=seen.device).split(size))
+    size = max(1, BLOCK_NUMBERS * weights.shape[2] // max(weights.numel(), 1))
+    return list(torch.arange(weights.shape[2], device=weights.device).split(size))
 
 
-def find_row_factors(matrix: ScoredMatrix, seen: Tensor, rows: Tensor) -> Tensor:
+def find_row_factors(matrix: ScoredMatrix, weights: Tensor, rows: Tensor) -> Tensor:
     """Return what the activations of some rows were multiplied by to give weights, (b, h, rows), in float64."""
-    found, exact = compute_activation(matrix, rows), seen[:, :, rows].double()
-    factor = (exact * found).sum(-1) / found.square().sum(-1)
-    return factor.where(found.any(-1), factor.nanmean() if found.any() else 1.0)
+    activations, exact = compute_activation(matrix, rows), weights[:, :, rows].double()
+    factor = (exact * activations).sum(-1) / activations.square().sum(-1)
+    return factor.where(activations.any(-1), factor.nanmean() if activations.any() else 1.0)
 
 
 def hide_keys(matrix: ScoredMatrix, seen: Tensor, rows: Tensor, eps: float) -> ScoredMatrix:
@@ -260,13 +264,13 @@ def mix_rows(matrix: ScoredMatrix, rows: Tensor) -> Tensor:
     return mixed if matrix.constant is None else mixed + matrix.constant[..., None, None]
 
 
-def sample_rows(seen: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
+def sample_rows(weights: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
     """Return rows with enough weights to solve for some unknowns, the last among them, and rows to check the solution on."""
-    n, t = seen.shape[-2:]
+    n, t = weights.shape[-2:]
     count = min(n, 2 + SPARE_EQUATIONS * (unknowns + 1) // max(t, 1))
     rows = torch.linspace(n - 1, 0, count).long().unique()
     others = torch.linspace(0, n - 1, min(n, CHECKED_ROWS)).long()
-    return rows.to(seen.device), others.to(seen.device)
+    return rows.to(weights.device), others.to(weights.device)
 
 
 def round_factors(factors: Tensor, eps: float) -> Tensor:
