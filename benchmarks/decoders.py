@@ -23,7 +23,7 @@ WEIGHTS = ("bfloat16", "int8", "int4")
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Time each way in turn, after the tokens in float32 are found to be equal."""
-    table, model = Table(TITLE, COLUMNS), load_model(SMOLLM2, CAUSAL_LM).model.float()
+    table, model = Table(TITLE, COLUMNS), load_model(SMOLLM2, CAUSAL_LM).model
     models = {"float32": model, **{to: quantise(model, to) for to in WEIGHTS}}
     with torch.inference_mode():
         for prompt, new in CASES:
