@@ -177,7 +177,8 @@ def test_no_other_head_is_shown_before_that_of_the_finding(opened, address):
     assert [one for one in asked if "/row?" in one and "head" in one] == [one for one in asked if "/row?" in one]
 
 
-def test_an_error_of_steps_stands_without_the_empty_box_of_its_switches(opened, address):
+def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(opened, address):
     page = quiet(opened(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
     until(page, "document.querySelector('[role=alert], .error')")
-    assert page.locator(".steps-switches").is_hidden()
+    controls = page.locator(".steps-switches, .steps-line, .steps-foot")
+    assert controls.evaluate_all("(all) => all.map((one) => one.checkVisibility())") == [False] * 3

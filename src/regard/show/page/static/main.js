@@ -6,10 +6,10 @@ import { connectSource } from "./data/source.js";
 import * as colour from "./drawing/color.js";
 import { el } from "./drawing/elements.js";
 import { drawLegend } from "./drawing/legend.js";
-import { formatPlainWord, hasLetters } from "./drawing/words.js";
+import { cutText, hasLetters } from "./drawing/words.js";
 import { renderControls, makeInitialState, isCrossText, findAttention } from "./frame/controls.js";
 import { createExporter } from "./frame/export.js";
-import { isPlaceComing, nameWait, openFinding, renderFinding } from "./frame/finding.js";
+import { isFindingComing, isPlaceComing, nameWait, openFinding, renderFinding } from "./frame/finding.js";
 import { createKeyboard } from "./frame/keyboard.js";
 import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js";
 import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
@@ -201,12 +201,15 @@ function showState(page, app) {
     page.handle = runGuarded(app, () => (empty ? showEmptyPage(page, app) : view.mount(find("stage"), app)));
   }
   runGuarded(app, () => page.handle?.draw?.(state));
+  if (isFindingComing(page)) waitForFinding(page);
 }
+
+const waitForFinding = ({ notice, start }) => notice.wait(nameWait(start, parseLink(location.hash).find));
 
 // Show nothing until the place of a finding is known, rather than another head first.
 function showWaiting(page, app) {
   showMissing(page, app, "");
-  page.notice.wait(nameWait(page.start, parseLink(location.hash).find));
+  waitForFinding(page);
 }
 
 // Show that the recording of the link is on its way, or why it is not here; no other one is shown in its place.
@@ -282,7 +285,7 @@ function renderRecordings(page, app) {
     const now = findSummary(page, parseLink(location.hash));
     select.hidden = page.shelf.length < (now ? 2 : 1);
     clear.hidden = !page.own.list().length || page.source.file;
-    const choices = [...(now ? [] : [["", "choose a recording"]]), ...page.shelf.map((one) => [one.id, `${one.model}: ${formatPlainWord(one.text, 32)}`])];
+    const choices = [...(now ? [] : [["", "choose a recording"]]), ...page.shelf.map((one) => [one.id, `${one.model}: ${cutText(one.text, 32)}`])];
     const stands = [...select.options].map((option) => option.value).join() === choices.map(([id]) => id).join();
     if (!stands) select.replaceChildren(...choices.map(([id, text]) => el("option", { value: id, disabled: !id, selected: !id }, text)));
     if (now) select.value = now.id;

@@ -34,11 +34,14 @@ export function openFinding(page, app, opened) {
   });
 }
 
-// Return whether the head that a state shows is that of a finding that is still loaded. Type can be used meanwhile.
-export function isPlaceComing(page, { view }) {
-  const state = { ...parseLink(location.hash), view };
-  return SHOWS_HEAD.includes(state.view) && Boolean(state.find) && page.findings?.get(makeKey(state)) === null && !hasPlace(location.hash);
+// Return whether the finding of the link is still loaded.
+export function isFindingComing(page) {
+  const state = parseLink(location.hash);
+  return Boolean(state.find) && page.findings?.get(makeKey(state)) === null;
 }
+
+// Return whether the head that a view shows is that of a finding that is still loaded. Type can be used meanwhile.
+export const isPlaceComing = (page, { view }) => SHOWS_HEAD.includes(view) && isFindingComing(page) && !hasPlace(location.hash);
 
 const findId = ({ start }, { r }) => r ?? start.recordings[0]?.id; // of the recording of a state
 const makeKey = ({ r, find }) => `${r ?? ""} ${find}`;
@@ -72,5 +75,6 @@ export function renderFinding(element, page, state) {
   if (!shown || element.dataset.of === finding.sentences.join("\n")) return;
   element.dataset.of = finding.sentences.join("\n");
   const [first, ...others] = finding.sentences;
-  element.replaceChildren(el("b", {}, first), " ", others.join(" "));
+  const shares = others.join(" ").split(/(\d+ %)/).map((part, n) => (n % 2 ? el("span", { class: "share" }, part) : part));
+  element.replaceChildren(el("b", {}, first), " ", ...shares);
 }

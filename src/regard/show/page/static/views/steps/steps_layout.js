@@ -17,7 +17,8 @@ export function buildLayout(app, move, go) {
   const bars = el("div", { class: "steps-bars" });
   const side = el("aside", { class: "steps-side", "aria-label": "Switches and weights" }, bars);
   const main = el("section", { class: "steps-main" }, el("div", { class: "steps-head" }, title, heads), line.element, stage.parts, el("div", { class: "steps-foot" }, copier), notes);
-  const root = el("div", { class: "steps-page" }, examples.element, el("div", { class: "steps-body" }, main, side));
+  const body = el("div", { class: "steps-body", hidden: true }, main, side); // until there are numbers
+  const root = el("div", { class: "steps-page" }, examples.element, body);
 
   return {
     root,
@@ -26,6 +27,7 @@ export function buildLayout(app, move, go) {
     // Put the pictures of a weight at the side, or in one column above the tables.
     placeTrace: (trace, isNarrow) => (isNarrow ? stage.sumLine.after(trace) : side.prepend(trace)),
     head(data, choose) {
+      body.hidden = false;
       title.textContent = data.before ? data.title : "";
       notes.replaceChildren(...data.notes.map((note) => el("p", {}, note)));
       heads.hidden = !(data.heads > 1);

@@ -28,7 +28,7 @@ export function createSwitches(change) {
   const told = el("output", { class: "numbers" });
   const reset = el("button", { class: "chip", onclick: () => change(UNTOUCHED) }, "reset");
   const divided = el("label", { class: "control" }, root, rooted);
-  const element = el("fieldset", { class: "steps-switches", hidden: true }, // until there are numbers
+  const element = el("fieldset", { class: "steps-switches" },
     el("legend", {}, "What if?"),
     el("div", { class: "control" }, el("span", { class: "name" }, "mask"), masks),
     divided,
