@@ -56,7 +56,7 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
     seen, average, touch = found.sentences[0], found.sentences[1], found.sentences[2:]
     assert seen.startswith(f"Head 0.{row.head} ")
-    assert f"average of {row.scores[what].count} words is {100 * row.scores[what]:.0f} %" in average
+    assert f"together get {100 * row.scores[what]:.0f} % on average over {row.scores[what].count} words" in average
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
     assert f"(token {found.q}), puts {100 * weights.max():.0f} % of its attention on" in average

@@ -119,11 +119,12 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
+    limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
     sentences = (
         f"Head {row.layer}.{row.head} {DOES[row.kind]}.",
         f"Here the outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
-        f"{name_word(words, k)}{explain_key(row.kind, words, q, k)}; the average of {score.count:,} words is "
-        f"{format_share(score)}, {format_share(score.low, '')} to {format_share(score.high)} with 95 % confidence.",
+        f"{name_word(words, k)}{explain_key(row.kind, words, q, k)}; such places together get {format_share(score)} "
+        f"on average over {score.count:,} words, {limits} with 95 % confidence.",
         describe_controls(attention),
     )
     return Finding(row.kind, place, q, k, sentences)
