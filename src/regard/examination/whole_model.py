@@ -391,7 +391,7 @@ class ModelExamination:
             where = localize.find_moving_module(self.model, self.replace_token(j), b, i)
             evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
             yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
-        evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.1g}, would be detected"
+        evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
         if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]

@@ -54,9 +54,14 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     found = find(recording)
     (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
-    assert f"{100 * row.scores[what]:.0f} % of its attention" in found.sentences[1]
-    assert f"{row.scores[what].count} words were counted" in found.sentences[1]
-    assert found.k == int(recording.map(0)[0, found.place.head, found.q].argmax())
+    seen, average, touch = found.sentences[0], found.sentences[1], found.sentences[2:]
+    assert seen.startswith(f"Head 0.{row.head} ")
+    assert f"together get {100 * row.scores[what]:.0f} % on average over {row.scores[what].count} words" in average
+    weights = recording.map(0)[0, found.place.head, found.q]
+    assert found.k == int(weights.argmax())
+    assert f"(token {found.q}), puts {100 * weights.max():.0f} % of its attention on" in average
+    others = f"; Heads shows all {len(targets)} heads" if len(targets) > 1 else ""
+    assert touch == (f"Select another word to see where it looks{others}.",)
 
 
 def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():

@@ -119,12 +119,12 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
+    limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
     sentences = (
         f"Head {row.layer}.{row.head} {DOES[row.kind]}.",
-        f"On average, {format_share(score)} of its attention goes there, between {format_share(score.low, '')} and "
-        f"{format_share(score.high)} with 95 % confidence: {score.count:,} words were counted.",
-        f"Here {name_word(words, q)} puts {format_share(weights[k])} on {name_word(words, k)}"
-        f"{explain_key(row.kind, words, q, k)}.",
+        f"Here the outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
+        f"{name_word(words, k)}{explain_key(row.kind, words, q, k)}; such places together get {format_share(score)} "
+        f"on average over {score.count:,} words, {limits} with 95 % confidence.",
         describe_controls(attention),
     )
     return Finding(row.kind, place, q, k, sentences)
@@ -241,7 +241,7 @@ def describe_controls(attention: AttentionLayers) -> str:
     """Return what a reader can touch next."""
     count = sum(shape[1] for shape in attention.shapes)
     others = f"; Heads shows all {count:,} heads" if count > 1 else ""
-    return f"Select any word to see where it looks{others}."
+    return f"Select another word to see where it looks{others}."
 
 
 def name_word(words: Sequence[str], place: int) -> str:

@@ -58,7 +58,7 @@ def test_a_link_reads_a_weight_of_both_heads(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
     assert read(page) == expect_both((Q, K, 1, 0), (Q, K, 0, 2), 5, 3)
     page.wait_for_selector(".compare-read .note")
-    exact = [float(note.split()[1].rstrip(",")) for note in page.locator(".compare-read .note").all_inner_texts()]
+    exact = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => Number(one.title))")  # on pointing
     assert exact == [expect_weight(Q, K, 1, 0, 5, 3), expect_weight(Q, K, 0, 2, 5, 3)]
 
 

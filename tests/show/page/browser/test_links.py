@@ -236,3 +236,15 @@ def test_a_story_survives_a_reload_another_server_and_back(opened, serving):
         assert shown.locator(".generate-came [aria-current=true]").get_attribute("data-n") == "5"
         assert shown.get_by_role("textbox", name="Prompt").input_value() == "Once upon a time"
         assert shown.locator("input[name=seed]").input_value() == "4"
+
+
+def test_while_the_finding_is_looked_for_the_page_says_so(opened, serving):
+    address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
+    page = opened(address)
+    until(page, LIT)
+    page.goto("about:blank")
+    page.route("**/api/gallery*", lambda _: None)  # never answered
+    page.goto(address)
+    until(page, "document.querySelector('#wait')?.checkVisibility()")
+    assert page.locator("#wait").inner_text() == "Running GPT-2 …"
+    page.unroute_all(behavior="ignoreErrors")

@@ -114,3 +114,11 @@ def test_what_the_model_here_has_not_read_is_not_offered(opened, serving):
     page = settled(opened(f"{serving(given)}#view=heads&sight=earlier"))
     assert page.get_by_role("button", name=BUTTON).count() == 0
     assert page.locator(".sight").is_hidden()
+
+
+def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(opened, serving):
+    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+    answered(page, "pocket: of these 12 words, none sees a later one.")
+    told = page.locator(".sight-lines").inner_text()
+    assert re.search(r"a change of \de−\d, with outputs up to \d+\.?\d*, would be detected", told)
+    assert not re.search(r"\de[-+]|\de−0", told)

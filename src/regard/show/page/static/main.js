@@ -6,10 +6,10 @@ import { connectSource } from "./data/source.js";
 import * as colour from "./drawing/color.js";
 import { el } from "./drawing/elements.js";
 import { drawLegend } from "./drawing/legend.js";
-import { hasLetters } from "./drawing/words.js";
+import { cutText, hasLetters } from "./drawing/words.js";
 import { renderControls, makeInitialState, isCrossText, findAttention } from "./frame/controls.js";
 import { createExporter } from "./frame/export.js";
-import { openFinding, renderFinding } from "./frame/finding.js";
+import { isFindingComing, isPlaceComing, nameWait, openFinding, renderFinding } from "./frame/finding.js";
 import { createKeyboard } from "./frame/keyboard.js";
 import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js";
 import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
@@ -185,6 +185,7 @@ function showState(page, app) {
   if (missing !== null) return showMissing(page, app, missing);
   openFinding(page, app, () => showState(page, app));
   const state = app.state();
+  if (isPlaceComing(page, state)) return showWaiting(page, app);
   const view = findView(page, state);
   renderFinding(find("finding"), page, state);
   const empty = !app.summary() && !ALONE.includes(view.name);
@@ -200,6 +201,15 @@ function showState(page, app) {
     page.handle = runGuarded(app, () => (empty ? showEmptyPage(page, app) : view.mount(find("stage"), app)));
   }
   runGuarded(app, () => page.handle?.draw?.(state));
+  if (isFindingComing(page)) waitForFinding(page);
+}
+
+const waitForFinding = ({ notice, start }) => notice.wait(nameWait(start, parseLink(location.hash).find));
+
+// Show nothing until the place of a finding is known, rather than another head first.
+function showWaiting(page, app) {
+  showMissing(page, app, "");
+  waitForFinding(page);
 }
 
 // Show that the recording of the link is on its way, or why it is not here; no other one is shown in its place.
@@ -275,7 +285,7 @@ function renderRecordings(page, app) {
     const now = findSummary(page, parseLink(location.hash));
     select.hidden = page.shelf.length < (now ? 2 : 1);
     clear.hidden = !page.own.list().length || page.source.file;
-    const choices = [...(now ? [] : [["", "choose a recording"]]), ...page.shelf.map((one) => [one.id, `${one.model}: ${one.text.slice(0, 32)}`])];
+    const choices = [...(now ? [] : [["", "choose a recording"]]), ...page.shelf.map((one) => [one.id, `${one.model}: ${cutText(one.text, 32)}`])];
     const stands = [...select.options].map((option) => option.value).join() === choices.map(([id]) => id).join();
     if (!stands) select.replaceChildren(...choices.map(([id, text]) => el("option", { value: id, disabled: !id, selected: !id }, text)));
     if (now) select.value = now.id;

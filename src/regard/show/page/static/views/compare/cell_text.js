@@ -1,7 +1,7 @@
 // The sentences of Compare: the weights of a cell on both sides, and the largest differences.
 
 import { el, isTouch } from "../../drawing/elements.js";
-import { formatSigned } from "../../drawing/number_format.js";
+import { formatSigned, formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 
 // Create the line that shows the numbers of a cell i, j of the pictures `now` on both sides; i is null for no cell.
@@ -15,11 +15,11 @@ export function createReadingLine() {
     return element.replaceChildren(describeCell(now, i, j), renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned) : "");
   }
 
-  // Append every digit of the weights of both cells; a side without the cell is null.
+  // Append the rank of the weights of both cells, with every digit in the title; a side without the cell is null.
   function exact(cells, isWeight) {
-    const told = (cell) => (cell.visible ? `${cell.weight}, rank ${cell.rank} of ${cell.of}` : "not visible");
+    const told = (cell) => (cell.visible ? `${isWeight ? "" : `${formatThreeDigits(cell.weight)}, `}rank ${cell.rank} of ${cell.of}` : "not visible");
     const name = (n) => `${n ? "second" : "first"}${isWeight ? "" : ", weight"}`;
-    element.append(...cells.map((cell, n) => cell && el("span", { class: "note" }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
+    element.append(...cells.map((cell, n) => cell && el("span", { class: "note", title: cell.visible ? String(cell.weight) : null }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
   }
 
   return { element, show, exact };

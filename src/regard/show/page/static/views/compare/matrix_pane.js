@@ -5,7 +5,9 @@ import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
 import { formatPlainWord, renderBareWord } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/selected_word.js";
 
-const WORDS = 24; // maximum number of rows and columns of a picture with words
+const WORDS = 24; // maximum number of rows and columns of any picture with words
+const LINE = 14; // pixels of a row with a word
+const MARGIN = 84; // pixels beside a picture for its words
 
 export function createPane(name) {
   const head = el("div", { class: "compare-head" });
@@ -35,7 +37,8 @@ export function createPane(name) {
     paintNumbers(canvas, weights, high, wide, shade);
     Object.assign(frame.dataset, { rows: high, columns: wide });
     frame.style.aspectRatio = `${wide} / ${high}`;
-    const roomy = !level && wide <= WORDS && high <= WORDS;
+    const most = Math.max(WORDS, Math.floor((frame.parentElement.clientWidth - MARGIN) / LINE));
+    const roomy = !level && wide <= most && high <= most;
     root.classList.toggle("compare-roomy", roomy);
     rows.replaceChildren(...(roomy ? words.rows.slice(0, high).map(renderBareWord) : []));
     columns.replaceChildren(...(roomy ? words.columns.slice(0, wide).map(renderBareWord) : []));

@@ -10,6 +10,7 @@ import { exportSheet } from "./svg_sheet.js";
 import { createVisibilityPanel } from "./visibility_panel.js";
 
 const THUMB = 48; // pixels along a side of a thumbnail
+const MOST = 12; // maximum number of heads of a layer that stand in one row
 const AHEAD = "300px"; // distance from the window at which thumbnails are fetched
 
 export const view = {
@@ -229,6 +230,9 @@ function layOutTiles(it, state) {
   it.laid = order;
   const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
   const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
+  const most = Math.max(...getLayers(it).map(({ heads }) => heads));
+  it.sheet.style.setProperty("--heads", Math.min(most, MOST));
+  it.sheet.classList.toggle("heads-many", most > MOST);
   it.sheet.replaceChildren(...(grouped ? getLayers(it).map(ofLayer) : [line(null, shown)]));
   if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head is of this kind on this text."));
 }

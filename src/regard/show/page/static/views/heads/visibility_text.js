@@ -1,7 +1,7 @@
 // The sentences next to the squares of who may see whom: the findings on the model, and one pair of words.
 
 import { el } from "../../drawing/elements.js";
-import { formatRounded } from "../../drawing/number_format.js";
+import { formatRounded, writeMinusSigns } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 
 // Describe the result of an examination in one sentence.
@@ -17,7 +17,7 @@ export function describeExamination(model, { sees, reach, findings }) {
 
 // List the lines of the report: findings with their cure, checks with their sensitivity, and what could not be checked.
 export function listExaminationLines({ sees, findings, checked, unknown }) {
-  const line = (name, ...said) => [el("dt", {}, name), el("dd", {}, said)];
+  const line = (name, first, ...said) => [el("dt", {}, name), el("dd", {}, typeof first === "string" ? writePowers(first) : first, said)];
   const cure = (text) => el("span", { class: "note" }, text);
   const ahead = sees === "earlier" && findings.some((one) => one.kind === "future leak");
   return [
@@ -27,6 +27,9 @@ export function listExaminationLines({ sees, findings, checked, unknown }) {
     unknown.map((one, n) => line(n ? "" : "cannot tell", `${one.what}: ${one.needs}`)),
   ].flat(2);
 }
+
+// Return a text, which writes powers of ten as Python does, with those of the page: 3e-05 as 3e−5.
+const writePowers = (text) => writeMinusSigns(text.replace(/(\de)\+?(-?)0*(?=\d)/g, "$1$2"));
 
 // Describe a pair of words: whether query i may see key j, and whether it does.
 export function describePair({ words, expected, found, strength }, i, j) {

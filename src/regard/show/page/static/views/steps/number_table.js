@@ -8,10 +8,13 @@ import { formatPlainWord, renderWord } from "../../drawing/words.js";
 const WRITTEN = 16; // maximum number of columns with numbers in the cells; wider tables show only colors
 const SIDE = { width: 58, height: 28, label: 104, head: 30 }; // pixels of a cell of the SVG, and of its words
 
+// Return whether a table is too wide for numbers in its cells.
+export const isDense = ({ columns }) => columns.length > WRITTEN;
+
 // Create a figure of a panel {title, rows, columns, values, axes, ends, shade(share from 0 to 1), hidden(i, j), places of its rows,
 // texts of its numbers}; focus {row, column} is marked, and the pointer calls pick(row, column, hovering).
 export function createPanel({ title, rows, columns, values, ends, shade = shadeWeight, focus, pick, axes, hidden, places, texts = alignNumbers(values) }) {
-  const dense = columns.length > WRITTEN;
+  const dense = isDense({ columns });
   const [low, high] = ends ?? findRange(values);
   const body = values.map((row, i) =>
     el(

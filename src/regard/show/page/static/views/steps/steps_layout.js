@@ -3,7 +3,7 @@
 import { el } from "../../drawing/elements.js";
 import { writeMinusSigns } from "../../drawing/number_format.js";
 import { renderBars } from "./query_bars.js";
-import { createPanel } from "./number_table.js";
+import { createPanel, isDense } from "./number_table.js";
 import { UNTOUCHED } from "./switches.js";
 
 export function buildLayout(app, move, go) {
@@ -17,7 +17,8 @@ export function buildLayout(app, move, go) {
   const bars = el("div", { class: "steps-bars" });
   const side = el("aside", { class: "steps-side", "aria-label": "Switches and weights" }, bars);
   const main = el("section", { class: "steps-main" }, el("div", { class: "steps-head" }, title, heads), line.element, stage.parts, el("div", { class: "steps-foot" }, copier), notes);
-  const root = el("div", { class: "steps-page" }, examples.element, el("div", { class: "steps-body" }, main, side));
+  const body = el("div", { class: "steps-body", hidden: true }, main, side); // until there are numbers
+  const root = el("div", { class: "steps-page" }, examples.element, body);
 
   return {
     root,
@@ -26,6 +27,7 @@ export function buildLayout(app, move, go) {
     // Put the pictures of a weight at the side, or in one column above the tables.
     placeTrace: (trace, isNarrow) => (isNarrow ? stage.sumLine.after(trace) : side.prepend(trace)),
     head(data, choose) {
+      body.hidden = false;
       title.textContent = data.before ? data.title : "";
       notes.replaceChildren(...data.notes.map((note) => el("p", {}, note)));
       heads.hidden = !(data.heads > 1);
@@ -99,6 +101,7 @@ function createScene() {
     sentence.textContent = writeMinusSigns(now.sentence);
     const focused = tables.querySelector(":focus")?.closest("tr")?.rowIndex;
     const panel = (one, n) => createPanel({ ...one, focus: getFocus(now, at, n), pick: pick && ((row, column, hovering) => pick(row, column, hovering, n)) });
+    measureTables(tables, now.panels);
     tables.replaceChildren(...now.panels.map(panel), ...renderLines(now));
     if (focused) tables.querySelector("table")?.rows[focused]?.querySelector("button")?.focus();
   }
@@ -109,6 +112,15 @@ function createScene() {
     set,
     sum: (of, calculation, value) => sum.replaceChildren(...(of ? [el("b", {}, of), el("span", { title: String(value) }, writeMinusSigns(calculation))] : [])),
   };
+}
+
+// Tell the style sheet how many cells the tables have, and how wide the words of their rows are.
+function measureTables(tables, panels) {
+  const longest = Math.max(...panels.flatMap(({ rows }) => rows.map((word) => String(word).length)), 1);
+  tables.classList.toggle("steps-dense", panels.some(isDense));
+  tables.style.setProperty("--columns", Math.max(...panels.map(({ columns }) => columns.length), 1));
+  tables.style.setProperty("--rows", Math.max(...panels.map(({ rows }) => rows.length), 1));
+  tables.style.setProperty("--label", `${Math.min(9, 0.5 * longest + 1.5)}rem`);
 }
 
 // Return the cell or the row that is marked in a table of a scene: of q, k and v the query's row of q, and the key's of k and v.

@@ -1,0 +1,184 @@
+"""Where everything stands: nothing is cut, and a screen is used, from a phone to a wide one and at 200 %."""
+
+import itertools
+
+import pytest
+
+from regard.models import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.session import Session
+from show.page.browser.patience import quiet, settled, until
+from show.page.browser.recordings import PLAIN, recorded, some, spaced
+
+TEXT = "Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily."
+VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
+SCREENS = {
+    "laptop": (1280, 800),
+    "wide": (1920, 1080),
+    "phone": (390, 844),
+    "zoomed": (640, 400),
+}  # zoomed: 1280 x 800 at 200 %
+SELECTED = "r=r1&layer=3&head=1&q=18&k=3"
+# labels whose text is wider than their box, and choices whose text is wider than their select
+CUT = """() => {
+    const isCut = (one) => {
+        const isClipped = getComputedStyle(one).overflow !== "visible";
+        if (one.tagName !== "SELECT") return isClipped && one.scrollWidth > one.clientWidth + 1;
+        const box = one.getBoundingClientRect().width;
+        const before = one.style.cssText;
+        one.style.cssText = "field-sizing: content; width: auto; max-width: none; flex: none";
+        const natural = one.getBoundingClientRect().width;
+        one.style.cssText = before;
+        return natural > box + 1;
+    };
+    const labels = "button, .button, label, .name, .note, h1, h2, h3, select, legend, figcaption, summary";
+    return [...document.querySelectorAll(`${labels}, .legend span, .legend div`)]
+        .filter((one) => one.checkVisibility() && !one.closest("#tools, .steps-names, .panel, .link"))
+        .filter(isCut).map((one) => one.outerHTML.slice(0, 160));
+}"""
+CROWDED = """() => [...document.querySelectorAll(".ticks")].filter((one) => one.checkVisibility()).flatMap((ticks) => {
+    const boxes = [...ticks.children].filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
+    return boxes.flatMap((box, n) => (n && box.left < boxes[n - 1].right + 3 ? [ticks.textContent] : []));
+})"""
+WIDTH = """(selectors) => {
+    const all = selectors.flatMap((one) => [...document.querySelectorAll(one)]);
+    const boxes = all.filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
+    return Math.max(...boxes.map(({right}) => right)) - Math.min(...boxes.map(({left}) => left));
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(serving):
+    session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket")))
+    session.run_text(TEXT, lambda: None)
+    return serving(session)
+
+
+@pytest.fixture
+def drawn(opened, address):
+    """drawn(view, screen, more) is the page with the view drawn, Generate with what it wrote."""
+
+    def page_of(view: str, screen: str, more: str = ""):
+        width, height = SCREENS[screen]
+        page = settled_or_quiet(opened(f"{address}#view={view}&{SELECTED}{more}", width=width, height=height), view)
+        if view == "generate":
+            page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
+            page.locator("select[name=tokens]").select_option("20")
+            page.get_by_role("button", name="Generate").click()
+            page.wait_for_selector(".generate-after a")
+        return quiet(page)
+
+    return page_of
+
+
+def settled_or_quiet(page, view):
+    return quiet(page) if view == "generate" else settled(page)
+
+
+@pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
+def test_no_label_is_cut(drawn, view, screen):
+    assert drawn(view, screen).evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(("view", "screen"), list(itertools.product(["text", "heads", "map", "compare"], SCREENS)))
+def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_apart(drawn, view, screen):
+    page = drawn(view, screen, "&show=pull")
+    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    assert page.evaluate(CUT) == []
+    assert page.locator(".ticks").count() > 0
+    assert page.evaluate(CROWDED) == []
+
+
+@pytest.mark.parametrize(
+    ("view", "selectors", "share"),
+    [
+        ("heads", [".head"], 0.85),
+        ("generate", [".generate-page"], 0.85),
+        ("text", [".prose-line .word", ".text-links"], 0.85),
+        ("steps", [".panel"], 0.6),
+        ("steps&step=scores", [".panel"], 0.6),
+    ],
+)
+def test_a_wide_screen_is_used(drawn, view, selectors, share):
+    name, _, more = view.partition("&")
+    page = drawn(name, "wide", f"&{more}")
+    assert page.evaluate(WIDTH, selectors) >= share * SCREENS["wide"][0]
+
+
+@pytest.mark.parametrize("screen", ["laptop", "wide"])
+@pytest.mark.parametrize("heads", [6, 9, 12])
+def test_heads_of_a_layer_stand_in_one_row(opened, serving, heads, screen):
+    width, height = SCREENS[screen]
+    session = Session(recorded(*some(2, heads, 11), spaced(PLAIN, 11)))
+    page = settled(opened(f"{serving(session)}#view=heads", width=width, height=height))
+    tops = page.evaluate(
+        """() => [...document.querySelectorAll(".heads-layer")].map((layer) =>
+            new Set([...layer.querySelectorAll(".head")].map((one) => one.offsetTop)).size)"""
+    )
+    assert set(tops) == {1}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_controls_of_a_laptop_stand_in_one_line(drawn, view):
+    controls = drawn(view, "laptop").locator("#bar > .control, #bar > .choice, #bar > button")
+    middles = controls.evaluate_all("(all) => all.map((one) => one.offsetTop + one.offsetHeight / 2)")
+    assert max(middles) - min(middles) < 8
+
+
+@pytest.mark.parametrize(
+    ("view", "selector"),
+    [
+        ("type", ".type-words >> nth=0"),
+        ("text", ".prose"),
+        ("map", ".map-sheet"),
+        ("compare", ".compare-turned .compare-frame"),
+        ("generate", ".generate-words"),
+    ],
+)
+def test_at_200_percent_the_picture_has_room_and_can_be_scrolled_into_sight(drawn, view, selector):
+    page = drawn(view, "zoomed")
+    page.locator(selector).evaluate("(one) => one.scrollIntoView({block: 'center'})")
+    box, foot = page.locator(selector).bounding_box(), page.locator("#foot").bounding_box()
+    assert min(box["height"], box["width"]) >= 60
+    assert box["y"] + min(box["height"], 200) <= min(foot["y"], SCREENS["zoomed"][1]) + 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_three_pictures_of_compare_have_their_headings_at_one_height(drawn):
+    tops = (
+        drawn("compare", "wide")
+        .locator(".compare-head h2")
+        .evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().top)")
+    )
+    assert max(tops) - min(tops) < 2
+
+
+def test_pictures_of_compare_have_words_where_they_fit(drawn):
+    page = drawn("compare", "wide")
+    assert page.locator(".compare-pane").first.locator(".compare-rows span").count() == 29
+    heights = page.locator(".compare-rows span").evaluate_all("(all) => all.map((one) => [one.scrollHeight, one.clientHeight])")
+    assert all(text <= room + 1 for text, room in heights)
+
+
+def test_nothing_on_the_screen_has_more_than_three_digits_of_a_weight_in_compare(drawn):
+    page = drawn("compare", "laptop")
+    until(page, "document.querySelector('.compare-read').textContent.includes('rank')")
+    assert not page.evaluate("/\\d\\.\\d{6}/.test(document.querySelector('.compare-read').textContent)")
+    titles = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => one.title)")
+    assert [len(one) > 8 for one in titles] == [True, True]  # every digit, where the pointer rests
+
+
+def test_no_other_head_is_shown_before_that_of_the_finding(opened, address):
+    asked = []
+    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", answered=lambda answer: asked.append(answer.url)))
+    until(page, "!document.querySelector('#finding').hidden")
+    first = next(n for n, url in enumerate(asked) if "/row?" in url)
+    assert any("/finding" in url for url in asked[:first])
+    assert [one for one in asked if "/row?" in one and "head" in one] == [one for one in asked if "/row?" in one]
+
+
+def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(opened, address):
+    page = quiet(opened(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
+    until(page, "document.querySelector('[role=alert], .error')")
+    controls = page.locator(".steps-switches, .steps-line, .steps-foot")
+    assert controls.evaluate_all("(all) => all.map((one) => one.checkVisibility())") == [False] * 3
