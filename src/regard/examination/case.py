@@ -18,7 +18,7 @@ from regard.examination.identify.value_reading import read_weights_by_values
 from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.inputs import InputShapes, format_shapes
 from regard.examination.mixing_functions import MixingFunction, find_mixing_function
-from regard.examination.restore_state import seed_generators
+from regard.examination.restore_state import preserve_random_states, seed_generators
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
 
@@ -108,7 +108,8 @@ class Case:
     @cached_property
     def usual_context(self) -> Tensor:
         """The context (b, t, c) of the usual inputs, without gradient, with fixed random numbers."""
-        return self.compute_seeded_context(*self.make_usual_inputs())
+        with preserve_random_states():
+            return self.compute_seeded_context(*self.make_usual_inputs())
 
     @cached_property
     def measured_dependency(self) -> Dependency:
