@@ -21,7 +21,7 @@ settings.register_profile("emulated", settings.get_profile("ci"), max_examples=l
 settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")
 
 FOLDER = Path(__file__).parent
-LONGEST = (  # files that take minutes on two cores, the longest first
+LONGEST = (  # files that take minutes on two cores, the longest first; none of a browser, whose event loop stays in the process
     "head_atlas/test_build_atlas.py",
     "train/test_distributed.py",
     "compiled/test_jit_cache.py",
@@ -31,8 +31,6 @@ LONGEST = (  # files that take minutes on two cores, the longest first
     "train/test_kill.py",
     "examination/test_right.py",
     "cli/test_examine.py",
-    "show/page/browser/test_settings.py",
-    "show/page/browser/test_links.py",
     "notebooks/test_notebooks.py",
 )
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
