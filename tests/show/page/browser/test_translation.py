@@ -175,6 +175,8 @@ def test_steps_of_dot_products_say_so_still(opened, serving):
 @pytest.mark.usefixtures("carried")
 def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
     page = opened(serving(Session(None, adapt_model(GPT2.load("pocket")))))
+    page.locator("#finding").wait_for()  # its text hides the sentences to try
+    page.get_by_role("textbox").fill("")
     page.get_by_role("button", name=f"{SENTENCE} → in French").click()
     pane(page, ROWS).locator(".word").first.wait_for()
     quiet(page)
