@@ -14,7 +14,8 @@ from torch import Tensor
 from benchmarks.tables import Table
 from benchmarks.timing import held, timed
 from regard import atlas, heads, record
-from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, TextModel, load_model
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.head_atlas.build_atlas import compute_shard
 from regard.head_atlas.documents import Documents
 from regard.head_atlas.plan import read_plan, read_shard

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks.tables import Table
 from benchmarks.timing import timed
-from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, load_model
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.generate import generate, quantise
 from regard.models import TransformersDecoder
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from benchmarks.tables import Table
 from regard import CutEdges, intervene, record
-from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, TextModel, load_model
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 
 TEXT = Path(__file__).parents[2] / "shared" / "data" / "text" / "tinyshakespeare.txt"
 TITLE = "What cutting an edge did, and what predicted it: 200 edges of SmolLM2-135M-Instruct, ten texts of 64 tokens"

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from regard.cli.model_loading import SMOLLM2, is_smollm2_installed
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import is_smollm2_installed
 from regard.cli.serve import load_page_model
 from regard.show.page.finding import Finding
 from regard.show.page.gallery import LONG, GalleryItem, list_gallery

@@ -22,7 +22,8 @@ from torch import Tensor
 
 import regard
 from benchmarks import machine
-from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, TextModel, load_model
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.observe import Recording
 from regard.policies import (
     H2O,

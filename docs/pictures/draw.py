@@ -16,7 +16,8 @@ from rich.text import Text
 
 import regard
 from regard import Causal, attend
-from regard.cli.model_loading import SMOLLM2, load_model
+from regard.cli.arguments.look import SMOLLM2
+from regard.cli.model_loading import load_model
 from regard.lectures import printed_numbers
 from regard.lectures.recompute import make_trainable_layer
 from regard.models import GPT2

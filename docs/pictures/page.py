@@ -16,7 +16,7 @@ from benchmarks.page import Attends
 from playwright.sync_api import sync_playwright
 
 import regard
-from regard.cli.model_loading import SMOLLM2
+from regard.cli.arguments.look import SMOLLM2
 from regard.cli.serve import load_page_model
 from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads

@@ -1,7 +1,6 @@
 """Models of other libraries, by folder, file or name on the hub, and texts as their tokens."""
 
 import contextlib
-import inspect
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.cli.arguments.look import SMOLLM2 as SMOLLM2  # its readers find it here
+from regard.cli.arguments.look import SMOLLM2
 from regard.cli.device import check_device, format_first_line
 from regard.cli.loading_progress import LoadingProgress, track_loading
 from regard.cli.progress_bar import show_bar
@@ -23,6 +22,7 @@ from regard.generate import Settings, TokenChoice
 from regard.generate.sampling import RowGenerators
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
+from regard.models.transformers_decoder import find_cache_name
 from regard.show.page.model_adapter import ModelAdapter
 from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import INCLUDED_MODELS
@@ -35,7 +35,6 @@ GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
 UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
-CACHES = ("cache", "past_key_values")  # names of a cache of keys and values among the arguments and outputs of a model
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
 
 
@@ -144,8 +143,7 @@ class TransformersModel:
         """
         options = Settings(**settings)
         generators, row, cache = RowGenerators(options.seed, 1), list(ids), None
-        accepted = inspect.signature(self.model.forward).parameters
-        cache_name = next((name for name in CACHES if name in accepted), CACHES[-1])
+        cache_name = find_cache_name(self.model)
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         for _ in range(count):
             new = torch.tensor([row if cache is None else row[-1:]], device=self.device)

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regard.cli.arguments.look import MODEL
+from regard.cli.arguments.look import MODEL, SMOLLM2
 from regard.cli.input_text import read_text
 from regard.cli.loading_progress import LoadingProgress
-from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, SMOLLM2_COMMANDS, is_smollm2_installed, load_model
+from regard.cli.model_loading import CAUSAL_LM, SMOLLM2_COMMANDS, is_smollm2_installed, load_model
 from regard.errors import ConfigError
 from regard.models import translator
 from regard.observe import load
