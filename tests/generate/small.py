@@ -1,11 +1,12 @@
 """Small models that the tests of this room continue: a GPT-2, the same as transformers has it, and one that is a table."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 
 import torch
 import transformers
+from torch import nn
 
 from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding
 from regard.matmul import QuantizedLinear
@@ -99,21 +100,26 @@ def restore(model: GPT2, dtype: torch.dtype = torch.float64) -> GPT2:
 
 
 @contextmanager
-def shift_by_half_steps(model: GPT2, seed: int) -> Iterator[None]:
-    """While it lasts, each number that meets a matrix is half a step of 16 bits off, up or down: as far as rounding goes."""
+def shift_numbers(before: Iterable[nn.Module], after: Iterable[nn.Module], seed: int) -> Iterator[None]:
+    """While it lasts, each number that these modules take, or give, is half a step of 16 bits off, up or down."""
     dice = torch.Generator().manual_seed(seed)
 
     def shift(x):
         return x + x.abs().amax(-1, keepdim=True) / (2 * LARGEST) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
 
-    matrices = [one for block in model.blocks for one in (*block.attention.children(), block.up, block.down)]
-    hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in matrices if hasattr(one, "weight")]
-    hooks.append(model.norm.register_forward_hook(lambda _, given, output: shift(output)))  # what the head meets
+    hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in before]
+    hooks += [one.register_forward_hook(lambda _, given, output: shift(output)) for one in after]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def shift_by_half_steps(model: GPT2, seed: int) -> AbstractContextManager[None]:
+    """Shift each number that meets a matrix of a GPT-2, as far as rounding goes; its head meets what the last norm gives."""
+    matrices = [one for block in model.blocks for one in (*block.attention.children(), block.up, block.down)]
+    return shift_numbers([one for one in matrices if hasattr(one, "weight")], [model.norm], seed)
 
 
 def terms(model: GPT2) -> int:

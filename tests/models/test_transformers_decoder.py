@@ -1,8 +1,6 @@
 """A model of transformers continues texts as it does by itself, and in one compiled call where nobody observes it."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import pytest
@@ -12,13 +10,12 @@ from torch import nn
 
 import regard
 from bounds import DRAWS, EXPONENTIAL, assert_within, estimate_rounding, is_stable_under_rounding
-from generate.small import rows
+from generate.small import rows, shift_numbers
 from regard.compiled import threads
 from regard.errors import ConfigError
 from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
-from regard.matmul.quantized_linear import LARGEST
 from regard.models import TransformersDecoder
 from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.transformers_decoder import describe_decoder
@@ -74,30 +71,13 @@ def restore(decoder: TransformersDecoder) -> TransformersDecoder:
     return other.double()
 
 
-@contextmanager
-def shift_by_half_steps(decoder: TransformersDecoder, seed: int) -> Iterator[None]:
-    """While it lasts, each number that meets a matrix is half a step of 16 bits off, up or down."""
-    dice = torch.Generator().manual_seed(seed)
-
-    def shift(x):
-        return x + x.abs().amax(-1, keepdim=True) / (2 * LARGEST) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
-
-    linear = [one for one in decoder.modules() if isinstance(one, nn.Linear)]
-    hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in linear]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @torch.no_grad()
 def find_bound(decoder: TransformersDecoder, run, is_quantized: bool = False) -> float:
     """How far two computations of run(decoder) may lie apart in float32, and where vectors are rounded to 16 bits."""
     exact = restore(decoder)
     bound, expected = estimate_rounding(exact, run, SIZES["intermediate_size"] + EXPONENTIAL), run(exact)
     for seed in range(DRAWS if is_quantized else 0):
-        with shift_by_half_steps(exact, seed):
+        with shift_numbers([one for one in exact.modules() if isinstance(one, nn.Linear)], [], seed):
             bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
     return bound
 
