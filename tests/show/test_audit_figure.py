@@ -1,5 +1,7 @@
 """The figures of an audit show its numbers."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,18 @@ def test_the_curves_are_the_points_in_order():
     lines = picture.axes[0].get_lines()
     assert lines[0].get_xydata().tolist() == [[0.1, 0.3], [0.5, 0.9]]
     assert [line.get_label() for line in lines] == ["Knorm", "Oracle"]
+
+
+@pytest.mark.parametrize("shares", [(0.03, 0.7), (0.001, 1.0), (0.2, 0.5)])
+def test_labels_of_shares_do_not_overlap(shares):
+    picture = draw_recall_curves({"Oracle": [(share, 0.5) for share in shares]})
+    picture.draw_without_rendering()
+    axis = picture.axes[0].xaxis
+    labels = [*axis.get_ticklabels(), *axis.get_ticklabels(minor=True)]
+    boxes = sorted((box.x0, box.x1) for box in (label.get_window_extent() for label in labels if label.get_text()))
+    low, high = picture.axes[0].get_xlim()
+    assert sum(low <= tick <= high for tick in axis.get_majorticklocs()) >= 2
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(boxes))
 
 
 def test_the_curves_by_position_are_the_means_of_runs_of_queries():

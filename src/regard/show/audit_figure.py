@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from regard.errors import ConfigError
 from regard.policy_audit import Audit
@@ -22,8 +22,9 @@ def draw_recall_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, t
         raise ConfigError("curves must have at least one policy, each with points (share of the keys, recall).")
     picture, axes = draw_curves(curves, title, ("keys that are used", "recall of the attention"))
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.xaxis.set_minor_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     return picture
 
 
