@@ -7,9 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, attention_bounds
+from bounds import assert_within, attention_bounds, sum_bound
+from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
-from regard.map import small_maps
+from regard.compiled import processor
+from regard.map import compiled_passes, small_maps
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
 MASKS = {
@@ -101,6 +103,57 @@ def test_float32_is_within_its_error_of_the_formula():
     k = exact["k"].repeat_interleave(H // G, 1)
     bounds = attention_bounds(torch.float32, exact["q"], k, k, weights, scale=0.7, bias=exact["bias"])
     assert_within(found, weights, bounds.weights)
+
+
+@pytest.mark.skipif(not processor.has_numba(), reason="the compiled pass over many matrices needs numba")
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(sorted(MASKS)),
+    st.sets(st.sampled_from(["softcap", "bias", "sinks", "offset"])) | st.just({"bias of keys"}),
+)
+def test_the_compiled_overview_of_many_matrices_is_within_its_error_of_float64s(seed, mask, settings):
+    parts = build(seed, mask, settings, torch.float32)
+    double = AttentionMap(
+        **{name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in parts.items()}
+    )
+    allowed, expected = map_bounds(double), double.overview()
+    with mock.patch.object(small_maps, "compute_rows", side_effect=AssertionError("the plain pass")):
+        found = AttentionMap(**parts).overview()
+    bounds = allowed.row_statistics(expected.logsumexp, parts.get("offset", 0))
+    bounds |= {"received": allowed.received, "mean": allowed.weights, "max": allowed.weights}
+    for name, x in vars(expected).items():
+        assert_within(getattr(found, name), x, bounds[name], name)
+
+
+def test_the_own_and_previous_keys_follow_the_offset_of_each_batch_row():
+    parts = build(2, "everything", {"offsets"}, torch.float32)
+    found = AttentionMap(**parts).overview()
+    places = (parts["offset"].unsqueeze(-1) + torch.arange(Q)).view(B, 1, Q, 1).expand(B, H, Q, 1)
+    assert torch.equal(found.itself, found.mean.gather(-1, places).squeeze(-1))
+    assert torch.equal(
+        found.previous, torch.where(places > 0, found.mean.gather(-1, places.sub(1).clamp(min=0)), 0).squeeze(-1)
+    )
+    back = (found.mean.double() * (places - torch.arange(K))).sum(-1)
+    assert_within(found.distance, back, sum_bound(torch.float32, 3 * K, 2 * K))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("keys", [1, 15, 31, 32, 49, 65])
+def test_the_compiled_overview_takes_rows_of_any_length(keys, threads):
+    torch.manual_seed(0)
+    q, k = torch.randn(64, 4, 49, D), torch.randn(64, 4, keys, D)
+    double = AttentionMap(q.double(), k.double())
+    allowed, expected = map_bounds(double), double.overview()
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch.object(compiled_passes, "SMALL", 0):
+            found = AttentionMap(q, k).overview()
+    finally:
+        torch.set_num_threads(usual)
+    assert_within(found.entropy, expected.entropy, allowed.row_statistics(expected.logsumexp)["entropy"])
+    assert_within(found.mean, expected.mean, allowed.weights)
+    assert_within(found.received, expected.received, allowed.received)
 
 
 def test_a_part_of_the_heads_and_rows_is_answered_alone():

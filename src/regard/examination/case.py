@@ -40,6 +40,7 @@ class Case:
         self.subject, self.expects, self.shapes = subject, expects, shapes
         self.scale, self.offset, self._identify = scale, offset, identify
         self.narrow = ""  # the reason if `double` is None
+        self._mask_tables: dict[tuple[int, int], Tensor] = {}
         self._widths: dict[tuple[int, ...], int] = {}  # widths of contexts, by the widths of inputs
 
     def make_inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
@@ -83,9 +84,14 @@ class Case:
     def get_expected_visibility(self, *inputs: Tensor) -> Tensor:
         """Return who may see whom for these inputs: bool (b, q, k), True if any head may see."""
         q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
-        table = self.expects.table(q, k, self.offset)
-        table = table[(None,) * (4 - table.dim())]
-        return table.any(1).expand(len(inputs[0]), q, k)
+        return self.get_mask_table(q, k).any(1).expand(len(inputs[0]), q, k)
+
+    def get_mask_table(self, q: int, k: int) -> Tensor:
+        """Return the expected mask of q queries and k keys, bool (b or 1, h or 1, q, k), made once for each size."""
+        if (q, k) not in self._mask_tables:
+            table = self.expects.table(q, k, self.offset)
+            self._mask_tables[q, k] = table[(None,) * (4 - table.dim())]
+        return self._mask_tables[q, k]
 
     def resize(self, t: int) -> "Case":
         """Return the case with another usual number of tokens."""

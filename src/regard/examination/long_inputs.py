@@ -1,7 +1,8 @@
 """Check that outputs of longer inputs, over several whole and partial kernel blocks, follow the formula of few tokens."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,49 +27,77 @@ BLOCKS = (
 LAST = "Loop over every block of keys, including the shorter last one: range(0, t, block), keys[start : min(start + block, t)]."
 
 
+@dataclass(frozen=True, eq=False)
+class LongInputs:
+    """Seeded inputs of one sequence times size, of which shorter inputs are the first tokens, and their contexts by length."""
+
+    case: Case
+    tokens: int
+    size: float
+    seed: int = 5
+    contexts: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def longest(self) -> tuple[Tensor, ...]:
+        """The inputs with all tokens."""
+        return self.case.make_inputs(self.tokens, 1, self.seed, self.size)
+
+    def take_first(self, t: int) -> tuple[Tensor, ...]:
+        """Return the first t tokens of each input, copied."""
+        return take_first_tokens(self.longest, t)
+
+    def compute_context(self, t: int) -> Tensor:
+        """Return the context (1, t, c) of the first t tokens, computed once."""
+        if t not in self.contexts:
+            self.contexts[t] = self.case.compute_seeded_context(*self.take_first(t))
+        return self.contexts[t]
+
+
 def choose_lengths(width: int) -> tuple[int, ...]:
     """Return the lengths to try for a subject of this width."""
     return ONE if width > WIDE else LENGTHS
 
 
-def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+def compare_lengths(case: Case, lengths: list[int], inputs: LongInputs) -> Finding | Unknown | str:
     """Return what differs from the formula, or else between lengths; if nothing does, a phrase that states the tolerance."""
-    best, match = case, case.match
+    match = case.match
     try:
         if torch.finfo(case.usual_context.dtype).bits < 32:  # of the output, which torch.autocast may round
-            best = case.double or case
+            inputs = replace(inputs, case=case.double or case, contexts={})
         if match is None:
-            return compare_prefixes(best, lengths)
-        return "" if match.variant.deviations else check_formula(best, match, lengths)
+            return compare_prefixes(inputs, lengths)
+        return "" if match.variant.deviations else check_formula(inputs, match, lengths)
     except SubjectError:  # it rejects these numbers, though it took others of this length
         return ""
 
 
-def check_formula(case: Case, match: Match, lengths: list[int]) -> Finding | str:
+def check_formula(inputs: LongInputs, match: Match, lengths: list[int]) -> Finding | str:
     """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
-    difference = find_formula_difference(case, match, lengths, CLOSE.get(case.usual_context.dtype, LOOSE))
+    case = inputs.case
+    difference = find_formula_difference(inputs, match, lengths, CLOSE.get(case.usual_context.dtype, LOOSE))
     double = case.double
     if (
         isinstance(difference, str)
         or double in (None, case)
-        or isinstance(find_formula_difference(case, match, lengths, NEAR_HALF), Finding)
+        or isinstance(find_formula_difference(inputs, match, lengths, NEAR_HALF), Finding)
     ):
         return difference
     assert double is not None
-    return find_formula_difference(double, match, lengths, CLOSE[torch.float64])
+    return find_formula_difference(replace(inputs, case=double, contexts={}), match, lengths, CLOSE[torch.float64])
 
 
-def find_formula_difference(case: Case, match: Match, lengths: list[int], close: float) -> Finding | str:
+def find_formula_difference(long: LongInputs, match: Match, lengths: list[int], close: float) -> Finding | str:
     """Return a finding for the shortest length at which outputs differ from the formula by more than `close`.
 
     If none differs, a phrase that states the tolerance; "" if the layout does not fit.
     """
-    base = case.make_inputs(max(lengths), 1, 5, match.input_size)
+    case = long.case
     products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
     finding = None
     for t in sorted(lengths, reverse=True):
-        inputs = take_first_tokens(base, t)
-        target = replace(make_target(case, inputs, None), products={name: made[:, :t] for name, made in products.items()})
+        inputs = long.take_first(t)
+        target = make_target(case, inputs, None, long.compute_context(t))
+        target = replace(target, products={name: made[:, :t] for name, made in products.items()})
         trial = make_function_trial(target) if case.subject.form == "qkv" else make_trial(match.layout, match.heads, target)
         if trial is None:
             return ""
@@ -92,29 +121,29 @@ def compute_differences(trial: Trial, match: Match) -> Tensor:
     return differences.masked_fill(~rows, 0.0)
 
 
-def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+def compare_prefixes(inputs: LongInputs, lengths: list[int]) -> Finding | Unknown | str:
     """Compare the first outputs of longer inputs with those of shorter ones, which agree if no query sees later tokens.
 
     Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
     """
+    case = inputs.case
     tolerance = NEAR if torch.finfo(case.usual_context.dtype).bits >= 32 else NEAR_HALF
-    base = case.make_inputs(max(lengths), 1, 5)
-    few = take_first_tokens(base, min(lengths))
-    if not torch.equal(compute_outputs(case, few, 0), compute_outputs(case, few, 1)):
+    few = min(lengths)
+    if not torch.equal(convert_outputs(inputs.compute_context(few)), compute_outputs(case, inputs.take_first(few), 1)):
         return ""  # the subject is random, and draws other numbers at another length
-    uneven = check_equal_values(case, max(lengths), tolerance)
+    uneven = check_equal_values(case, inputs.take_first(max(lengths)), tolerance)
     if uneven is not None:
         return uneven
     steps = [(n, t) for n, t in itertools.pairwise(sorted(lengths)) if has_steady_prefix(case, n, t)]
     for n, t in steps:
-        short, long = compute_outputs(case, take_first_tokens(base, n)), compute_outputs(case, take_first_tokens(base, t))[:n]
+        short, long = (convert_outputs(inputs.compute_context(size))[:n] for size in (n, t))
         differences = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
         if not (differences > tolerance).any():
             continue
         sentence = f"{float(differences.max()):.2g} of the largest output from the first {n} of {t} tokens"
         for size in (n, t):  # the longer output may be the wrong one, or both are right, with positions that scale
             wrong = torch.nn.functional.pad(differences > tolerance, (0, size - n))
-            finding = explain_unseen_tokens(case, take_first_tokens(base, size), wrong)
+            finding = explain_unseen_tokens(case, inputs.take_first(size), wrong)
             if finding is not None:
                 return finding
         return Unknown(
@@ -123,9 +152,9 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
     return f", common outputs within {tolerance:.0e} of each other" if steps else ""
 
 
-def check_equal_values(case: Case, t: int, tolerance: float) -> Finding | None:
+def check_equal_values(case: Case, base: tuple[Tensor, ...], tolerance: float) -> Finding | None:
     """Check that outputs are equal if all values are, as they are for any weights that add to one; None if they are."""
-    base = case.make_inputs(t, 1, 5)
+    t = base[-1].shape[-2]
     alike = (*base[:-1], base[-1][..., :1, :].expand_as(base[-1]).clone())
     few, many = (compute_spread(compute_outputs(case, take_first_tokens(alike, n))) for n in (case.shapes.tokens, t))
     least, most = float(few.max()), float(many.max())
@@ -157,7 +186,12 @@ def take_first_tokens(inputs: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
 
 def compute_outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Tensor:
     """Return the context of one sequence, (t, c), with random numbers fixed by `seed`."""
-    return case.compute_seeded_context(*inputs, seed=seed)[0].double().cpu()
+    return convert_outputs(case.compute_seeded_context(*inputs, seed=seed))
+
+
+def convert_outputs(context: Tensor) -> Tensor:
+    """Return the context of the first sequence, (t, c), in float64 on the CPU."""
+    return context[0].double().cpu()
 
 
 def explain_difference(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:

@@ -65,6 +65,24 @@ def gather_statistics(plane: Plane, threads: int, rows: Tensor, columns: Tensor)
     return TraversalResult(statistics, summed, below), bins.to_picture()
 
 
+def summarize_batch(scores: Tensor, sinks: Tensor | None, positions: Tensor) -> dict[str, Tensor] | None:
+    """Turn scores (n, q, k) into weights in place; return all row statistics (n, q) by name, and the column sums, "received".
+
+    sinks (n,) are None or one for each matrix, positions (n,) those of the first queries. Return None if there is a NaN; the
+    scores are lost then.
+    """
+    from regard.map.compiled.small_planes import summarize_planes
+
+    n, q, k = scores.shape
+    found, received = np.empty((len(NAMES), n, q), np.float32), np.empty((n, k), np.float32)
+    sink = np.full(n, -np.inf, np.float32) if sinks is None else sinks.numpy()
+    threads = torch.get_num_threads() if scores.numel() > SMALL else 1
+    run_parts(lambda part: summarize_planes(scores.numpy(), sink, positions.numpy(), part, threads, found, received), threads)
+    if not np.isfinite(found[:2]).all():
+        return None
+    return {**dict(zip(NAMES, torch.from_numpy(found), strict=True)), "received": torch.from_numpy(received)}
+
+
 def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> Picture | None:
     """Draw the picture of a part of a plane, given the denominators of all rows; return None if there is a NaN."""
     bins = Bins(rows, columns)

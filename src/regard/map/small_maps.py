@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import BLOCK_NUMBERS, Denominators, exponentiate_rows
+from regard.map import compiled_passes
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, exponentiate_rows
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
 from regard.mechanism.scores import score_dtype
@@ -202,8 +203,26 @@ def gather_statistics(
     request: Request, pairs: Sequence[Pair], names: Sequence[str], has_picture: bool = False
 ) -> tuple[dict[str, Tensor], Denominators]:
     """Compute row statistics by name, the sum of each column, the weights if they are the picture, and denominators."""
-    functions = {name: ROWS[name] for name in names} | {"received": sum_columns}
-    functions |= {"weights": get_weights} if has_picture else {}
-    functions |= {"shift": lambda batch: batch.denominators.shift, "total": lambda batch: batch.denominators.total}
-    found = dict(zip(functions, compute_rows(request, pairs, *functions.values()), strict=True))
+    found = gather_compiled_statistics(request, pairs)
+    if found is None:
+        functions = {name: ROWS[name] for name in names} | {"received": sum_columns, "weights": get_weights}
+        functions |= {"shift": lambda batch: batch.denominators.shift, "total": lambda batch: batch.denominators.total}
+        found = dict(zip(functions, compute_rows(request, pairs, *functions.values()), strict=True))
+    if not has_picture:
+        del found["weights"]
     return found, Denominators(found.pop("shift"), found.pop("total"))
+
+
+def gather_compiled_statistics(request: Request, pairs: Sequence[Pair]) -> dict[str, Tensor] | None:
+    """Compute what `gather_statistics` does by compiled loops; None where they do not apply, or if there is a NaN."""
+    if not compiled_passes.can_run_compiled(Plane(request, *pairs[0])):
+        return None
+    found = []
+    for b, h, scores in iterate_scores(request, pairs):
+        sinks = None if request.sinks is None else request.sinks[h].float()
+        positions = torch.as_tensor(request.offset).expand(request.q.shape[0])[b]
+        statistics = compiled_passes.summarize_batch(scores, sinks, positions)
+        if statistics is None:
+            return None
+        found.append(statistics | {"weights": scores})
+    return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found]) for name in found[0]}

@@ -225,12 +225,25 @@ def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Ten
     seen = look.can_rows_see(rows, queries.unsqueeze(-1), keys) & look.is_counted[rows].unsqueeze(-1)
     own = look.positions[rows]
     lowest, highest = int(own.min()), int(own.max())
+    if torch.equal(own, (lowest + queries).expand_as(own)):
+        shown = weights.where(seen, 0)
+        return sum_diagonals(shown), sum_diagonals(seen), shown.double().square_().flatten(2).sum(-1)
     distances = (own.unsqueeze(-1) - keys - lowest + k - 1).unsqueeze(1).expand(n, h, q, k).flatten(2)  # the distance, from 0
     shown = weights.where(seen, 0).double().flatten(2)
     sums, counts = torch.zeros(2, n, h, highest - lowest + k, dtype=torch.float64, device=weights.device)
     sums.scatter_add_(2, distances, shown)
     counts.scatter_add_(2, distances, seen.flatten(2).double())
     return sums, counts, shown.square().sum(-1)
+
+
+def sum_diagonals(table: Tensor) -> Tensor:
+    """Sum a table (..., q, k) over all i and j with the same i - j, from 1 - k on, in float64: (..., q + k - 1).
+
+    Rows that are flipped, padded to q + k numbers and read q + k - 1 at a time are each shifted by one more.
+    """
+    q, k = table.shape[-2:]
+    shifted = torch.nn.functional.pad(table.flip(-1), (0, q)).flatten(-2)[..., : q * (q + k - 1)]
+    return shifted.unflatten(-1, (q, q + k - 1)).sum(-2, dtype=torch.float64)
 
 
 def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:

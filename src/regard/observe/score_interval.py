@@ -81,16 +81,18 @@ def estimate_scores(found: QueryScores | Tensor, limits: tuple[float, float] = (
     else:
         means, counts = found.mean(), found.among.sum(-1)
     chance = None if isinstance(found, Tensor) or found.chance is None else found.chance.nanmean(0).tolist()
-    return [
-        estimate_score(
-            means[:, head].tolist(),
-            [] if isinstance(found, Tensor) else average_segments(found, head),
-            int(counts[:, head].sum()),
-            limits,
-            math.nan if chance is None else chance[head],
-        )
-        for head in range(means.shape[1])
-    ]
+    numbers = (~means.isnan()).sum(0)
+    middles = means.nansum(0) / numbers
+    variances = (means - middles).square().nansum(0) / (numbers - 1)
+    scores = []
+    for head, (number, middle, variance) in enumerate(zip(numbers.tolist(), middles.tolist(), variances.tolist(), strict=True)):
+        count, by_chance = int(counts[:, head].sum()), math.nan if chance is None else chance[head]
+        if number > 1:
+            scores.append(make_score(middle, variance, number, count, limits, by_chance))
+        else:
+            segments = [] if isinstance(found, Tensor) else average_segments(found, head)
+            scores.append(estimate_score(means[:, head].tolist(), segments, count, limits, by_chance))
+    return scores
 
 
 def estimate_score(

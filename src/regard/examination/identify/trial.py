@@ -118,16 +118,18 @@ def make_seeded_target(case: Case, seed: int, size: float, shorter: bool = False
     return make_target(case, case.make_usual_inputs(seed, size), measured)
 
 
-def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Target:
-    """Return the target of these inputs."""
-    y = join_context_heads(case.run_subject(*inputs).context, case.subject.form).to("cpu", torch.float64)
+def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None, context: Tensor | None = None) -> Target:
+    """Return the target of these inputs, whose context (b, t, c) is computed unless it is given."""
+    if context is None:
+        context = join_context_heads(case.run_subject(*inputs).context, case.subject.form)
+    y = context.to("cpu", torch.float64)
     q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
-    seen = case.expects.table(q, k, case.offset).cpu()
+    seen = case.get_mask_table(q, k).cpu()
     draw = torch.Generator().manual_seed(q)
     sketch = torch.randn(y.shape[-1], min(SKETCH, y.shape[-1]), generator=draw, dtype=torch.float64)
     wide = tuple(x.to("cpu", torch.float64) for x in inputs)
     offset = case.offset if isinstance(case.offset, int) else 0
-    return Target(wide, y, seen[(None,) * (4 - seen.dim())], sketch, case.scale, offset, measured, {})
+    return Target(wide, y, seen, sketch, case.scale, offset, measured, {})
 
 
 def iterate_trials(case: Case, target: Target, plain: bool) -> Iterator[Trial]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.examination import dependency, evidence, long_inputs, mask_requirements
 from regard.examination import inputs as shapes
 from regard.examination.case import Case
+from regard.examination.long_inputs import LongInputs
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.restore_state import read_random_states, seed_generators
 
@@ -27,14 +28,15 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     accepted: list[int] = []
     rejected: list[int] = []
     lengths = choose_other_lengths(case)
+    long, other = make_long_inputs(case, lengths)
     for t in itertools.chain(lengths, choose_block_lengths(case, lengths, rejected)):
-        wrong = check_length(case, t)
+        wrong = check_length(case, t, long, other)
         if isinstance(wrong, Finding):
             yield wrong
             return
         (accepted if wrong else rejected).append(t)
     if accepted:
-        comparison = long_inputs.compare_lengths(case, accepted)
+        comparison = long_inputs.compare_lengths(case, accepted, long)
         if not isinstance(comparison, str):
             yield comparison
         if not isinstance(comparison, Finding):
@@ -57,6 +59,13 @@ def choose_other_lengths(case: Case) -> list[int]:
     return sorted(t for t in lengths - {usual} if 0 < t <= (case.shapes.most or LONGEST))
 
 
+def make_long_inputs(case: Case, lengths: list[int]) -> tuple[LongInputs, LongInputs]:
+    """Return inputs of more than SHORT tokens, and others, of the size at which scores matter."""
+    most = min(max(*lengths, *long_inputs.WHOLE), case.shapes.most or LONGEST)
+    size = 1.0 if case.match is None else case.match.input_size
+    return LongInputs(case, most, size), LongInputs(case, most, size, seed=105)
+
+
 def choose_block_lengths(case: Case, tried: list[int], rejected: list[int]) -> Iterator[int]:
     """Yield lengths of whole kernel blocks, if one of LENGTHS was refused; consumed after the others."""
     if any(t in long_inputs.LENGTHS for t in rejected):
@@ -65,9 +74,13 @@ def choose_block_lengths(case: Case, tried: list[int], rejected: list[int]) -> I
         )
 
 
-def check_length(case: Case, t: int) -> Finding | bool:
-    """Return the finding with t tokens; True if nothing is wrong, False if the subject refuses them."""
-    inputs = case.make_inputs(t, b=2 if t <= SHORT else 1)
+def check_length(case: Case, t: int, long: LongInputs, long_other: LongInputs) -> Finding | bool:
+    """Return the finding with t tokens; True if nothing is wrong, False if the subject refuses them.
+
+    Up to SHORT tokens the inputs are two sequences of their own.
+    """
+    is_short = t <= SHORT
+    inputs = case.make_inputs(t) if is_short else long.take_first(t)
     try:
         context, draws = compute_watched_context(case, inputs)
     except Exception:  # refusing another shape is allowed
@@ -87,7 +100,9 @@ def check_length(case: Case, t: int) -> Finding | bool:
             0.9,
             "length",
         )
-    other = case.make_inputs(t, len(inputs[0]), seed=104)
+    if not is_short:
+        long.contexts[t] = context
+    other = case.make_inputs(t, seed=104) if is_short else long_other.take_first(t)
     leaks = (find_leak(case, inputs, other, context, keys) for keys in choose_token_ranges(t))
     leak = next((one for one in leaks if one is not None), None)
     if leak is None:

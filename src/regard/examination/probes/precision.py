@@ -200,4 +200,4 @@ def compute_perturbed_outputs(
 
 def draw_factors(x: Tensor, eps: float, draw: torch.Generator) -> Tensor:
     """Draw a factor between 1 - eps / 2 and 1 + eps / 2 for each number, in float64."""
-    return torch.rand(x.shape, generator=draw, dtype=torch.float64).sub_(0.5).mul_(eps).add_(1.0).to(x.device)
+    return torch.rand(x.shape, generator=draw).double().sub_(0.5).mul_(eps).add_(1.0).to(x.device)
