@@ -21,6 +21,7 @@ NAMES = (
     "layers",
     "tried",
     "maps",
+    "head_scores",
     "windows",
     "recording",
     "handwritten",
