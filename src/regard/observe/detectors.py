@@ -243,7 +243,7 @@ def sum_diagonals(table: Tensor) -> Tensor:
     """
     q, k = table.shape[-2:]
     shifted = torch.nn.functional.pad(table.flip(-1), (0, q)).flatten(-2)[..., : q * (q + k - 1)]
-    return shifted.unflatten(-1, (q, q + k - 1)).sum(-2, dtype=torch.float64)
+    return torch.sum(shifted.unflatten(-1, (q, q + k - 1)), -2, dtype=torch.float64)
 
 
 def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:
