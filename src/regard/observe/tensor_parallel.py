@@ -15,7 +15,8 @@ from regard.mechanism.masks import Given
 from regard.observe.deserialize import deserialize_recording
 from regard.observe.interception.distributed_tensors import BATCH_PART
 from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
-from regard.observe.recording import Call, Recording, Run
+from regard.observe.recording import Recording
+from regard.observe.run import Call, Run
 from regard.observe.serialize import serialize_recording
 
 UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
