@@ -32,9 +32,7 @@ def run_compiled(inputs: AttentionInputs, q: Tensor, k: Tensor, count: int) -> T
     from regard.policies import numba_largest_keys
 
     t, prompt, threads = inputs.tokens, inputs.prompt, torch.get_num_threads()
-    ranges = inputs.mask.find_key_ranges(t, t, 0)
-    assert ranges is not None
-    lows, stops = (np.ascontiguousarray(x[0].numpy()) for x in ranges)
+    lows, stops = inputs.find_key_ranges()
     queries, panels, found = q.contiguous().numpy(), pack_panels(k.T.numpy()), np.empty((t - prompt, count), np.int32)
 
     def work(n: int) -> None:
