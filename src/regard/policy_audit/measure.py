@@ -37,7 +37,7 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
         sums = torch.stack([complete[plane].sums for plane in planes])
         inputs = replace(inputs, weight_sums=sums.view(*inputs.q.shape[:2], inputs.prompt))
     masks = [check_mask(policy.choose_keys(inputs)) for policy in policies]
-    found = RowMeasures.of_complete_rows(inputs, len(policies))
+    found = RowMeasures.measure_complete_rows(inputs, len(policies))
     ends = [kept_rows.find_ends(inputs, mask) for mask in (*masks, EVERYTHING)] if is_compiled else []
 
     def measure_head(plane: Plane, threads: int) -> None:

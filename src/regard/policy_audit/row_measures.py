@@ -25,8 +25,8 @@ class RowMeasures:
     dropped_distance: Tensor
 
     @classmethod
-    def of_complete_rows(cls, inputs: AttentionInputs, policies: int) -> "RowMeasures":
-        """Return the measures of rows that keep everything."""
+    def measure_complete_rows(cls, inputs: AttentionInputs, policies: int) -> "RowMeasures":
+        """Return the measures of rows that keep every key, for a number of policies."""
         b, h, t, _ = inputs.q.shape
         shape, dtype = (policies, b, h, t), score_dtype(inputs.q.dtype)
         first, stop = map(torch.from_numpy, inputs.find_key_ranges())
