@@ -20,8 +20,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups, describe_choice
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors
-from regard.observe.interception.recurrence_state import sample_state
+from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 from regard.observe.interception.score_formula import bound_products, collect_parts, resolve_form
 from regard.observe.interception.tensor_axes import AxisTable
 from regard.observe.interception.traces import Trace

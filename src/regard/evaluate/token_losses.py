@@ -1,4 +1,4 @@
-"""The logits of any model, and the loss of given tokens, computed a block at a time."""
+"""The loss of given tokens, computed from logits a block at a time, and the mode in which a model is scored."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
