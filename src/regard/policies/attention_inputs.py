@@ -1,7 +1,7 @@
 """AttentionInputs: what a policy decides from, the queries, keys and values of one layer and the length of the prompt."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -12,12 +12,8 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.scores import score_dtype
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int32]
-
 CAUSAL = Causal()
+Integers = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +47,7 @@ class AttentionInputs:
         """The number of query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
 
-    def find_key_ranges(self) -> "tuple[Integers, Integers]":
+    def find_key_ranges(self) -> tuple[Integers, Integers]:
         """Return the first key that each query may see and the end of its keys, (t,), where the mask has a range for each."""
         ranges = self.mask.find_key_ranges(self.tokens, self.tokens, 0)
         assert ranges is not None
