@@ -16,7 +16,7 @@ from regard.text import BytePair
 from regard.text.corpus import prepare
 from regard.train import TrainConfig, begin
 from regard.train.listeners.head_observer import HeadObserver
-from regard.train.loop import loop
+from regard.train.training_loop import loop
 
 TITLE = "Watching heads form: a look at every head on two texts of 128 tokens, every 200 steps"
 COLUMNS = ["layers", "heads", "width", "batch", "step ms", "a look ms", "share of the time, every 200 steps"]

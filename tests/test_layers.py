@@ -40,7 +40,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
             "sound_figure",
         )
     },
-    "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
+    "safetensors": {"weights", "observe.safetensors_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},
     "tiktoken": {"text"},

@@ -1,5 +1,6 @@
 import io
 import itertools
+import json
 import re
 
 import pytest
@@ -246,6 +247,32 @@ def test_a_model_of_transformers_writes_what_its_own_method_writes(llama, capsys
     expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
     assert (code, err) == (0, "")
     assert out == words.decode(expected) + "\n"
+
+
+def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, capsys):
+    """Of the size of GPT-2's, but with letters that are numbered in another order."""
+    numbers = json.loads((GPT2_FOLDER / "encoder.json").read_text())
+    exchanged = {"a": numbers["b"], "b": numbers["a"]}
+    (tmp_path / "numbers.json").write_text(json.dumps({**numbers, **exchanged}))
+    tokenizer = transformers.GPT2TokenizerFast(vocab=str(tmp_path / "numbers.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=29, initializer_range=0.3)
+    )
+    model.eval().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    capsys.readouterr()  # transformers shows how far it is
+    code, out, err = said(capsys, "a b a b", "--model", str(tmp_path / "model"), "--tokens", "9", "--temperature", "0")
+    ids = torch.tensor([tokenizer.encode("a b a b")])
+    assert ids[0, 0] == numbers["b"]
+    expected = model.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    assert (code, out, err) == (0, tokenizer.decode(expected) + "\n", "")
+
+
+def test_an_unknown_name_is_answered_with_every_name_that_there_is(capsys):
+    code, out, err = said(capsys, "the cat", "--model", "nothing-of-this-name")
+    assert (code, out) == (2, "")
+    assert "the names are pocket, sorter, smollm2, gpt2, gpt2-medium, gpt2-large, gpt2-xl and owner/model" in err
 
 
 def test_what_tokens_of_a_model_of_transformers_looked_at_stands_under_each(llama, capsys):

@@ -4,8 +4,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
-from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model
+from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, TransformersModel, load_model
 from regard.errors import DataError
+from regard.models import GPT2
+from regard.models import GPT2Config as Sizes
+from regard.models.gpt2_adapter import GPT2Adapter
 from regard.text.byte_pair import GPT2_FOLDER
 
 
@@ -14,6 +17,12 @@ def folder(tmp_path):
     GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=29)).save_pretrained(tmp_path)
     GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(tmp_path)
     return tmp_path
+
+
+def test_a_folder_of_our_own_and_one_of_transformers_are_told_apart(folder, tmp_path):
+    GPT2(Sizes(layers=1, heads=1, width=4, context=5, vocabulary=7)).save(tmp_path / "ours")
+    assert isinstance(load_model(str(tmp_path / "ours")), GPT2Adapter)
+    assert isinstance(load_model(str(folder)), TransformersModel)
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from bounds import assert_within, cross_entropy_bounds
 from evaluate.small import gpt2, theirs, written_out
 from regard import ConfigError, DataError, ShapeError
 from regard.evaluate import perplexity
-from regard.evaluate.logits import losses
 from regard.evaluate.perplexity import count_words_and_bytes
+from regard.evaluate.token_losses import losses
 from regard.text import BytePair, Letters
 from regard.text.corpus import prepare
 

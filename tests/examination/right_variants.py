@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from examination.wrong_calls import Rotary
 from examination.wrong_designs import Differential, DifferentialOfKernels, Latent, LatentFolded, NormedAcrossHeads
-from examination.wrong_sources import C, Cross, D, H, Written, join, split
+from examination.wrong_sources import C, Cross, D, DecoderBlock, H, Written, join, split
 from regard import Causal, Documents, Everything, Given, Padding, Prefix
 
 T = 6
@@ -32,19 +32,6 @@ class Plain(nn.Module):
 
 def hide(scores):
     return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-
-
-class DecoderBlock(nn.Module):
-    """Self attention, and cross attention that reads its memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.self_attn, self.cross_attn = (nn.MultiheadAttention(C, H, batch_first=True) for _ in range(2))
-
-    def forward(self, x, memory):
-        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        x = x + self.self_attn(x, x, x, attn_mask=hidden)[0]
-        return x + self.cross_attn(x, memory, memory)[0]
 
 
 class CacheWithReset(Plain):

@@ -60,17 +60,27 @@ class CrossTurned(Cross):
         return self.to_q(context), self.to_k(x), self.to_v(x)
 
 
-class CrossIgnored(nn.Module):
-    """A decoder block that gives its cross attention its own states twice."""
+class DecoderBlock(nn.Module):
+    """Self attention, and cross attention that reads its memory."""
 
     def __init__(self):
         super().__init__()
         self.self_attn, self.cross_attn = (nn.MultiheadAttention(C, H, batch_first=True) for _ in range(2))
 
+    def read(self, x, memory):
+        return self.cross_attn(x, memory, memory)[0]
+
     def forward(self, x, memory):
         hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         x = x + self.self_attn(x, x, x, attn_mask=hidden)[0]
-        return x + self.cross_attn(x, x, x)[0]
+        return x + self.read(x, memory)
+
+
+class CrossIgnored(DecoderBlock):
+    """A decoder block that gives its cross attention its own states twice."""
+
+    def read(self, x, memory):
+        return self.cross_attn(x, x, x)[0]
 
 
 class KeyOfQuery(nn.Module):

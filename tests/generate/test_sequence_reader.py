@@ -1,10 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from generate.small import SIZES, gpt2, rows, taken
 from regard import ConfigError, DataError, ShapeError
 from regard.generate import PrefixCache
-from regard.generate.sequence_reader import SequenceReader, list_token_rows
+from regard.generate.sequence_reader import SequenceReader, compute_logits, list_token_rows
 
 MODEL = gpt2()
 CONTEXT, N = SIZES["context"], SIZES["vocabulary"]
@@ -115,3 +117,15 @@ def test_tokens_come_in_many_forms(tokens, found):
 def test_tokens_that_are_none_are_reported(tokens, error, says):
     with pytest.raises(error, match=says):
         list_token_rows(tokens, N)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: SimpleNamespace(logits=x), lambda x: (x, None)])
+def test_logits_are_found_as_a_tensor_as_an_attribute_and_first_in_a_tuple(wrap):
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    assert compute_logits(lambda tokens: wrap(logits), torch.zeros(2, 3)) is logits
+
+
+@pytest.mark.parametrize("output", [(), None, torch.zeros(2, 3), torch.zeros(2, 4, 5), SimpleNamespace(logits=[1])])
+def test_what_are_no_logits_is_refused(output):
+    with pytest.raises(ShapeError, match=r"of tokens \(2, 3\) a model must give logits \(b, t, n\)"):
+        compute_logits(lambda tokens: output, torch.zeros(2, 3))

@@ -16,7 +16,7 @@ from torch import nn
 from models.translators import made, sentences
 from regard import CausalAttention, DataError, RegardError
 from regard.generate.translation_search import translate
-from regard.observe import load, record, recording_file
+from regard.observe import load, record, safetensors_file
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def read(path: Path, content: bytes):
         load(path)
     except DataError as error:
         return refuse(error)
-    return recording_file.read_file(path)
+    return safetensors_file.read_file(path)
 
 
 def refuse(error: DataError) -> None:
@@ -86,7 +86,7 @@ def test_a_file_of_any_shorter_length_and_one_with_bytes_behind_it_are_refused(t
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_several_scratches_is_refused_or_holds_the_very_same_numbers(tmp_path, search, data):
     path = tmp_path / "scratched.reg"
-    written, scratched = recording_file.read_file(search), bytearray(search.read_bytes())
+    written, scratched = safetensors_file.read_file(search), bytearray(search.read_bytes())
     for _ in range(data.draw(st.integers(1, 9))):
         scratched[data.draw(st.integers(0, len(scratched) - 1))] = data.draw(st.integers(0, 255))
     found = read(path, scratched)
@@ -162,7 +162,7 @@ def use(recording) -> None:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_header_that_somebody_wrote_by_hand_is_refused_or_makes_maps(tmp_path, search, data):
     path = tmp_path / "crafted.reg"
-    header, tensors = recording_file.read_file(search)
+    header, tensors = safetensors_file.read_file(search)
     for _ in range(data.draw(st.integers(1, 3))):
         change(header, data)
     if data.draw(st.booleans()):
@@ -171,7 +171,7 @@ def test_a_header_that_somebody_wrote_by_hand_is_refused_or_makes_maps(tmp_path,
             st.sampled_from([(), (3,), (0, 1, 1, 7), (2**40, 0, 5, 4), (2**40, 1, 0, 7), (2, 1, 3, 7), (0, 2**20, 0, 7)])
         )
         tensors[name] = torch.zeros(shape, dtype=data.draw(st.sampled_from([torch.float64, torch.int64, torch.bool])))
-    recording_file.write_file(path, header, tensors)
+    safetensors_file.write_file(path, header, tensors)
     if not data.draw(st.integers(0, 5)):
         change_tensor(path, data)
     with contextlib.suppress(DataError):

@@ -1,4 +1,5 @@
 import gc
+import pickle
 import threading
 import weakref
 
@@ -15,7 +16,7 @@ from observe.eager_weights import run, same
 from observe.families import FAMILIES
 from observe.family import T
 from observe.models import CACHE, gpt2
-from regard import ConfigError, compare, load
+from regard import ConfigError, compare, load, observe
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
 
@@ -43,6 +44,11 @@ def test_a_recording_is_freed_with_its_last_name(name, keep):
         assert freed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["Call", "Recording", "Run"])
+def test_a_pickle_of_an_earlier_version_names_classes_that_are_still_there(name):
+    assert pickle.loads(f"cregard.observe.recording\n{name}\n.".encode()) is getattr(observe, name)
 
 
 def test_a_recording_of_a_generation_is_freed_with_its_last_name():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import regard
 from attribution.small_models import H, make_model
 from probe.induction_model import CONTEXT, VOCABULARY, make_induction_model
-from regard import ConfigError, KnockOut
+from regard import ConfigError, KnockOut, ShapeError
 from regard.models import GPT2, GPT2Config
 from regard.observe.score_interval import compute_student_quantile
 from regard.probe.probe_heads import probe_heads
@@ -147,7 +147,7 @@ def test_what_cannot_be_probed_is_refused(subject, says):
 
 def test_a_model_without_a_head_is_refused():
     model = make_model("llama").model
-    with pytest.raises(ConfigError, match="must return logits"):
+    with pytest.raises(ShapeError, match=r"must give logits \(b, t, n\).* with its head"):
         probe_heads(model)
 
 

@@ -23,7 +23,7 @@ from regard.errors import DataError, RegardError
 from regard.train import Report, TrainConfig, Training, begin, follow
 from regard.train.distributed import start_engine
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog
-from regard.train.loop import accumulate_gradients
+from regard.train.training_loop import accumulate_gradients
 
 
 class Exchanges(TorchDispatchMode):

@@ -5,7 +5,7 @@ import torch
 
 from regard import ConfigError
 from regard.models import GPT2, GPT2Config
-from regard.train import TrainConfig, begin, memory_need, plan
+from regard.train import TrainConfig, begin, cost_estimate, memory_need
 from regard.train.memory_need import check_memory, count_needed_bytes, get_memory_limit, read_memory_size
 from regard.train.single_process import SingleProcess
 from regard.train.translator_sizes import TranslatorSizes
@@ -54,7 +54,7 @@ def test_what_is_counted_is_less_than_what_a_plan_counts():
         config = TrainConfig(
             model=GPT2Config(layers=3, heads=2, width=34, context=23, vocabulary=97), batch=6, precision=precision
         )
-        planned = plan.make_plan(config, 1, "ddp")
+        planned = cost_estimate.estimate_cost(config, 1, "ddp")
         parts = count_needed_bytes(config, 1, 97)
         assert parts["model"] + parts["activations"] <= planned.total_bytes
         assert parts["model"] == 16 * sum(one.numel() for one in GPT2(config.model).parameters())
@@ -87,9 +87,9 @@ def test_sizes_that_no_translator_has_are_refused_before_it_is_made(name, value)
 
 def test_a_plan_makes_one_layer_and_no_more(monkeypatch):
     made = []
-    monkeypatch.setattr(plan, "GPT2", lambda config: made.append(config.layers) or GPT2(config))
+    monkeypatch.setattr(cost_estimate, "GPT2", lambda config: made.append(config.layers) or GPT2(config))
     config = TrainConfig(model=GPT2Config(layers=10**7, heads=2, width=32, context=16))
-    assert plan.make_plan(config, 1, "ddp").weights == 4 * config.model.parameters
+    assert cost_estimate.estimate_cost(config, 1, "ddp").weights == 4 * config.model.parameters
     assert made == [1]
 
 

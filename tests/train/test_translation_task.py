@@ -13,8 +13,8 @@ from regard.text.pairs import PairReader, Pairs
 from regard.train import TrainConfig, begin, loop, optimizer, run
 from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
-from regard.train.loop import accumulate_gradients, compute_held_out_loss
 from regard.train.seeds import seed_generators
+from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
 from text.pairs.small import aligned, many
 from train import small
 

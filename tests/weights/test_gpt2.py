@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from regard.errors import ConfigError, WeightsError
-from regard.models import GPT2
+from regard.models import GPT2, GPT2Config
 from regard.weights import gpt2
 from regard.weights.arrays import read_arrays
 from weights import checkpoint_formats
@@ -192,3 +192,43 @@ def test_tensors_that_are_no_gpt2_are_not_saved(tmp_path):
     with pytest.raises(WeightsError, match=r"norm\.bias must have the shape \(15,\), got nothing"):
         gpt2.save_weights(tmp_path / "model", found.config, {n: x for n, x in found.tensors.items() if n != "norm.bias"})
     assert not (tmp_path / "model").exists()
+
+
+def save_ours(folder):
+    GPT2(GPT2Config(layers=1, heads=1, width=4, context=5, vocabulary=7)).save(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("tokenizer.json", None, False),
+        ("vocab.json", None, False),
+        ("encoder.json", None, True),
+        ("config.json", {"model_type": "llama"}, False),
+        ("config.json", {"model_type": "gpt2"}, True),
+        ("config.json", {}, True),
+        ("config.json", [], True),
+        ("model.gguf", None, True),
+    ],
+)
+def test_a_folder_is_our_own_unless_its_config_or_its_tokenizer_is_of_another_kind(tmp_path, name, content, expected):
+    assert gpt2.is_own_gpt2(str(tmp_path))
+    save_ours(tmp_path)
+    assert gpt2.is_own_gpt2(str(tmp_path))
+    (tmp_path / name).write_text(json.dumps(content))
+    assert gpt2.is_own_gpt2(str(tmp_path)) == expected
+
+
+def test_a_file_is_our_own_unless_it_is_a_gguf_file(tmp_path):
+    for name in ("ckpt.pt", "model.gguf"):
+        (tmp_path / name).touch()
+    assert gpt2.is_own_gpt2(str(tmp_path / "ckpt.pt"))
+    assert not gpt2.is_own_gpt2(str(tmp_path / "model.gguf"))
+    assert not gpt2.is_own_gpt2(str(tmp_path / "nothing"))
+
+
+def test_the_names_of_our_own_are_those_of_the_package():
+    assert [one for one in ("pocket", "sorter", "gpt2", "smollm2", "owner/model") if gpt2.is_own_gpt2(one)] == [
+        "pocket",
+        "sorter",
+    ]

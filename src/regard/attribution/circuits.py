@@ -17,9 +17,9 @@ from regard.attribution.model_parts import (
     find_parts,
     find_projection,
     is_near,
+    trace_forward,
     widen,
 )
-from regard.attribution.model_trace import trace_forward
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, describe_value

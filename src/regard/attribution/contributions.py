@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attribution.logit_lens import LogitLens
-from regard.attribution.model_parts import ModelParts, check_unembedding, find_parts
-from regard.attribution.model_trace import trace_forward
+from regard.attribution.model_parts import ModelParts, check_unembedding, find_parts, trace_forward
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.map import AttentionMap

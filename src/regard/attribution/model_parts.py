@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_floating, describe_value
 from regard.mechanism.scores import score_dtype
-from regard.observe.recording import Recording
+from regard.observe import Recording, record
 
 POSITIONS = 8  # at which inputs and outputs are compared
 NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or TF32
@@ -295,3 +296,11 @@ def fit_norm(one: Activation) -> Norm | None:
             fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.to(one.y.dtype))))
     error, best = min(fits, key=lambda fit: fit[0])
     return best if error <= max(NEAR_NORM, one.tolerance) * float(y.norm()) else None
+
+
+def trace_forward(model: nn.Module, tokens: Tensor, positions: int = POSITIONS) -> tuple[ActivationTrace, Recording, Tensor]:
+    """Run a model on tokens (b, t): return its modules' activations at the first positions, its recording and its logits."""
+    trace = ActivationTrace(positions)
+    with trace.watch(model), record(model, keep="values") as recording:
+        logits = compute_logits(model, tokens).detach()
+    return trace, recording, logits

@@ -4,8 +4,6 @@ Exit code 2 if the model, the text or the settings cannot be used, 130 after Ctr
 """
 
 import argparse
-import contextlib
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from regard.cli.arguments.generate import FLAGS, TOKENS
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.device import check_device
 from regard.cli.input_text import read_text
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import PieceDecoder, encode_prompt
 from regard.generate.settings import Tokenizer
@@ -26,6 +24,8 @@ from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
 from regard.text.transformers_tokenizer import TransformersTokenizer
+from regard.weights.gpt2 import is_own_gpt2
+from regard.weights.hub import is_model_name
 
 if TYPE_CHECKING:
     from regard.show.generated_tokens import GeneratedToken
@@ -52,27 +52,20 @@ def run(options: argparse.Namespace) -> int:
 def load_decoder(name: str, device: str | None) -> tuple[GPT2 | TransformersDecoder, dict[str, Any]]:
     """Load a GPT-2, or a model of transformers that `regard.generate` continues texts with, and its tokenizer and end."""
     path = Path(name).expanduser()
-    if not is_for_transformers(path) and name != SMOLLM2:
+    if is_own_gpt2(name) or (not path.exists() and is_model_name(name)):
         model = GPT2.load(name).to(check_device(device))
         return model, model.get_end_settings()
-    from regard.cli.model_loading import CAUSAL_LM, TransformersModel, load_model  # a GPT-2 starts without transformers
+    from regard.cli.model_loading import CAUSAL_LM, MODEL_NAMES, TransformersModel, load_model  # not needed by a GPT-2
 
+    if not path.exists() and name != SMOLLM2:
+        raise DataError(
+            f"{name} is not a file, a folder or the name of a model: the names are {', '.join(MODEL_NAMES)} and owner/model."
+        )
     found = load_model(name, CAUSAL_LM, device)
     assert isinstance(found, TransformersModel)
-    return TransformersDecoder(found.model), {
-        "text": TransformersTokenizer(found.tokenizer),
-        "end": found.tokenizer.eos_token_id,
-    }
-
-
-def is_for_transformers(path: Path) -> bool:
-    """Return whether a path holds a model of another family than GPT-2: a .gguf file, or a folder whose config says so."""
-    if path.suffix == ".gguf":
-        return path.is_file()
-    with contextlib.suppress(OSError, ValueError):
-        kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
-        return kind not in (None, "gpt2")
-    return False
+    is_gpt2 = path.is_dir() and getattr(found.model.config, "model_type", "") == "gpt2"  # with a tokenizer of its own
+    decoder = GPT2.load(name).to(found.device) if is_gpt2 else TransformersDecoder(found.model)
+    return decoder, {"text": TransformersTokenizer(found.tokenizer), "end": found.tokenizer.eos_token_id}
 
 
 def print_stream(pieces: Iterator[str]) -> None:

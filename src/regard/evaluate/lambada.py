@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError, OutOfRangeError
-from regard.evaluate.logits import Model, check_callable, compute_logits, evaluation_mode, losses
 from regard.evaluate.perplexity import exp_or_inf
+from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, check_instance, describe_value
 
 # words that a sentence seldom ends with: English function words; our own list, since the paper's was not published

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.evaluate.logits import Model, check_callable, compute_logits, evaluation_mode, losses
+from regard.evaluate.token_losses import Model, check_callable, evaluation_mode, losses
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, describe_value
 from regard.text.byte_pair import END
 from regard.text.corpus import Corpus

@@ -59,7 +59,7 @@ def list_methods(module: nn.Module, names: Sequence[str], shape: Sequence[int]) 
                 if name.startswith("__") or name == "forward" or code is None:
                     continue
                 needed = count_required(method) - 1  # without self
-                if needed in range(MOST_ARGUMENTS + 1) and used & {*code.co_names, *filter(is_word, code.co_consts)}:
+                if needed in range(MOST_ARGUMENTS + 1) and used & {*code.co_names, *code.co_consts}:
                     found.setdefault(name, needed)
 
     def make_reset(name: str, needed: int) -> Reset:
@@ -79,11 +79,6 @@ def count_required(method: Callable[..., Any]) -> int:
     if any(one.kind is one.KEYWORD_ONLY for one in required):
         return MOST_ARGUMENTS + 2
     return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in required)
-
-
-def is_word(constant: object) -> bool:
-    """Return whether a constant in a function's code may be an attribute's name."""
-    return isinstance(constant, str)
 
 
 def list_arguments(module: nn.Module) -> Iterator[Reset]:

@@ -62,7 +62,7 @@ def record_part_calls(case: Case, x: Tensor) -> list[PartCall]:
     """Return the inputs and output of each part that ran exactly once."""
     assert case.subject.module is not None
     found: list[PartCall] = []
-    with hook_parts(case.subject.module, lambda *told: found.append(PartCall(*told))):
+    with hook_parts(case.subject.module, lambda *arguments: found.append(PartCall(*arguments))):
         case.run_subject(x)
     return [one for one in found if sum(other.part is one.part for other in found) == 1]
 

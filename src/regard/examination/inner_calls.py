@@ -306,13 +306,8 @@ def select_inside(outputs: Sequence[ModuleOutput], place: str) -> list[ModuleOut
 def find_named_output(x: Tensor, outputs: Sequence[ModuleOutput], role: str) -> Tensor | None:
     """Return the first output of a part whose name states a role, in the heads of x (b, h, t, d); None without one."""
     for one in outputs:
-        y = arrange_tokens(one.output, x) if parse_role(get_last_name(one.name)) == role else None
+        y = arrange_tokens(one.output, x) if parse_role(one.name.rpartition(".")[2]) == role else None
         if y is not None and y.shape[-1] == x.shape[1] * x.shape[-1]:
             split: Tensor = y.unflatten(-1, (-1, x.shape[-1])).transpose(1, 2)
             return split
     return None
-
-
-def get_last_name(path: str) -> str:
-    """Return the last name of a module's path."""
-    return path.rpartition(".")[2]

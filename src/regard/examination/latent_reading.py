@@ -84,11 +84,11 @@ def list_absorbed_weights(weight: Tensor, h: int, plain: Tensor, name: str) -> I
     n, rows = plain.shape[-1], len(weight) // h
     if len(weight) % h or rows < n:
         return
-    apart, mixed = weight.unflatten(0, (h, rows)), weight.unflatten(0, (rows, h)).transpose(0, 1)
+    separate_heads, mixed_heads = weight.unflatten(0, (h, rows)), weight.unflatten(0, (rows, h)).transpose(0, 1)
     cure = VIEW.format(name)
-    yield AbsorbedQueries(0, 0), apart[:, :n]
+    yield AbsorbedQueries(0, 0), separate_heads[:, :n]
     viewed = f"the weight of {name} is viewed with the axes of heads and width exchanged: heads are mixed"
-    yield AbsorbedQueries(0, 0, 0, viewed, cure, "mixed heads"), mixed[:, :n]
+    yield AbsorbedQueries(0, 0, 0, viewed, cure, "mixed heads"), mixed_heads[:, :n]
     if rows > n:
         values = f"the part of {name} that makes values is absorbed in the queries, not the part that makes keys"
-        yield AbsorbedQueries(0, 0, 0, values, cure, "wrong roles"), apart[:, -n:]
+        yield AbsorbedQueries(0, 0, 0, values, cure, "wrong roles"), separate_heads[:, -n:]

@@ -44,7 +44,9 @@ def run_probes(case: Case, progress: Progress | None = None) -> Report:
     findings = adjust_cures(rank_findings(one for one in results if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in results if isinstance(one, Checked))
     missing = [one for one in results if isinstance(one, Unknown)]
-    hint = suggest_own_part(case, name) if any(one.needs == evidence.ALONE for one in missing) else ""
+    hint = ""
+    if any(one.needs == evidence.ALONE for one in missing):
+        hint = suggestions.suggest_part(case.subject.module, [name], case.expects, case.offset, "layer")
     unknown = tuple(dict.fromkeys(add_part_hint(one, hint) for one in missing))
     return Report(
         case.subject.name, str(case.expects), findings, checked, unknown, list_notes(case, inside), make_visibility(case)
@@ -75,11 +77,6 @@ def prefix_result(one: Finding | Checked | Unknown, name: str) -> Finding | Chec
     if isinstance(one, Finding):
         return replace(one, evidence=f"{name}: {one.evidence}")
     return replace(one, what=f"in {name} {one.what}")
-
-
-def suggest_own_part(case: Case, name: str) -> str:
-    """Return how to examine a part of the subject's module alone, "" if that would not show more."""
-    return suggestions.suggest_part(case.subject.module, [name], case.expects, case.offset, "layer")
 
 
 def add_part_hint(one: Unknown, hint: str) -> Unknown:

@@ -222,7 +222,7 @@ class ModelExamination:
             if result is not None and (isinstance(result, Finding) or not seeing.missed):
                 yield result
             else:
-                needs = needs or self.suggest_layer(list_layer_names(calls, seeing.missed))
+                needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
@@ -478,8 +478,3 @@ def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
         reasons.setdefault(reason, []).append(name)
     lines = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
     return "; ".join(lines[:2]) or "no attention was recorded"
-
-
-def list_layer_names(calls: Sequence[InnerCall], missed: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names of the layers that were recorded, or of those that were not."""
-    return [one.name for one in calls] or [name for name, _ in missed]

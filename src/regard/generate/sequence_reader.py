@@ -1,7 +1,7 @@
 """Reader: a model that reads sequences a few tokens at a time, and gives the logits of what may come next in each."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,23 @@ class Model(Protocol):
 
     def __call__(self, tokens: Tensor, cache: Any = None) -> Tensor:
         """Return the logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked selects."""
+
+
+def compute_logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:
+    """Return the logits (b, t, n) of tokens (b, t), of any model or function, with their graph.
+
+    Raises ShapeError if it returns none, as a tensor, as .logits, or first in a tuple.
+    """
+    output = model(tokens)
+    first = output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else output
+    logits = getattr(output, "logits", first)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
+        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ShapeError(
+            f"of tokens {tuple(tokens.shape)} a model must give logits (b, t, n), or have them as .logits; got {came}. Load a "
+            "model of transformers with its head, e.g. by AutoModelForCausalLM."
+        )
+    return logits
 
 
 @dataclass(frozen=True, eq=False)

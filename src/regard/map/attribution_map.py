@@ -59,7 +59,7 @@ class AttributionMap(SignedMap):
         self.left, self.right = left.detach().to(dtype), right.detach().to(dtype)
 
     @classmethod
-    def of_scores(cls, weights: AttentionMap, left: Tensor, right: Tensor) -> "AttributionMap":
+    def differentiate_scores(cls, weights: AttentionMap, left: Tensor, right: Tensor) -> "AttributionMap":
         """Return the gradient with respect to the scores that the softmax takes: A_ij (l_i · r_j - Σ_m A_im l_i · r_m).
 
         It is a map of weights times products, of l with -Σ_m A_im l_i · r_m appended and r with 1, whose rows add up to 0.
@@ -68,6 +68,8 @@ class AttributionMap(SignedMap):
         means = (full_map.left * (weights @ full_map.right)).sum(-1, keepdim=True)
         ones = full_map.right.new_ones(*full_map.right.shape[:3], 1)
         return cls(weights, torch.cat([full_map.left, -means], -1), torch.cat([full_map.right, ones], -1))
+
+    of_scores = differentiate_scores  # its earlier name
 
     @cached_property
     def means(self) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from regard.observe.deserialize import load
 from regard.observe.record import record
-from regard.observe.recording import Call, Recording, Run
+from regard.observe.recording import Recording
+from regard.observe.run import Call, Run
 
 __all__ = ["Call", "Recording", "Run", "load", "record"]

@@ -56,7 +56,7 @@ class Attribution:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
         left = self.join_layer(self.gradients, layer, attention, part)
         if kind == "scores":
-            found = AttributionMap.of_scores(weights, left, values)
+            found = AttributionMap.differentiate_scores(weights, left, values)
         else:
             found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:

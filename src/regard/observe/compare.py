@@ -14,7 +14,8 @@ from regard.mechanism.arguments import check_choice, check_count, describe_value
 from regard.observe import text_table
 from regard.observe.head_divergence import jensen_shannon
 from regard.observe.map_view import MapView
-from regard.observe.recording import KINDS, Recording
+from regard.observe.recording import Recording
+from regard.observe.run import KINDS
 from regard.observe.words import TextPair
 from regard.observe.words import split_rows as words_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.mechanism.arguments import check_instance, check_path
-from regard.observe import implicit_serialization, recording_file
+from regard.observe import implicit_serialization, safetensors_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
     REAL,
@@ -29,7 +29,8 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.mask_serialization import MaskReader
 from regard.observe.places import deserialize_places
-from regard.observe.recording import KINDS, Call, Recording, Run
+from regard.observe.recording import Recording
+from regard.observe.run import KINDS, Call, Run
 from regard.observe.serialize import CALL_NUMBERS, CALL_TENSORS
 
 WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
@@ -42,11 +43,11 @@ def load(path: str | Path, *, verify: bool = True) -> Recording:
     only the header is compared. Files before version 3 have no checksums.
     Raises DataError, stating what was expected, if the file is missing, truncated, damaged, foreign or newer.
     """
-    header, tensors = recording_file.read_file(Path(check_path("path", path)), check_instance("verify", verify, bool))
+    header, tensors = safetensors_file.read_file(Path(check_path("path", path)), check_instance("verify", verify, bool))
     try:
         return deserialize_recording(header, tensors)
     except WRONG as error:
-        raise recording_file.build_damage_error(path, error) from None
+        raise safetensors_file.build_damage_error(path, error) from None
 
 
 def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:

@@ -17,7 +17,8 @@ from regard.observe import detectors, text_table, words
 from regard.observe.detectors import NEAR, Queries
 from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, define_user_scores, estimate_heads
 from regard.observe.map_view import MapView
-from regard.observe.recording import IMPLICIT, KINDS, Recording, join_names
+from regard.observe.recording import Recording
+from regard.observe.run import IMPLICIT, KINDS, join_names
 from regard.observe.score_interval import Score
 from regard.observe.words import Class, Tokens
 

@@ -24,7 +24,8 @@ from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.record import refuse_compiled
-from regard.observe.recording import KINDS, Recording
+from regard.observe.recording import Recording
+from regard.observe.run import KINDS
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None

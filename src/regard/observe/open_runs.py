@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.kv_history import CacheMatch, KVHistory
-from regard.observe.recording import HistoryKey, Run
+from regard.observe.run import HistoryKey, Run
 
 UNNAMED = 32  # number of open runs without a cache object, the latest ones
 PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))

@@ -14,7 +14,7 @@ from torch import nn
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
 from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_key_places
-from regard.observe.recording import Run
+from regard.observe.run import Run
 
 FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path

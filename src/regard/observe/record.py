@@ -12,8 +12,8 @@ from regard.errors import ConfigError
 from regard.observe import interception
 from regard.observe.block_outputs import watch_blocks
 from regard.observe.interception.observer_op import IMPLEMENTATION
-from regard.observe.recorder import Recorder
 from regard.observe.recording import Recording
+from regard.observe.recording_watcher import RecordingWatcher
 from regard.observe.selection import Selection
 from regard.observe.tensor_store import Store
 
@@ -47,11 +47,11 @@ def record(
     modules = dict(model.named_modules())
     refuse_compiled(modules)
     store = Store.from_arguments(keep, to)
-    recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), store)
-    with interception.watch_modules(recorder, modules), watch_blocks(modules if store.residual else {}, recorder.handle_block):
-        yield recorder.recording
-    recorder.fill_places()
-    warn_missed(recorder.recording)
+    watcher = RecordingWatcher(modules, Selection.from_arguments(modules, layers, heads), store)
+    with interception.watch_modules(watcher, modules), watch_blocks(modules if store.residual else {}, watcher.handle_block):
+        yield watcher.recording
+    watcher.fill_places()
+    warn_missed(watcher.recording)
 
 
 def uses_op(model: nn.Module) -> bool:

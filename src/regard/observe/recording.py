@@ -1,258 +1,33 @@
-"""Recording: the attention of a model, by call and as one map per layer."""
+"""Recording: all recorded calls and runs of a model."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, MissingNameError, OutOfRangeError
+from regard.errors import ConfigError, MissingNameError
 from regard.html_repr import HtmlFragment, HtmlRepr
 from regard.map import AttentionMap, DifferentiableMap
 from regard.map.implicit_map import ImplicitMap
 from regard.mechanism.arguments import (
-    check_choice,
     check_count,
     check_flag,
     check_instance,
-    check_integer,
     check_path,
     describe_value,
 )
-from regard.mechanism.mask_algebra import EVERYTHING
-from regard.mechanism.masks import Causal, Documents
-from regard.observe import recording_file
+from regard.observe import safetensors_file
 from regard.observe.attribution import Attribution, attribute
-from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, join_head_maps
+from regard.observe.implicit_history import ImplicitCall
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.kv_history import KVHistory, StoredCall
-from regard.observe.media import Media
 from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
+from regard.observe.run import Call, Run, join_names
 from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, select_axis_words
 from regard.terminal_escapes import escape_controls
-
-DECODERS = ("decoder", "language_model", "text_decoder")  # the default among several parts of a model
-KINDS = ("self", "cross")  # of attention with a softmax
-IMPLICIT = "implicit"  # the kind of attention without one
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One attention call: the path of the innermost module that made it, its kind (self or cross), its step in the run."""
-
-    history: KVHistory = field(repr=False)
-    stored: StoredCall = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """The path of the module in the model."""
-        return self.history.name
-
-    @property
-    def kind(self) -> str:
-        """The kind of attention: self or cross."""
-        return self.history.kind
-
-    @property
-    def step(self) -> int:
-        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
-        return self.stored.step
-
-    @property
-    def map(self) -> AttentionMap:
-        """The map (b, h, q, k) of this call's queries on all keys that they could see."""
-        return self.history.build_call_map(self.stored)
-
-    def __repr__(self) -> str:
-        q, k = self.stored.q, self.stored.stop - self.stored.first
-        return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
-
-
-HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
-
-
-@dataclass(eq=False)
-class Run:
-    """One forward of the model, or a prompt and the steps that continued it."""
-
-    histories: dict[HistoryKey, KVHistory] = field(default_factory=dict)
-    calls: list[Call | ImplicitCall] = field(default_factory=list)
-    parent_rows: dict[int, Tensor] = field(default_factory=dict)
-    rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
-    implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
-    media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
-
-    @property
-    def softmax_calls(self) -> list[Call]:
-        """The calls of attention with a softmax, in order."""
-        return [call for call in self.calls if isinstance(call, Call)]
-
-    @property
-    def names(self) -> list[str]:
-        """The recorded modules, in the order they first ran."""
-        return list(dict.fromkeys(call.name for call in self.calls))
-
-    @property
-    def parts(self) -> list[str]:
-        """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
-        names = list(dict.fromkeys(call.name for call in self.softmax_calls)) or self.names
-        paths = [re.sub(r"\d+", "*", name).split(".") for name in names]
-        for components in zip(*paths, strict=False):
-            if len(set(components)) > 1:
-                lengths = {len(path) for path in paths}
-                last = len(lengths) == 1 and components == tuple(path[-1] for path in paths)
-                return [] if last else list(dict.fromkeys(components))
-        return []
-
-    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
-        """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
-        return [name for name, _ in self.list_visits(kind, part)]
-
-    def list_visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
-        """Return the modules of a kind and a part with the number of each visit, in the order they first ran.
-
-        Raises MissingNameError if no recorded module belongs to the part.
-        """
-        check_choice("kind", kind, (*KINDS, IMPLICIT))
-        if part is None:
-            part = next((one for one in self.parts if one in DECODERS), None)
-        elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
-            raise MissingNameError(
-                f"part {describe_value(part)} is not in the path of any recorded module. The parts are: "
-                f"{', '.join(self.parts) or 'none'}."
-            )
-        return [(name, visit) for name, visit in self.list_all_visits(kind) if part is None or is_in_part(name, part)]
-
-    def list_all_visits(self, kind: str) -> list[tuple[str, int]]:
-        """Return the modules of a kind, of all parts, with the number of each visit."""
-        histories = self.implicit_histories if kind == IMPLICIT else self.histories
-        return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
-
-    @overload
-    def map(  # type: ignore[overload-overlap]
-        self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
-    ) -> ImplicitMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., grad: Literal[False] = ...
-    ) -> AttentionMap: ...
-
-    @overload
-    def map(
-        self, layer: int | str, head: int | None = ..., kind: str = ..., part: str | None = ..., *, grad: Literal[True]
-    ) -> DifferentiableMap: ...
-
-    def map(
-        self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None, grad: bool = False
-    ) -> AttentionMap | DifferentiableMap | ImplicitMap:
-        """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
-
-        layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
-        the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
-        default the decoder, if the model has one. kind is "self" or "cross", or "implicit" for the ImplicitMap of a layer
-        without a softmax, whose heads are its channels where it has no heads. With grad=True it is a DifferentiableMap, through
-        which a loss on the weights reaches the model: of one forward that was recorded with keep="values" and with gradients.
-        Raises ConfigError for a layer, a head or a part that was not recorded, or if there is no graph.
-        """
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            implicit = join_head_maps([one.build_map() for one in self.find_implicit_histories(layer, part)])
-            return implicit if head is None else implicit.select(heads=[check_integer("head", head, ", or None for all")])
-        histories = self.find_histories(layer, kind, part)
-        found = join_differentiable_maps(histories) if check_flag("grad", grad) else join_maps(histories)
-        heads = histories[0].heads
-        if head is None:
-            return found
-        head = check_integer("head", head, ", or None for all")
-        if head in heads:
-            return found.select(heads=[heads.index(head)])
-        if histories[0].selected_heads is None and -len(heads) <= head < 0:
-            return found.select(heads=[head])
-        kept = f"0 to {len(heads) - 1}" if histories[0].selected_heads is None else join_names(list(map(str, heads)))
-        raise OutOfRangeError(f"head must be one of the recorded heads, {kept}; got {describe_value(head)}.")
-
-    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
-        """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            return tuple(range(sum(len(one.heads) for one in self.find_implicit_histories(layer, part))))
-        return self.find_histories(layer, kind, part)[0].heads
-
-    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them, as it does of implicit ones."""
-        if check_choice("kind", kind, (*KINDS, IMPLICIT)) == IMPLICIT:
-            return torch.cat([one.join_values() for one in self.find_implicit_histories(layer, part)], 1)
-        histories = self.find_histories(layer, kind, part)
-        found = [history.join_values() for history in histories]
-        kept = [x for x in found if x is not None]
-        if not kept or len(kept) < len(found):
-            return None
-        if len(kept) > 1:
-            asked = [history.build_map()._request for history in histories]
-            if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
-                return kept[-1]
-            require_packed(histories)
-        return torch.cat(kept, 2)
-
-    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
-        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
-
-        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
-        """
-        histories = self.find_histories(layer, "self", part)
-        found = histories[0].join_residuals() if len(histories) == 1 else None
-        if found is None:
-            raise ConfigError(
-                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
-                "the only self-attention of a module in a list of modules."
-            )
-        return found
-
-    def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
-        """Return the histories of a layer: one for each call that one visit of its module makes."""
-        check_choice("kind", kind, KINDS)
-        visit = self.find_visit(layer, kind, part)
-        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
-
-    def find_implicit_histories(self, layer: int | str, part: str | None) -> list[ImplicitHistory]:
-        """Return the histories of a layer without a softmax: one for each call that one visit of its module makes."""
-        visit = self.find_visit(layer, IMPLICIT, part)
-        return [history for (name, _, turn, _), history in self.implicit_histories.items() if (name, turn) == visit]
-
-    def find_visit(self, layer: int | str, kind: str, part: str | None) -> tuple[str, int]:
-        """Return the module of a layer and the number of its visit. Raises ConfigError if it was not recorded."""
-        visits = self.list_visits(kind, part)
-        if isinstance(layer, str):
-            named = [
-                (name, visit)
-                for name, visit in self.list_all_visits(kind)
-                if name == layer and (part is None or is_in_part(name, part))
-            ]
-            if not named:
-                others = [one for one in self.names if one != layer]
-                raise MissingNameError(
-                    f"no {kind} attention of {describe_value(layer)} was recorded. Recorded: {join_names(others)}."
-                )
-            if len(named) > 1:
-                raise ConfigError(
-                    f"{layer} ran {len(named)} times in one forward: pass the number of a run, layer=0 to {len(visits) - 1}, "
-                    f"or use recording[{layer!r}]."
-                )
-            return named[0]
-        if not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
-            other = [one for one in (*KINDS, IMPLICIT) if one != kind and self.list_visits(one, part)]
-            hint = f" For {' or '.join(other)} attention, pass kind=." if other and not visits else ""
-            raise OutOfRangeError(
-                f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(layer)}.{hint}"
-            )
-        return visits[layer]
-
-    def __repr__(self) -> str:
-        return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
 
 
 @dataclass(eq=False)
@@ -360,7 +135,7 @@ class Recording(HtmlRepr):
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
-        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self), find_version(self))
+        safetensors_file.write_file(Path(check_path("path", path)), *serialize_recording(self), find_version(self))
 
     def page(self, height: int = 720) -> HtmlFragment:
         """Return the page of the recording, as regard.page writes it, for the output cell of a notebook, `height` pixels high.
@@ -375,77 +150,3 @@ class Recording(HtmlRepr):
         model = escape_controls(self.model)
         counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
         return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
-
-
-def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
-    """Return the map of one visit with its graph. Raises ConfigError if it makes several calls of attention."""
-    if len(histories) > 1:
-        raise ConfigError(
-            f"{histories[0].name} calls attention {len(histories)} times in one forward, so its joined map has no graph."
-        )
-    return histories[0].build_differentiable_map()
-
-
-def join_maps(histories: list[KVHistory]) -> AttentionMap:
-    """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
-
-    Calls of single queries or of parts of them, one after another on the same keys or on growing prefixes, become its rows.
-    Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
-    """
-    maps = [history.build_map() for history in histories]
-    if len(maps) == 1:
-        return maps[0]
-    asked = [one._request for one in maps]
-    alike = {(one.q.shape[:2], one.q.shape[3], one.k.shape[1], one.scale, one.softcap) for one in asked}
-    plain = all(one.mask == EVERYTHING and one.offset == 0 for one in asked)
-    plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))
-    if len(alike) > 1 or not plain:
-        raise build_many_calls_error(histories)
-    growth = find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked])
-    if growth is not None:
-        rule, offset = (Causal(), asked[0].k.shape[2] - 1) if growth else (EVERYTHING, 0)
-        rows = torch.cat([one.q for one in asked], 2)
-        return AttentionMap(rows, asked[-1].k, rule, offset=offset, scale=asked[0].scale, softcap=asked[0].softcap)
-    require_packed(histories)
-    lengths = torch.tensor([one.shape[2:] for one in maps]).T  # of queries, of keys
-    ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]
-    q, k = torch.cat([one.q for one in asked], 2), torch.cat([one.k for one in asked], 2)
-    return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
-
-
-def require_packed(histories: list[KVHistory]) -> None:
-    """Raise ConfigError if several calls of one visit may not be packed sequences, but a loop over heads for example."""
-    if not all(stored.can_be_packed for history in histories for stored in history.stored_calls):
-        raise build_many_calls_error(histories)
-
-
-def build_many_calls_error(histories: list[KVHistory]) -> ConfigError:
-    """Return the error for several calls of one visit that are no single map."""
-    return ConfigError(
-        f"{histories[0].name} calls attention {len(histories)} times in one forward: recording[name] has each of them."
-    )
-
-
-def find_key_growth(keys: list[Tensor], queries: list[int]) -> int | None:
-    """Return how many keys each call adds to those of the call before: 0 or 1; None if its keys are others.
-
-    Calls that add none have fewer queries than keys, calls that add one have one query each.
-    """
-    lengths = [k.shape[2] for k in keys]
-    growth = lengths[-1] - lengths[-2] if len(keys) > 1 else None
-    grows = growth == 1 and all(n == 1 for n in queries) and lengths == [lengths[0] + n for n in range(len(keys))]
-    stays = growth == 0 and len(set(lengths)) == 1 and all(n < lengths[0] for n in queries)
-    same = (grows or stays) and all(torch.equal(k, keys[-1][:, :, : k.shape[2]]) for k in keys)
-    return growth if same else None
-
-
-def is_in_part(name: str, part: str) -> bool:
-    """Return whether a module's path has a part as a component, or as the beginning of one before an underscore."""
-    return any(component == part or component.startswith(f"{part}_") for component in name.split("."))
-
-
-def join_names(names: list[str], most: int = 6) -> str:
-    """Return names joined by commas; after the first `most`, the number of the others."""
-    if not names:
-        return "nothing"
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

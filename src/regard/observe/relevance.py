@@ -5,15 +5,14 @@ multiplied with it block by block.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
+from regard.observe.run import Run
 
-Run = Any  # regard.observe.recording.Run, whose module imports this one
 FindPull = Callable[[int | str, str, str | None], AttributionMap]  # of layer, attention and part
 
 

@@ -11,7 +11,8 @@ from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
-from regard.observe.recording import IMPLICIT, KINDS, Recording
+from regard.observe.recording import Recording
+from regard.observe.run import IMPLICIT, KINDS
 
 ROWS = 64  # per product
 

@@ -17,7 +17,7 @@ from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, has_cached_keys, select_run
-from regard.observe.recording import IMPLICIT, HistoryKey, Run
+from regard.observe.run import IMPLICIT, HistoryKey, Run
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"

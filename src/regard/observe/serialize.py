@@ -5,11 +5,12 @@ from typing import Any
 from torch import Tensor
 
 from regard.map.relative_bias import RelativeBias
-from regard.observe import implicit_serialization, recording_file
-from regard.observe.implicit_history import ImplicitCall
-from regard.observe.kv_history import StoredCall
+from regard.observe import implicit_serialization, safetensors_file
+from regard.observe.implicit_history import ImplicitCall, ImplicitHistory
+from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.mask_serialization import serialize_mask
 from regard.observe.places import serialize_places
+from regard.observe.run import Run
 from regard.observe.words import TextPair
 
 CALL_NUMBERS = ("first", "stop", "step")
@@ -66,8 +67,8 @@ def find_version(recording: Any) -> int:
     biases = [call.stored.bias for call in recording.calls if not isinstance(call, ImplicitCall)]
     biases += [call.stored.mechanism.tensors.get("bias") for call in implicit]
     if any(isinstance(x, RelativeBias) for x in biases):
-        return recording_file.VERSION
-    return recording_file.BEFORE_DIAGONALS if implicit else recording_file.BEFORE_RECURRENCES
+        return safetensors_file.VERSION
+    return safetensors_file.BEFORE_DIAGONALS if implicit else safetensors_file.BEFORE_RECURRENCES
 
 
 def serialize_tokens(tokens: Any) -> Any:
@@ -78,7 +79,7 @@ def serialize_tokens(tokens: Any) -> Any:
     return None if tokens is None else [one if isinstance(one, str) else list(one) for one in tokens]
 
 
-def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
+def serialize_run(run: Run, packed: NamedTensors) -> dict[str, Any]:
     """Return a Run as plain values: its histories, and its calls by the indices of history and stored call.
 
     Histories of recurrences are counted after the others.
@@ -88,7 +89,7 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
     implicit = list(dict.fromkeys([*run.implicit_histories.values(), *others]))
     for history in softmax:
         history.check_unchanged()
-    histories = [*softmax, *implicit]
+    histories: list[KVHistory | ImplicitHistory] = [*softmax, *implicit]
     keys = {id(history): list(key) for key, history in (*run.histories.items(), *run.implicit_histories.items())}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {

@@ -15,7 +15,8 @@ from regard.mechanism.masks import Given
 from regard.observe.deserialize import deserialize_recording
 from regard.observe.interception.distributed_tensors import BATCH_PART
 from regard.observe.kv_history import KVHistory, StoredCall, stack_tables
-from regard.observe.recording import Call, Recording, Run
+from regard.observe.recording import Recording
+from regard.observe.run import Call, Run
 from regard.observe.serialize import serialize_recording
 
 UNLIKE = "the ranks recorded different calls: record the same forwards on each of them, without layers= and heads="
@@ -81,16 +82,11 @@ def join_histories(histories: Sequence[KVHistory]) -> KVHistory:
         raise ConfigError(UNLIKE)
     if all(have_equal_calls(first, one) for one in histories[1:]):
         return first
-    if len({stored.q.shape[1] / keys.shape[1] for one in histories for stored, keys in zip_calls(one)}) > 1:
+    if len({stored.q.shape[1] / one.keys[0].shape[1] for one in histories for stored in one.stored_calls}) > 1:
         raise ConfigError(f"{first.name}: the ranks share keys among different numbers of heads, so they are no single map.")
     keys = [torch.cat(each, 1) for each in zip(*(one.keys for one in histories), strict=True)]
     calls = [join_calls(each) for each in zip(*(one.stored_calls for one in histories), strict=True)]
     return replace(first, keys=keys, stored_calls=calls, selected_heads=None)
-
-
-def zip_calls(history: KVHistory) -> list[tuple[StoredCall, Tensor]]:
-    """Return each call with the first keys of its history, for their numbers of heads."""
-    return [(stored, history.keys[0]) for stored in history.stored_calls]
 
 
 def have_equal_calls(one: KVHistory, other: KVHistory) -> bool:

@@ -1,7 +1,9 @@
 """AttentionInputs: what a policy decides from, the queries, keys and values of one layer and the length of the prompt."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from regard.errors import ConfigError
@@ -11,6 +13,7 @@ from regard.mechanism.masks import Causal
 from regard.mechanism.scores import score_dtype
 
 CAUSAL = Causal()
+Integers = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,6 +46,13 @@ class AttentionInputs:
     def heads_per_key(self) -> int:
         """The number of query heads that share a key head."""
         return self.q.shape[1] // self.k.shape[1]
+
+    def find_key_ranges(self) -> tuple[Integers, Integers]:
+        """Return the first key that each query may see and the end of its keys, (t,), where the mask has a range for each."""
+        ranges = self.mask.find_key_ranges(self.tokens, self.tokens, 0)
+        assert ranges is not None
+        first, stop = (np.ascontiguousarray(x[0].numpy()) for x in ranges)
+        return first, stop
 
     def select_prompt(self) -> "AttentionInputs":
         """Return the inputs of the prompt alone."""

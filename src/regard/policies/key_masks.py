@@ -86,6 +86,10 @@ class ChosenPages(HeadMask):
     start: int
     stop: int
 
+    def find_choosing_rows(self, tokens: int) -> slice:
+        """Return the queries, among some tokens, that read only the keys chosen for them."""
+        return slice(self.start, min(self.stop, tokens))
+
     def select_heads(self, heads: Sequence[int] | slice) -> Mask:
         return replace(self, pages=self.pages[:, heads]) if self.heads > 1 else self
 
@@ -132,6 +136,10 @@ class Lines(HeadMask):
     columns: Tensor
     distances: Tensor
     stop: int
+
+    def find_choosing_rows(self, tokens: int) -> slice:
+        """Return the queries, among some tokens, that read only the keys chosen for them."""
+        return slice(0, min(self.stop, tokens))
 
     @property
     def key_count(self) -> int:

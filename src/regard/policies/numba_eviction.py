@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The cache of `cache_replay.py` compiled by numba, for causal attention in float32 on a CPU without sinks and softcap."""
+"""The cache of `eviction.py` compiled by numba, for causal attention in float32 on a CPU without sinks and softcap."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ from regard.policies.policy import end_at_prompt
 
 
 def replay_evictions(inputs, kept, counts, recent, scores, how):
-    """Return the end of each key, (b, g, t), as cache_replay.replay_plainly does; key heads run in parallel, a thread each."""
+    """Return the end of each key, (b, g, t), as eviction.replay_plainly does; key heads run in parallel, a thread each."""
     scale = default_scale(inputs.q) if inputs.scale is None else inputs.scale
     ends = end_at_prompt(kept.clone(), inputs)
     q, k = (x.contiguous().numpy() for x in (inputs.q.float() * scale, inputs.k.float()))

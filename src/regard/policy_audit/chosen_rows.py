@@ -9,7 +9,7 @@ import numpy as np
 from regard.compiled.threads import run_parts
 from regard.map.plane import Plane
 from regard.mechanism.mask_algebra import Mask
-from regard.policies import ChosenPages, Lines
+from regard.policies import AttentionInputs, ChosenPages, Lines
 from regard.policy_audit.kept_rows import Cache, CompleteRows, RowSoftmax, write_kept_rows
 from regard.policy_audit.row_measures import RowMeasures
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 ROWS = 64  # queries that a thread takes at a time
 LARGEST_PART = 8  # pages with at least an eighth of the keys are faster in products of whole blocks
-COMPILED_MASKS = ChosenPages, Lines
 
 
 def measure_head(
     plane: Plane,
     cache: Cache,
-    model_mask: Mask,
+    inputs: AttentionInputs,
     masks: Sequence[Mask],
     complete: CompleteRows,
     found: RowMeasures,
@@ -36,27 +35,18 @@ def measure_head(
     """
     for n, mask in enumerate(masks):
         if isinstance(mask, ChosenPages | Lines):
-            kept, counts = attend_to_chosen_keys(mask, plane, cache, model_mask, threads)
-            write_kept_rows(plane, complete, kept, counts, find_rows(mask, len(cache.q)), found, n)
-
-
-def find_rows(mask: Mask, tokens: int) -> slice:
-    """Return the queries that do not read every key under a ChosenPages or Lines."""
-    assert isinstance(mask, ChosenPages | Lines)
-    return slice(mask.start if isinstance(mask, ChosenPages) else 0, min(mask.stop, tokens))
+            kept, counts = attend_to_chosen_keys(mask, plane, cache, inputs, threads)
+            write_kept_rows(plane, complete, kept, counts, mask.find_choosing_rows(len(cache.q)), found, n)
 
 
 def attend_to_chosen_keys(
-    mask: Mask, plane: Plane, cache: Cache, model_mask: Mask, threads: int
+    mask: ChosenPages | Lines, plane: Plane, cache: Cache, inputs: AttentionInputs, threads: int
 ) -> "tuple[RowSoftmax, Integers]":
-    """Return the softmax of the rows of `find_rows` over the keys that are chosen for them, and how many these are, (n,)."""
+    """Return the softmax of the rows that choose keys over the keys chosen for them, and how many these are, (n,)."""
     from regard.policy_audit import numba_chosen_keys
 
-    assert isinstance(mask, ChosenPages | Lines)
     t = len(cache.q)
-    rows, ranges = find_rows(mask, t), model_mask.find_key_ranges(t, t, 0)
-    assert ranges is not None
-    lows, stops = (np.ascontiguousarray(x[0].numpy()) for x in ranges)
+    rows, (lows, stops) = mask.find_choosing_rows(t), inputs.find_key_ranges()
     place = plane.b if mask.batch > 1 else 0, plane.h if mask.heads > 1 else 0
     if isinstance(mask, ChosenPages):
         pages = mask.pages[place].int().contiguous().numpy()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.evaluation_mode import evaluate_mode
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, check_sequence, describe_value
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.intervene import Change, intervene
@@ -18,7 +19,6 @@ from regard.policies import Policy
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
 from regard.policy_audit.needle_tasks import NeedleTask
-from regard.probe.retrieval import read_logits
 
 ROWS = 256  # of logits that are compared at a time
 Answer = TypeVar("Answer")
@@ -109,7 +109,7 @@ def run_model(
             found[name] = read(name, x[:, prompt:-1])
 
     with evaluate_mode(model), torch.no_grad(), intervene(model, *changes), watch_blocks(outermost, read_block):
-        logits = read_logits(model(tokens))[:, prompt:-1]
+        logits = compute_logits(model, tokens)[:, prompt:-1]
     return logits, found
 
 
@@ -154,7 +154,7 @@ def find_needles(
             ids = torch.tensor([task.tokens], device=device)
             changes = [] if policy is None else [ApplyPolicy(policy, task.context)]
             with intervene(model, *changes):
-                logits = read_logits(model(ids))[0]
+                logits = compute_logits(model, ids)[0]
             wanted = slice(task.answer, len(task.tokens))
             found.append(bool((logits[task.answer - 1 : -1].argmax(-1) == ids[0, wanted]).all()))
     return found

@@ -142,7 +142,7 @@ def measure_head(
     for n, own in enumerate(policies):
         if own is None:
             continue
-        rows = find_rows(own, whole, prompt)
+        rows = find_incomplete_rows(own, whole, prompt)
         shares_tail = tail is not None and np.array_equal(own[cut:], whole[cut:])
         kept, counts = cache.attend(own, rows, cut if shares_tail else t, threads)
         complete_counts = found.kept[n, plane.b, plane.h, rows].numpy()
@@ -153,7 +153,7 @@ def measure_head(
         write_kept_rows(plane, complete, kept, counts, rows, found, n)
 
 
-def find_rows(ends: "Integers", whole: "Integers", prompt: int) -> slice:
+def find_incomplete_rows(ends: "Integers", whole: "Integers", prompt: int) -> slice:
     """Return the queries of which a key may be missing, given the ends of keys (..., t) with a policy and without one."""
     is_late = bool((ends[..., :prompt] >= np.minimum(whole[..., :prompt], prompt)).all())
     return slice(prompt if is_late else 0, ends.shape[-1])

@@ -18,7 +18,7 @@ from regard.map.passes import AppliedWeights
 from regard.map.plane import BLOCK_NUMBERS, Plane, exponentiate_rows, multiply_exactly
 from regard.mechanism import spans
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, check_mask
-from regard.policies import AttentionInputs, Policy
+from regard.policies import AttentionInputs, ChosenPages, Lines, Policy
 from regard.policy_audit import chosen_rows, kept_rows
 from regard.policy_audit.row_measures import LEAST_DROPPED, RowMeasures
 
@@ -37,7 +37,7 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
         sums = torch.stack([complete[plane].sums for plane in planes])
         inputs = replace(inputs, weight_sums=sums.view(*inputs.q.shape[:2], inputs.prompt))
     masks = [check_mask(policy.choose_keys(inputs)) for policy in policies]
-    found = RowMeasures.of_complete_rows(inputs, len(policies))
+    found = RowMeasures.measure_complete_rows(inputs, len(policies))
     ends = [kept_rows.find_ends(inputs, mask) for mask in (*masks, EVERYTHING)] if is_compiled else []
 
     def measure_head(plane: Plane, threads: int) -> None:
@@ -46,8 +46,8 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
         if own is not None:
             cache = kept_rows.Cache(plane, v)
             kept_rows.measure_head(plane, cache, inputs.prompt, own, ends, found, threads)
-            chosen_rows.measure_head(plane, cache, inputs.mask, masks, own, found, threads)
-            others = [n for n in others if ends[n] is None and not isinstance(masks[n], chosen_rows.COMPILED_MASKS)]
+            chosen_rows.measure_head(plane, cache, inputs, masks, own, found, threads)
+            others = [n for n in others if ends[n] is None and not isinstance(masks[n], ChosenPages | Lines)]
         if others:
             applied = passes.apply_weights_with_statistics(plane, v) if own is None else own.rows.to_applied()
             for n in others:

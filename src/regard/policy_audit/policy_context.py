@@ -7,7 +7,7 @@ from regard.map import compiled_passes
 from regard.map.plane import Plane
 from regard.mechanism import attention
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
-from regard.policies import AttentionInputs
+from regard.policies import AttentionInputs, ChosenPages, Lines
 from regard.policy_audit import chosen_rows, kept_rows
 
 
@@ -21,9 +21,14 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
     if inputs.q.dtype != torch.float32 or not kept_rows.can_run_compiled(inputs, values) or not is_finite:
         return None
     ends, whole = (kept_rows.find_ends(inputs, one) for one in (mask, EVERYTHING))
-    if whole is None or (ends is None and not isinstance(mask, chosen_rows.COMPILED_MASKS)):
+    if whole is None:
         return None
-    rows = chosen_rows.find_rows(mask, inputs.tokens) if ends is None else kept_rows.find_rows(ends, whole, inputs.prompt)
+    if ends is not None:
+        rows = kept_rows.find_incomplete_rows(ends, whole, inputs.prompt)
+    elif isinstance(mask, ChosenPages | Lines):
+        rows = mask.find_choosing_rows(inputs.tokens)
+    else:
+        return None
     found = inputs.q.new_empty(*inputs.q.shape[:3], values.shape[3])
     for first, last in ((0, rows.start), (rows.stop, inputs.tokens)):
         if first < last:
@@ -31,9 +36,9 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
 
     def fill_head(plane: Plane, threads: int) -> None:
         cache = kept_rows.Cache(plane, values[plane.b, plane.h // inputs.heads_per_key])
-        if ends is None:
-            kept, _ = chosen_rows.attend_to_chosen_keys(mask, plane, cache, inputs.mask, threads)
-        else:
+        if isinstance(mask, ChosenPages | Lines):
+            kept, _ = chosen_rows.attend_to_chosen_keys(mask, plane, cache, inputs, threads)
+        elif ends is not None:
             kept, _ = cache.attend(kept_rows.select_plane(ends, plane), rows, inputs.tokens, threads)
         kept.add_sink(plane)
         found[plane.b, plane.h, rows] = torch.from_numpy(kept.context)

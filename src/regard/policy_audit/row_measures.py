@@ -25,12 +25,11 @@ class RowMeasures:
     dropped_distance: Tensor
 
     @classmethod
-    def of_complete_rows(cls, inputs: AttentionInputs, policies: int) -> "RowMeasures":
-        """Return the measures of rows that keep everything."""
+    def measure_complete_rows(cls, inputs: AttentionInputs, policies: int) -> "RowMeasures":
+        """Return the measures of rows that keep every key, for a number of policies."""
         b, h, t, _ = inputs.q.shape
         shape, dtype = (policies, b, h, t), score_dtype(inputs.q.dtype)
-        ranges = inputs.mask.find_key_ranges(t, t, 0)
-        assert ranges is not None
-        kept = (ranges[1] - ranges[0])[0].to(inputs.q.device).expand(shape).clone()
+        first, stop = map(torch.from_numpy, inputs.find_key_ranges())
+        kept = (stop - first).to(inputs.q.device).expand(shape).clone()
         zeros = inputs.q.new_zeros(shape, dtype=dtype)
         return cls(torch.ones_like(zeros), zeros, zeros.clone(), kept, torch.full_like(zeros, torch.nan))

@@ -15,10 +15,11 @@ from regard.attribution.model_parts import (
     check_unembedding,
     find_embedding,
     find_parts,
+    trace_forward,
 )
-from regard.attribution.model_trace import compute_logits, trace_forward
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
 from regard.observe.head_scores import HeadOptions

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import ConfigError, DataError
 from regard.evaluation_mode import evaluate_mode
+from regard.generate.sequence_reader import compute_logits
 from regard.models import GPT2
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
@@ -122,16 +123,8 @@ def write_greedily(model: nn.Module, tokens: Sequence[int], count: int) -> list[
         written = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
         return [int(token) for token in written[0, len(tokens) :]]
     for _ in range(count):
-        ids = torch.cat([ids, read_logits(model(ids))[:, -1:].argmax(-1)], 1)
+        ids = torch.cat([ids, compute_logits(model, ids)[:, -1:].argmax(-1)], 1)
     return [int(token) for token in ids[0, len(tokens) :]]
-
-
-def read_logits(found: Any) -> Tensor:
-    """Return the logits of a model's output."""
-    if isinstance(found, Tensor):
-        return found
-    logits: Tensor = found[0] if isinstance(found, tuple) else found.logits
-    return logits
 
 
 def score_prompt(model: nn.Module, prompt: NeedlePrompt, written: Sequence[int]) -> Iterator[tuple[tuple[int, int], float]]:

@@ -7,10 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.model_parts import ModelParts, find_parts
-from regard.attribution.model_trace import compute_logits, trace_forward
+from regard.attribution.model_parts import ModelParts, find_parts, trace_forward
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
+from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.heads import share
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.recording import IMPLICIT, KINDS
+from regard.observe.run import IMPLICIT, KINDS
 from regard.observe.words import MARKS, TextPair, Words
 
 AxisWords = tuple[list[str], list[str]]

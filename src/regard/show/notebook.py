@@ -21,7 +21,7 @@ from regard.mechanism import Steps
 from regard.observe import Recording
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UNBOUNDED_SCORES
-from regard.observe.recording import KINDS
+from regard.observe.run import KINDS
 from regard.show.axis_words import describe_implicit_layers, get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale

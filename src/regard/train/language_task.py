@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from regard.models import GPT2
 from regard.text import BytePair, Letters
 from regard.text.corpus import Batch, Corpus, Reader
-from regard.train import fused_ops, loss, task
+from regard.train import fused_ops, loss
 from regard.train.config import TrainConfig
 from regard.train.seeds import derive_seed
 from regard.train.single_process import Engine
+from regard.train.training_task import BatchReader
 from regard.weights import gpt2 as files
 
 Forward = Callable[..., Tensor]
@@ -84,7 +85,7 @@ class LanguageTask:
         """Compute Σ -log p(target)."""
         return loss.compute_loss(model, batch, count=1, mask_documents=self.config.mask_documents)
 
-    def generate_sample(self, model: GPT2, reader: task.Reader, step: int) -> str:
+    def generate_sample(self, model: GPT2, reader: BatchReader, step: int) -> str:
         """Generate a text after the prompt, with the same random numbers at the same step."""
         config = self.config
         prompt = self.text.encode(config.prompt) or self.find_start_tokens(reader)
@@ -93,7 +94,7 @@ class LanguageTask:
         tokens = [int(one) for one in model.generate(prompt, min(config.sample_tokens, room), **settings)]
         return config.prompt + self.text.decode(tokens)
 
-    def find_start_tokens(self, reader: task.Reader) -> list[int]:
+    def find_start_tokens(self, reader: BatchReader) -> list[int]:
         """Return the tokens that a sample starts with if there is no prompt."""
         end = self.text.special.get("<|endoftext|>")
         return [int(reader.read(0).tokens[0, 0])] if end is None else [end]
@@ -103,7 +104,7 @@ class LanguageTask:
         self.text.save(folder)
         files.save_weights(folder, asdict(self.config.gpt2), weights)
 
-    def describe_data(self, reader: task.Reader) -> str:
+    def describe_data(self, reader: BatchReader) -> str:
         """Describe the number of training tokens, and the rows of an epoch."""
         corpus, context = self.split_corpus()[0], self.config.gpt2.context
         return f"{corpus.tokens:,} tokens, {-(-(corpus.tokens - 1) // context):,} rows an epoch"

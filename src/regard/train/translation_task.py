@@ -13,11 +13,11 @@ from regard.text import BytePair
 from regard.text.pairs import Batch, PairReader, Pairs, Part, prepare
 from regard.text.pairs.sources import list_files
 from regard.text.prepared_folder import Origin, hash_files
-from regard.train import task
 from regard.train.config import TrainConfig
 from regard.train.fused_ops import cross_entropy
 from regard.train.prepared_data import load_or_prepare
 from regard.train.single_process import Engine
+from regard.train.training_task import BatchReader
 from regard.train.translator_sizes import TranslatorSizes
 from regard.weights import translator_weights as files
 
@@ -94,7 +94,7 @@ class TranslationTask:
         logits = model(batch.sources, batch.lengths, batch.before)  # (b, t, n)
         return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
 
-    def generate_sample(self, model: Translator, reader: task.Reader, step: int) -> str:
+    def generate_sample(self, model: Translator, reader: BatchReader, step: int) -> str:
         """Return a sentence and its translation by the model: the prompt, or the first held-out sentence."""
         batch = reader.read(0)
         ids: Sequence[int] = self.text.encode(self.config.prompt) or batch.sources[0, : batch.lengths[0] - 1].tolist()
@@ -105,7 +105,7 @@ class TranslationTask:
         """Write a folder that regard.models.translator.load reads."""
         files.save_translator(folder, self.sizes.kind, model.sizes, weights, self.text)
 
-    def describe_data(self, reader: task.Reader) -> str:
+    def describe_data(self, reader: BatchReader) -> str:
         """Describe the number of training pairs, and the batches of an epoch."""
         return f"{len(self.drop_long_pairs(self.corpus.train)):,} sentence pairs, {reader.batches:,} batches an epoch"
 

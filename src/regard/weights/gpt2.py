@@ -9,6 +9,7 @@ it has been since June 2023. A pickle is only opened by torch's reader of plain 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -41,6 +42,7 @@ from regard.weights.tensor_names import (
 INCLUDED_MODELS = {
     name: Path(__file__).parent / name for name in ("pocket", "sorter")
 }  # models in this package, with their license
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,21 @@ def find_checkpoint(name: str | PathLike[str]) -> Path:
         f"{path} is not a file, a folder or the name of a model: the names are "
         f"{', '.join((*INCLUDED_MODELS, *hub.RELEASED))} and owner/model."
     )
+
+
+def is_own_gpt2(name: str) -> bool:
+    """Return whether a path, or the name of an included model, is a GPT-2 that needs nothing of transformers.
+
+    A .gguf file does, and so does a folder with a tokenizer of transformers, or with a config of another family.
+    """
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return path.suffix != ".gguf" if path.exists() else name in INCLUDED_MODELS
+    if any((path / file).exists() for file in TOKENIZERS):
+        return False
+    with suppress(OSError, ValueError, AttributeError):  # whoever reads a damaged config says what is wrong with it
+        return json.loads((path / hub.CONFIG).read_text(encoding="utf-8")).get("model_type") in (None, "gpt2")
+    return True
 
 
 def strip_tensor_names(archive: TensorArchive) -> Tensors:

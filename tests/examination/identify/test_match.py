@@ -253,9 +253,9 @@ def test_projections_without_names_are_right_and_do_not_say_which_is_which():
 
     match = identified(made(Unclear))
     assert match.is_right
-    assert not match.layout.told
+    assert not match.layout.has_known_roles
     assert match.layout.says == "b, c, a"
-    assert identified(made(Fused)).layout.told
+    assert identified(made(Fused)).layout.has_known_roles
 
 
 @pytest.mark.slow

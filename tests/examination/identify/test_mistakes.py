@@ -20,7 +20,7 @@ def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
     match = identified(made(Plain))
     q, k = torch.randn(2, 5, 12), torch.randn(2, 5, 4)
     given = ProjectedInputs(q, k, k, q, 6, 2, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.7, whole=q)
-    for field, values in list_choices(given, told=True, output=True, own_heads=False).items():
+    for field, values in list_choices(given, has_known_roles=True, output=True, has_separate_heads=False).items():
         for value in values:
             object.__setattr__(match, "variant", type(match.variant)(**{field: value}))
             found = find_mistake(match, field)

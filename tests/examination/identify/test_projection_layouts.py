@@ -44,7 +44,7 @@ def test_separate_matrices_are_reported_by_name_in_any_order():
 
     layout = first(Turned())
     assert [one.name for one in (layout.q, layout.k, layout.v, layout.output)] == ["query", "key", "value", "proj"]
-    assert layout.told
+    assert layout.has_known_roles
 
 
 def test_an_output_is_taken_by_name_before_what_else_would_fit():
@@ -59,7 +59,7 @@ def test_an_output_is_taken_by_name_before_what_else_would_fit():
 
 def test_heads_that_are_modules_stand_side_by_side():
     layout = first(StackedHeads(C, 5, 11, 0.0, 3), C, 15)
-    assert (layout.heads, layout.apart, layout.q.out_features, layout.output) == (3, True, 15, None)
+    assert (layout.heads, layout.has_separate_heads, layout.q.out_features, layout.output) == (3, True, 15, None)
 
 
 def test_matrices_without_names_are_tried_in_every_order():
@@ -67,7 +67,7 @@ def test_matrices_without_names_are_tried_in_every_order():
     assert found[0].says == "linears.0, linears.1, linears.2"
     assert found[0].output.name == "linears.3"
     assert len({one.says for one in found}) == 24
-    assert not any(one.told for one in found)
+    assert not any(one.has_known_roles for one in found)
 
 
 @pytest.mark.parametrize("order", ["3hd", "h3d", "hd3", "3dh", "d3h", "dh3"])

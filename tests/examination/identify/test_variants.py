@@ -30,7 +30,10 @@ def test_the_right_variant_is_attention(groups, rule):
 @pytest.mark.parametrize("groups", [G, H])
 def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
     given = drawn(groups)
-    found = {one: compute_context(one, given) for one in (RIGHT, *iterate_single_deviations(given, told=True, output=False))}
+    found = {
+        one: compute_context(one, given)
+        for one in (RIGHT, *iterate_single_deviations(given, has_known_roles=True, output=False))
+    }
     assert len(found) > 30
     for (one, first), (other, second) in itertools.combinations(found.items(), 2):
         seen = ~(find_blind_queries(one, given) | find_blind_queries(other, given)).expand(B, T)
@@ -39,13 +42,13 @@ def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
 
 
 def test_deviations_that_go_together_are_tried_among_the_single_ones():
-    tried = [one.deviations for one in iterate_single_deviations(drawn(), told=True, output=False)]
+    tried = [one.deviations for one in iterate_single_deviations(drawn(), has_known_roles=True, output=False)]
     assert {"split": "qkv", "merge": "viewed"} in tried
     assert sorted({len(one) for one in tried}) == [1, 2]
 
 
 def test_pairs_deviate_twice_and_are_all_different():
-    found = list(iterate_deviation_pairs(drawn(), told=True, output=True))
+    found = list(iterate_deviation_pairs(drawn(), has_known_roles=True, output=True))
     assert all(len(one.deviations) == 2 for one in found)
     assert len(set(found)) == len(found)
 
@@ -66,7 +69,9 @@ def test_rows_that_a_variant_leaves_blind_are_reported():
 
 def test_scales_that_are_one_number_are_tried_once():
     given = replace(drawn(), scale=1.0)
-    tried = [one.scale for one in iterate_single_deviations(given, told=True, output=False) if one.scale != "expected"]
+    tried = [
+        one.scale for one in iterate_single_deviations(given, has_known_roles=True, output=False) if one.scale != "expected"
+    ]
     assert "head" in tried
     assert "none" not in tried  # it is what is expected
     assert len({list_scales(given)[name] for name in tried if name != "after"}) == len(tried) - 1

@@ -13,7 +13,7 @@ from observe.eager_weights import compare_with_eager, handed_out, largest, mappe
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
 from regard import Given, attend
-from regard.observe import record, recorder
+from regard.observe import record, recording_watcher
 from regard.observe.interception import hf_registry
 
 
@@ -316,7 +316,7 @@ def test_eager_attention_that_computes_something_else_is_missed(sharper):
         warnings.simplefilter("ignore")
         calls(q, k, k, None, scaling=1.0)
     assert len(recording.calls) == (1 if sharper == 1 else 0)
-    assert [one.reason for one in recording.missed] == ([] if sharper == 1 else [recorder.OTHERWISE])
+    assert [one.reason for one in recording.missed] == ([] if sharper == 1 else [recording_watcher.OTHERWISE])
 
 
 LOOKS = {

@@ -23,13 +23,14 @@ OFTEN = (
 )
 
 
-def iterate_single_deviations(given: ProjectedInputs, told: bool, output: bool, own_heads: bool = False) -> Iterator[Variant]:
+def iterate_single_deviations(
+    given: ProjectedInputs, has_known_roles: bool, output: bool, has_separate_heads: bool = False
+) -> Iterator[Variant]:
     """Yield variants with one deviation each, and pairs that often occur together.
 
-    `told` is whether q and k have names, `output` whether there is an output projection, `own_heads` whether heads are
-    separate.
+    `has_known_roles` is whether names tell q from k, `output` whether there is an output projection.
     """
-    every = list_choices(given, told, output, own_heads)
+    every = list_choices(given, has_known_roles, output, has_separate_heads)
     for name, values in every.items():
         yield from (replace(RIGHT, **{name: value}) for value in values)
     for often in OFTEN:
@@ -37,25 +38,27 @@ def iterate_single_deviations(given: ProjectedInputs, told: bool, output: bool, 
             yield often
 
 
-def iterate_deviation_pairs(given: ProjectedInputs, told: bool, output: bool, own_heads: bool = False) -> Iterator[Variant]:
+def iterate_deviation_pairs(
+    given: ProjectedInputs, has_known_roles: bool, output: bool, has_separate_heads: bool = False
+) -> Iterator[Variant]:
     """Yield variants with two deviations each, in two fields."""
-    every = list_choices(given, told, output, own_heads)
+    every = list_choices(given, has_known_roles, output, has_separate_heads)
     for (one, firsts), (other, seconds) in itertools.combinations(every.items(), 2):
         yield from (replace(RIGHT, **{one: a, other: b}) for a in firsts for b in seconds)
 
 
-def list_choices(given: ProjectedInputs, told: bool, output: bool, own_heads: bool) -> dict[str, list[str]]:
+def list_choices(given: ProjectedInputs, has_known_roles: bool, output: bool, has_separate_heads: bool) -> dict[str, list[str]]:
     """Return the values of each field that differ from the right one for these shapes."""
-    apart = given.heads > 1 and not own_heads  # separate heads cannot be mixed up
+    can_mix_heads = given.heads > 1 and not has_separate_heads  # separate heads cannot be mixed up
     return {
         "scale": list_wrong_scales(given),
         "mask": list_wrong_masks(given),
         "axis": list_wrong_axes(given),
         "norm": list(NORMS),
-        "split": [*SPLITS, *(WHOLE_VIEWS if given.whole is not None else ())] if apart else [],
-        "merge": ["viewed"] if apart else [],
+        "split": [*SPLITS, *(WHOLE_VIEWS if given.whole is not None else ())] if can_mix_heads else [],
+        "merge": ["viewed"] if can_mix_heads else [],
         "share": ["tiled", "first"] if 1 < given.groups < given.heads else [],
-        "roles": list_wrong_roles(given, told),
+        "roles": list_wrong_roles(given, has_known_roles),
         "output": ["left out"] if output else [],
     }
 
@@ -91,14 +94,16 @@ def broadcast_rule(given: ProjectedInputs) -> torch.Tensor:
     return given.seen.expand(torch.broadcast_shapes(given.seen.shape, given.measured.shape))
 
 
-def list_wrong_roles(given: ProjectedInputs, told: bool) -> list[str]:
+def list_wrong_roles(given: ProjectedInputs, has_known_roles: bool) -> list[str]:
     """Return the exchanges of roles that are possible with these widths and make a difference."""
     named = {"q": given.q, "k": given.k, "v": given.v, "x": given.x}
     counts = {"q": given.heads, "k": given.groups, "v": given.groups, "x": given.heads}
 
     def is_possible(roles: str) -> bool:
         q, k, v = (roles[place] for place in range(3))
-        if any(named[one].shape[-1] % counts[one] for one in roles) or (not told and sorted(roles) == ["k", "q", "v"]):
+        if any(named[one].shape[-1] % counts[one] for one in roles) or (
+            not has_known_roles and sorted(roles) == ["k", "q", "v"]
+        ):
             return False
         if any(named[one].shape[-2] != named[own].shape[-2] for one, own in zip(roles, "qkv", strict=True)):
             return False

@@ -25,8 +25,8 @@ TOKENS = {
 class ProjectionLayout:
     """The matrices that make q, k, v (and the output) of x; None is x itself, or no output projection.
 
-    `told` is False if names and shapes do not say which of them is q and which k. `heads` is the number of them if the
-    parameters give it. `whole` is one matrix that makes them together, divided when the number of heads is known.
+    `heads` is the number of them if the parameters give it. `whole` is one matrix that makes them together, divided when the
+    number of heads is known.
     """
 
     says: str
@@ -36,8 +36,8 @@ class ProjectionLayout:
     v: Affine | None = None
     output: Affine | None = None
     heads: int | None = None
-    apart: bool = False  # each head is a separate module
-    told: bool = True
+    has_separate_heads: bool = False  # each head is a separate module
+    has_known_roles: bool = True  # whether names and shapes say which of the matrices makes q and which k
     whole: Affine | None = None  # the fused matrix of q, k and v
     order: str = ""  # the column order of the whole: of 3, h and d; "" if it is not fused
     roles: str = "qkv"  # the order of q, k and v in the whole
@@ -93,28 +93,30 @@ def find_matrix_layouts(found: list[Affine], width: int) -> Iterator[ProjectionL
         yield from guess_layouts(inner)
 
 
-def make_separate_layout(q: Affine, k: Affine, v: Affine | None, told: bool = True, plain: bool = True) -> ProjectionLayout:
+def make_separate_layout(
+    q: Affine, k: Affine, v: Affine | None, has_known_roles: bool = True, plain: bool = True
+) -> ProjectionLayout:
     """Return the layout of q, k and v by matrices of their own; v is x if there is none for it."""
     made = tuple(dict.fromkeys(one.name for one in (q, k, v) if one is not None))
     says = ", ".join(made) if len(made) > 1 else f"{made[0]} for q, k and v alike"
-    return ProjectionLayout(says, made, q, k, v, heads=q.heads or k.heads, told=told, plain=plain)
+    return ProjectionLayout(says, made, q, k, v, heads=q.heads or k.heads, has_known_roles=has_known_roles, plain=plain)
 
 
 def guess_layouts(inner: list[Affine]) -> Iterator[ProjectionLayout]:
     """Yield the layouts of matrices whose names do not tell: in the order held, then in every other; one for all, or fused."""
     alike = [one for one in inner if one.out_features == inner[0].out_features]
     for n, (q, k, v) in enumerate(itertools.permutations(alike[:4], 3)):
-        yield make_separate_layout(q, k, v, told=False, plain=n == 0)
+        yield make_separate_layout(q, k, v, has_known_roles=False, plain=n == 0)
     if len(inner) > 2:
         return
     for one in inner:
         if one.out_features % 3 == 0:
             yield from list_fused_layouts(one)
-        yield make_separate_layout(one, one, one, told=False)
+        yield make_separate_layout(one, one, one, has_known_roles=False)
     if len(alike) == 2:
         first, second = alike
         for q, k, last in ((first, second, None), (second, first, None), (first, second, second), (first, first, second)):
-            yield make_separate_layout(q, k, last, told=False, plain=False)
+            yield make_separate_layout(q, k, last, has_known_roles=False, plain=False)
 
 
 def list_fused_layouts(whole: Affine) -> Iterator[ProjectionLayout]:
@@ -123,8 +125,10 @@ def list_fused_layouts(whole: Affine) -> Iterator[ProjectionLayout]:
         for roles in ("qkv", "kqv", "qvk", "kvq", "vqk", "vkq"):
             plain = roles == "qkv" and order in ("3hd", "h3d", "grouped")
             says = f"{whole.name} for q, k and v"
-            told = roles == "qkv"  # any other order may be right too, but whether it is meant is unknown
-            yield ProjectionLayout(says, (whole.name,), whole=whole, order=order, roles=roles, told=told, plain=plain)
+            has_known_roles = roles == "qkv"  # any other order may be right too, but whether it is meant is unknown
+            yield ProjectionLayout(
+                says, (whole.name,), whole=whole, order=order, roles=roles, has_known_roles=has_known_roles, plain=plain
+            )
 
 
 def list_half_fused_layouts(q: Affine, kv: Affine) -> Iterator[ProjectionLayout]:
@@ -200,7 +204,7 @@ def join_layouts(heads: list[ProjectionLayout]) -> ProjectionLayout:
         return None if parts[0] is None else concatenate_outputs(parts)
 
     q, k, v = (join_matrices(name) for name in "qkv")
-    return replace(first, says=f"{len(heads)} heads of {first.says}", q=q, k=k, v=v, heads=len(heads), apart=True)
+    return replace(first, says=f"{len(heads)} heads of {first.says}", q=q, k=k, v=v, heads=len(heads), has_separate_heads=True)
 
 
 def parse_role(name: str) -> str:

@@ -63,11 +63,15 @@ class Trial:
 
     def iterate_singles(self) -> Iterator[Variant]:
         """Yield the single deviations that are possible."""
-        return iterate_single_deviations(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+        return iterate_single_deviations(
+            self.given, self.layout.has_known_roles, self.layout.output is not None, self.layout.has_separate_heads
+        )
 
     def iterate_pairs(self) -> Iterator[Variant]:
         """Yield the pairs of deviations that are possible."""
-        return iterate_deviation_pairs(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+        return iterate_deviation_pairs(
+            self.given, self.layout.has_known_roles, self.layout.output is not None, self.layout.has_separate_heads
+        )
 
     @property
     def sketched_projection(self) -> tuple[Tensor, Tensor]:
@@ -90,8 +94,8 @@ class Trial:
         weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.sketched_projection
         if made.shape[-1] != weight.shape[0] or made.shape[1] != self.target.y.shape[1]:
             return math.inf
-        top, apart = self.measure_farthest(variant, made @ weight + bias, self.target.sketched_outputs)
-        return apart / top if top > 0 else math.inf
+        largest, difference = self.measure_farthest(variant, made @ weight + bias, self.target.sketched_outputs)
+        return difference / largest if largest > 0 else math.inf
 
     def compute_difference(self, variant: Variant) -> float:
         """Return the largest difference of the variant from the full outputs, without the sketch, not relative."""
@@ -178,7 +182,7 @@ def make_trial(layout: ProjectionLayout, heads: int, target: Target) -> Trial | 
 def make_function_trial(target: Target) -> Trial:
     """Return the trial of a function's own q, k and v, (b, h, t, d), with heads side by side."""
     q, k, v = target.inputs
-    layout = ProjectionLayout("q, k and v as given", heads=q.shape[1], apart=True)
+    layout = ProjectionLayout("q, k and v as given", heads=q.shape[1], has_separate_heads=True)
     return Trial(layout, make_projected_inputs(join(q), join(k), join(v), q.shape[1], k.shape[1], target, None), target)
 
 

@@ -192,18 +192,18 @@ def split_roles(variant: Variant, given: ProjectedInputs) -> list[Tensor]:
     roles = "qkv" if variant.roles == "turned" else variant.roles
     counts = {"q": given.heads, "k": given.groups, "v": given.groups, "x": given.heads}
     return [
-        split_into_heads(named[letter], counts[letter], viewed=place in variant.split, apart=variant.split != "tokens")
+        split_into_heads(named[letter], counts[letter], viewed=place in variant.split, is_transposed=variant.split != "tokens")
         for letter, place in zip(roles, "qkv", strict=True)
     ]
 
 
-def split_into_heads(x: Tensor, heads: int, viewed: bool, apart: bool) -> Tensor:
-    """Split (b, t, h d) to (b, h, t, d), by a view and a transpose, or by a view alone; to (b, t, h, d) if not `apart`."""
+def split_into_heads(x: Tensor, heads: int, viewed: bool, is_transposed: bool) -> Tensor:
+    """Split (b, t, h d) to (b, h, t, d), by a view and a transpose, or by a view alone; else to (b, t, h, d)."""
     b, t, _ = x.shape
-    if viewed and apart:
+    if viewed and is_transposed:
         return x.reshape(b, heads, t, -1)  # mixes tokens and heads on purpose
     split = x.reshape(b, t, heads, -1)
-    return split.transpose(1, 2) if apart else split
+    return split.transpose(1, 2) if is_transposed else split
 
 
 WHOLE_VIEWS = {  # axes of a fused product as viewed, and their order as (3, b, h, t, d)

@@ -165,7 +165,7 @@ def compute_scores(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tensor
 def find_named_trial(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Trial | None:
     """Return a module's projections for these inputs with this many heads, if their names tell which is which; else None."""
     trials = iterate_trials(case, make_target(case, inputs, None), plain=True)
-    return next((trial for trial in trials if trial.given.heads == heads and trial.layout.told), None)
+    return next((trial for trial in trials if trial.given.heads == heads and trial.layout.has_known_roles), None)
 
 
 def find_head_width(case: Case, by_values: bool = False) -> int | None:

@@ -84,8 +84,9 @@ def parse_output_name(name: str) -> str:
 
 def check_auxiliary(given: Auxiliary, exact: AttentionFormula, plain: AttentionFormula, where: str) -> Finding | str | None:
     """Return the finding of a wrong tensor, the role of a right one, or None if its role is not known."""
-    guessed = [role for role in ("lse", "max", "weights", *MONITORS) if has_shape(given.tensor, role, exact)]
-    roles = [given.role] if given.role else guessed
+    roles = [given.role] if given.role else ["lse", "max", "weights", *MONITORS]
+    if not given.role:
+        roles = [role for role in roles if arrange_rows(given.tensor, compute_role(role, exact)) is not None]
     for role in roles:
         expected, rounded = (take_mean(compute_role(role, one), given.tensor, role) for one in (exact, plain))
         found = arrange_rows(given.tensor, expected)
@@ -131,11 +132,6 @@ def take_mean(rows: Tensor, x: Tensor, role: str) -> Tensor:
     if role not in MONITORS or x.dim() not in (1, 2):
         return rows
     return rows.mean(-1) if x.dim() == 2 else rows.mean((0, 2))
-
-
-def has_shape(x: Tensor, role: str, exact: AttentionFormula) -> bool:
-    """Return whether a tensor may have this role by its shape."""
-    return arrange_rows(x, compute_role(role, exact)) is not None
 
 
 def arrange_rows(x: Tensor, expected: Tensor) -> Tensor | None:

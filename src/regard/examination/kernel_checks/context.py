@@ -108,10 +108,10 @@ def list_wrong_masks(exact: AttentionFormula, other: Tensor | None) -> Iterator[
     if other is not None and not torch.equal(other, exact.seen):
         does = "queries stand at the other end of the keys: the diagonal of the mask ends in another corner"
         cure = 'Pass offset="last" if the last query meets the last key, as in FlashAttention, or offset=0 as in torch.'
-        yield WrongContext("wrong mask", does, cure, replace(exact, seen=other).context)
-        yield WrongContext(
-            "wrong mask", f"{does}; rows that see nothing are NaN", cure, turn_blind_rows(replace(exact, seen=other))
-        )
+        masked = replace(exact, seen=other)
+        yield WrongContext("wrong mask", does, cure, masked.context)
+        with_nan = masked.context.masked_fill(masked.blind, torch.nan)
+        yield WrongContext("wrong mask", f"{does}; rows that see nothing are NaN", cure, with_nan)
     if not exact.seen.all():
         every = torch.ones_like(exact.seen)
         for name, seen in (
@@ -122,11 +122,6 @@ def list_wrong_masks(exact: AttentionFormula, other: Tensor | None) -> Iterator[
             yield WrongContext(*MASKS[name], replace(exact, seen=seen).context)
         scores = exact.scaled * exact.seen
         yield WrongContext(*MASKS["zero"], scores.softmax(-1) @ repeat_in_place(exact.v, len(exact.q[0])))
-
-
-def turn_blind_rows(exact: AttentionFormula) -> Tensor:
-    """Return the context with NaN in rows that see nothing."""
-    return exact.context.masked_fill(exact.blind, torch.nan)
 
 
 def list_wrong_blocks(exact: AttentionFormula) -> Iterator[WrongContext]:

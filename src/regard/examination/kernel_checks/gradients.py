@@ -60,9 +60,9 @@ def name_mistake(name: str, wrong: Tensor, exact: AttentionFormula, slope: Tenso
     right = expected[name]
     if wrong.shape != right.shape:
         h = exact.q.shape[1]
-        apart = name != "q" and wrong.shape == (right.shape[0], h, *right.shape[2:])
+        has_unsummed_heads = name != "q" and wrong.shape == (right.shape[0], h, *right.shape[2:])
         return f"its shape is {tuple(wrong.shape)}, not {tuple(right.shape)}" + (
-            ": the heads that share a key head are not summed" if apart else ""
+            ": the heads that share a key head are not summed" if has_unsummed_heads else ""
         )
     wrong = wrong.double()
     if not wrong.isfinite().all():

@@ -41,7 +41,7 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
             yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.0, CAUSES[field])
     if any(match.has_deviation(field) for field in fields) or has_shared_projection(match):
         return
-    if not match.layout.told:
+    if not match.layout.has_known_roles:
         yield Unknown("which projection is the query's and which the key's", NEEDS)
     elif match.layout.k is not None and match.layout.v is match.layout.k:
         yield Unknown(ONE, NEEDS)

@@ -34,13 +34,13 @@ STEPS = 6  # most functions between a softmax and the product with the values
 ENDS = (Role.ADD, Role.SUM, Role.PRODUCT, Role.CONVOLUTION, Role.NONLINEAR)  # functions whose results are no weights
 
 
-def wrap_compiler(was: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return dynamo's call of a backend, wrapped so that the ops are added to the graph before it is compiled."""
 
     def call_user_compiler(self: Any, gm: fx.GraphModule, example_inputs: Any) -> Any:
         if STATE.compiled_call is not None and STATE.watchers:
             add_ops(gm, is_part_of_code(self))
-        return was(self, gm, example_inputs)
+        return original(self, gm, example_inputs)
 
     return call_user_compiler
 
@@ -58,32 +58,32 @@ def add_ops(gm: fx.GraphModule, is_part: bool) -> None:
     """
     define_ops()
     ops = torch.ops.regard.observe, torch.ops.regard.observe.default
-    observed = {node.args[-1] for node in gm.graph.nodes if node.target in ops}  # by attn_implementation="regard"
-    added: list[tuple[fx.Node, Any, tuple[Any, ...]]] = []
+    observed_ids = {node.args[-1] for node in gm.graph.nodes if node.target in ops}  # by attn_implementation="regard"
+    new_nodes: list[tuple[fx.Node, Any, tuple[Any, ...]]] = []
     if is_part:
-        first = next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
-        added.append((first, torch.ops.regard.report, ("torch.compile", BREAK, 0)))
+        first_node = next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
+        new_nodes.append((first_node, torch.ops.regard.report, ("torch.compile", BREAK, 0)))
     for node in gm.graph.nodes:
         module = find_module_id(node)
-        if node.target in ops or module in observed:
+        if node.target in ops or module in observed_ids:
             continue
         if node.op == "call_function" and node.target in TARGETS:
-            added.append((node, torch.ops.regard.observe, (*build_arguments(node), module)))
+            new_nodes.append((node, torch.ops.regard.observe, (*build_arguments(node), module)))
         elif is_attention(node):
-            added.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", BY_HAND, module)))
+            new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", BY_HAND, module)))
         elif any(is_attention(one) for part in find_parts(gm, node) for one in part.graph.nodes):
-            added.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", NESTED, module)))
-    for node, op, args in added:
+            new_nodes.append((node, torch.ops.regard.report, (f"compiled {get_name(node)}", NESTED, module)))
+    for node, op, args in new_nodes:
         with gm.graph.inserting_before(node) if node.op == "output" else gm.graph.inserting_after(node):
             gm.graph.call_function(op, args)
-    if added:
+    if new_nodes:
         gm.recompile()
 
 
 def build_arguments(node: fx.Node) -> tuple[Any, ...]:
     """Return the arguments of regard::observe for a node of F.scaled_dot_product_attention, but for its module."""
-    given = PARAMETERS | dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
-    q, k, v, mask, *settings = given.values()
+    arguments = PARAMETERS | dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
+    q, k, v, mask, *settings = arguments.values()
     return q, k, v, mask, None, *settings
 
 
@@ -113,12 +113,12 @@ def is_attention(node: fx.Node) -> bool:
 
 def reaches_product(node: fx.Node) -> bool:
     """Return whether a product uses a node, or what a few functions make of it."""
-    reached = {node}
+    nodes = {node}
     for _ in range(STEPS):
-        users = {user for one in reached for user in one.users if user.op in ("call_function", "call_method")}
+        users = {user for source in nodes for user in source.users if user.op in ("call_function", "call_method")}
         if any(classify_node(user)[1] in MULTIPLIES for user in users):
             return True
-        reached = {user for user in users if classify_node(user)[3] not in ENDS}
+        nodes = {user for user in users if classify_node(user)[3] not in ENDS}
     return False
 
 

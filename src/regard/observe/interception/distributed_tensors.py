@@ -25,11 +25,6 @@ Axes = tuple[int, ...]  # as in tensor_axes.py, which imports this module
 Dims = tuple[Axes, ...]
 
 
-def is_whole_shard(placement: Any) -> bool:
-    """Return whether a placement gives each rank one run of entries along a dimension."""
-    return type(placement).__name__ == "Shard"
-
-
 def describe_placements(x: Any) -> str:
     """Return the placements of a DTensor in words; any other tensor has none."""
     return repr(tuple(x.placements)) if is_distributed(x) else "none"
@@ -53,7 +48,7 @@ def find_split_axes(x: Any, name: str) -> list[int | None]:
     """
     axes: list[int | None] = []
     for placement in x.placements if is_distributed(x) else ():
-        is_shard = is_whole_shard(placement)
+        is_shard = type(placement).__name__ == "Shard"  # one run of entries on each rank
         axes.append(placement.dim % x.dim() - x.dim() if is_shard else None)
         if not (placement.is_replicate() or (is_shard and axes[-1] <= HEADS)):  # type: ignore[operator]
             raise UnreadableError(SPLIT.format(name, describe_placements(x)))

@@ -26,20 +26,20 @@ FlexRule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, 
 
 def infer_flex_rule(block_mask: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
     """Return the rule, offset, bias and softcap of a block mask and a score_mod, inferred once per forward for all layers."""
-    handed = isinstance(block_mask, tuple)  # the tuple that flex_attention makes of a block mask
-    mask = block_mask[-1] if handed else getattr(block_mask, "mask_mod", None)
-    rows = (1, 1) if mask is None else (block_mask[2] if handed else block_mask.kv_num_blocks).shape[:2]
+    is_tuple = isinstance(block_mask, tuple)  # the tuple that flex_attention makes of a block mask
+    mask = block_mask[-1] if is_tuple else getattr(block_mask, "mask_mod", None)
+    rows = (1, 1) if mask is None else (block_mask[2] if is_tuple else block_mask.kv_num_blocks).shape[:2]
     mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
     if mask is None and change is None:
         return EVERYTHING, 0, None, None
-    held = find_captured(mask, change)
-    key = "flex", *map(id, held), q.shape, k.shape[2], q.dtype
+    captured_values = find_captured(mask, change)
+    key = "flex", *map(id, captured_values), q.shape, k.shape[2], q.dtype
 
     def compute_rule() -> FlexRule:
         with InterceptionPause(), torch._C._EnableTorchFunction():
             return infer_uncached_rule(mask, rows, change, q, k)
 
-    result: FlexRule = cache_in_forward(key, held, compute_rule)
+    result: FlexRule = cache_in_forward(key, captured_values, compute_rule)
     return result
 
 
@@ -48,39 +48,39 @@ def find_captured(*functions: Any) -> list[Any]:
 
     At most MOST_READ values are visited.
     """
-    waiting, held = list(functions), dict[int, Any]()
-    while waiting and len(held) < MOST_READ:
-        one = waiting.pop()
-        if id(one) in held or isinstance(one, ModuleType | type):
+    queue, values_by_id = list(functions), dict[int, Any]()
+    while queue and len(values_by_id) < MOST_READ:
+        value = queue.pop()
+        if id(value) in values_by_id or isinstance(value, ModuleType | type):
             continue
-        held[id(one)] = one
-        if isinstance(one, FunctionType):
-            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != EMPTY]
-            waiting += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
-            own = not one.__module__.startswith("torch.")
-            waiting += [one.__globals__[name] for name in one.__code__.co_names if own and name in one.__globals__]
-        elif isinstance(one, MethodType):
-            waiting += [one.__func__, one.__self__]
-        elif isinstance(one, partial):
-            waiting += [one.func, *one.args, *one.keywords.values()]
-        elif isinstance(one, tuple | list):
-            waiting += one
-        elif isinstance(one, nn.Module):
-            waiting += [*one._parameters.values(), *one._buffers.values()]
-        elif not isinstance(one, Tensor):
-            waiting += [x for x in getattr(one, "__dict__", {}).values() if isinstance(x, Tensor)]
-    return list(held.values())
+        values_by_id[id(value)] = value
+        if isinstance(value, FunctionType):
+            queue += [cell.cell_contents for cell in value.__closure__ or () if cell != EMPTY]
+            queue += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            own = not value.__module__.startswith("torch.")
+            queue += [value.__globals__[name] for name in value.__code__.co_names if own and name in value.__globals__]
+        elif isinstance(value, MethodType):
+            queue += [value.__func__, value.__self__]
+        elif isinstance(value, partial):
+            queue += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, tuple | list):
+            queue += value
+        elif isinstance(value, nn.Module):
+            queue += [*value._parameters.values(), *value._buffers.values()]
+        elif not isinstance(value, Tensor):
+            queue += [x for x in getattr(value, "__dict__", {}).values() if isinstance(x, Tensor)]
+    return list(values_by_id.values())
 
 
 def infer_uncached_rule(mask: ScoreFunction | None, rows: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
     """Infer the rule, offset, bias and softcap. Raises UnreadableError where a map cannot express them."""
-    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else evaluate_mask(mask, rows, q, k)
-    softcap, bias = (None, None) if change is None else infer_softcap_and_bias(change, seen, q, k)
+    table = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else evaluate_mask(mask, rows, q, k)
+    softcap, bias = (None, None) if change is None else infer_softcap_and_bias(change, table, q, k)
     if bias is not None:
-        hidden = bias == -torch.inf
-        seen, bias = seen & ~hidden, bias.masked_fill(hidden, 0)
+        is_hidden = bias == -torch.inf
+        table, bias = table & ~is_hidden, bias.masked_fill(is_hidden, 0)
         bias = bias if bias.any() else None
-    rule, offset = infer_table_rule(drop_equal_rows(seen), q.shape[2], k.shape[2])
+    rule, offset = infer_table_rule(drop_equal_rows(table), q.shape[2], k.shape[2])
     return rule, offset, bias, softcap
 
 
@@ -117,12 +117,12 @@ def offset_queries(function: ScoreFunction, start: int) -> ScoreFunction:
 def drop_equal_rows(x: Tensor) -> Tensor:
     """Return a table reduced to one batch row if all are equal, and to one head if all are equal."""
     for axis in (0, 1):
-        first = x.narrow(axis, 0, 1)
-        x = first if (x == first).all() else x
+        first_entry = x.narrow(axis, 0, 1)
+        x = first_entry if (x == first_entry).all() else x
     return x
 
 
-def infer_softcap_and_bias(change: ScoreFunction, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
+def infer_softcap_and_bias(change: ScoreFunction, table: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
     """Infer the softcap and bias of a score_mod: change(s) = softcap tanh(s / softcap) + bias, with or without the softcap.
 
     Raises UnreadableError where it has no such form, or its bias has more than MOST_ADDED entries.
@@ -132,13 +132,13 @@ def infer_softcap_and_bias(change: ScoreFunction, seen: Tensor, q: Tensor, k: Te
     if math.prod(shape) > MOST_ADDED:
         raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large for a dense table")
     bias = evaluate_score_mod(change, torch.zeros(shape, **exact))
-    there = (seen & (bias != -torch.inf)).expand(shape)
-    rise = (evaluate_score_mod(change, torch.full(shape, 1e9, **exact)) - bias)[there]
+    is_visible = (table & (bias != -torch.inf)).expand(shape)
+    rise = (evaluate_score_mod(change, torch.full(shape, 1e9, **exact)) - bias)[is_visible]
     softcap = float(rise.max()) if len(rise) and float(rise.max()) < 1e8 else None
     scores = torch.linspace(-40, 40, bias[0].numel(), **exact).roll(7).view(shape[1:]).expand(shape)
-    expected = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    apart = (evaluate_score_mod(change, scores) - bias - expected)[there].abs()
-    if (softcap is not None and softcap <= 0) or not bool((apart < 1e-3).all()):
+    expected_scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    difference = (evaluate_score_mod(change, scores) - bias - expected_scores)[is_visible].abs()
+    if (softcap is not None and softcap <= 0) or not bool((difference < 1e-3).all()):
         raise UnreadableError("its score_mod does more than apply a softcap and add a bias, which is all that a map supports")
     return softcap, drop_equal_rows(bias)
 

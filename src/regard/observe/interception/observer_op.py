@@ -33,7 +33,7 @@ class CompiledCall:
     """A compiled function that runs: the watched modules that it may run, by id, and the ids of those that were observed."""
 
     modules: dict[int, nn.Module] = field(default_factory=dict)
-    observed: set[int] = field(default_factory=set)
+    observed_ids: set[int] = field(default_factory=set)
 
 
 @cache
@@ -55,7 +55,7 @@ def observe_call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Ten
     call, module = STATE.compiled_call, settings[-1]
     if call is None or backward() != -1:
         return
-    call.observed.add(module)
+    call.observed_ids.add(module)
     frames, running = STATE.frames, call.modules.get(module)
     if running is not None:
         frames.append(ModuleFrame(running, frames[-1].watchers if frames else (), (), {}))
@@ -139,15 +139,15 @@ def attend_and_observe(
         if kwargs.get(name) is not None:
             raise ConfigError(SINKS.format(name))
     attend = sys.modules[hf_registry.MODULE].AttentionInterface._global_mapping["sdpa"]
-    given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
-    found: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, **given)
+    settings = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias, **kwargs}
+    result: tuple[Tensor, None] = attend(module, query, key, value, attention_mask, **settings)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = query.shape[2] > 1 and attention_mask is None and causal
     k, v = (x[:, :, : query.shape[2]] if causal else x for x in (key, value))  # further keys are unwritten slots of a cache
     bias = None if position_bias is None else position_bias[..., : k.shape[2]].detach()
-    settings = dropout, causal, scaling, True, id(module)
+    op_settings = dropout, causal, scaling, True, id(module)
     if torch.compiler.is_compiling():
-        torch.ops.regard.observe(query.detach(), k.detach(), v.detach(), attention_mask, bias, *settings)
+        torch.ops.regard.observe(query.detach(), k.detach(), v.detach(), attention_mask, bias, *op_settings)
     else:  # in code between compiled graphs
-        observe_call(query, k, v, attention_mask, bias, *settings)
-    return found
+        observe_call(query, k, v, attention_mask, bias, *op_settings)
+    return result

@@ -1,12 +1,20 @@
-"""One intercepted call of attention without a softmax, in regard's terms: a recurrence, or weights that are no softmax."""
+"""One intercepted call of attention without a softmax, in regard's terms: a recurrence, or weights that are no softmax.
+
+A later call is known to continue a recurrence by a sample of the state that it left.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.map.implicit_map import Mechanism
 from regard.observe.interception.attention_call import AttentionCall
+
+Given = dict[str, Any]  # the arguments of a call by name
+STATE_NUMBERS = 4096  # numbers of each row's state that are compared between calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +51,12 @@ class RecurrenceCall:
     read: Callable[[], RecurrenceFactors]
     must_continue: bool = True
     read_softmaxes: Callable[[], list[AttentionCall]] = list
+
+
+def sample_state(*parts: Tensor | None) -> Tensor | None:
+    """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token."""
+    given = [x.detach().flatten(1) for x in parts if x is not None]
+    if len(given) < len(parts) or not given[0].any():
+        return None
+    whole = [x[:, :: max(1, -(-x.shape[1] // STATE_NUMBERS))] for x in given]
+    return torch.cat([x.to(whole[0].dtype) for x in whole], 1).clone()

@@ -23,8 +23,7 @@ from regard.observe.interception.linear_attention_readers import (
     read_rwkv,
     sample_rwkv_state,
 )
-from regard.observe.interception.recurrence_call import RecurrenceFactors
-from regard.observe.interception.recurrence_state import Given, sample_state
+from regard.observe.interception.recurrence_call import Given, RecurrenceFactors, sample_state
 from regard.observe.interception.state_space_readers import (
     read_mamba2_scan,
     read_mamba2_step,

@@ -32,7 +32,7 @@ NextHandler = Callable[[AttentionCall, CallAdapter], Any]
 
 
 class Watcher(Protocol):
-    """An object that is notified of what a model does: a recorder or an intervention."""
+    """An object that is notified of what a model does: a recording or an intervention."""
 
     names: dict[int, str]  # of the watched modules, by id
     can_change_calls: bool  # whether it may change a call; such a watcher handles a call before those that only record

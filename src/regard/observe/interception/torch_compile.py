@@ -51,9 +51,9 @@ def build_patches(add: Callable[[list[AttributePatch]], None]) -> list[Attribute
 
     @functools.wraps(compile)
     def compile_and_patch(*args: Any, **kwargs: Any) -> Any:
-        import torch._dynamo.eval_frame as found
+        from torch._dynamo import eval_frame
 
-        if vars(found)[SWITCH].__module__ != __name__:
+        if vars(eval_frame)[SWITCH].__module__ != __name__:
             add(patch_dynamo())
         return compile(*args, **kwargs)
 
@@ -62,12 +62,12 @@ def build_patches(add: Callable[[list[AttributePatch]], None]) -> list[Attribute
 
 def patch_dynamo() -> list[AttributePatch]:
     """Return the attribute patches for dynamo's switch of compiled functions and its call of a backend."""
-    found, output = sys.modules[MODULE], getattr(sys.modules.get(GRAPHS), "OutputGraph", None)
-    compiling = [] if output is None else [(output, COMPILER, wrap_compiler(vars(output)[COMPILER]))]
-    return [(found, SWITCH, wrap_switch(vars(found)[SWITCH])), *compiling]
+    eval_frame, graph_class = sys.modules[MODULE], getattr(sys.modules.get(GRAPHS), "OutputGraph", None)
+    compiler_patches = [] if graph_class is None else [(graph_class, COMPILER, wrap_compiler(vars(graph_class)[COMPILER]))]
+    return [(eval_frame, SWITCH, wrap_switch(vars(eval_frame)[SWITCH])), *compiler_patches]
 
 
-def wrap_switch(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def wrap_switch(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap the switch: observe compiled code that starts, and keep the torch function mode popped until it ends."""
 
     def maybe_set_eval_frame(callback: Any) -> Any:
@@ -78,19 +78,19 @@ def wrap_switch(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
             elif STATE.compiled_frame is not None and STATE.compiled_frame[0] == id(caller):
                 context, STATE.compiled_frame = STATE.compiled_frame[1], None
                 context.close()
-        return was(callback)
+        return original(callback)
 
     return maybe_set_eval_frame
 
 
-def start_compiled_call(called: dict[str, Any]) -> ExitStack:
+def start_compiled_call(caller_locals: dict[str, Any]) -> ExitStack:
     """Return an entered context in which the attention of a compiled function is observed, and reported if it is not.
 
     The torch function mode and the patched names of flex_attention are absent meanwhile. A compiled flex_attention is
     intercepted instead.
     """
     stack = ExitStack()
-    function, args, kwargs = called.get("fn"), called.get("args", ()), called.get("kwargs", {})
+    function, args, kwargs = caller_locals.get("fn"), caller_locals.get("args", ()), caller_locals.get("kwargs", {})
     if STATE.is_active and not flex.intercept_compiled(function, args, kwargs):
         stack.enter_context(observe_compiled_call(function, args, kwargs))
     stack.enter_context(InterceptionPause())
@@ -103,14 +103,14 @@ def observe_compiled_call(function: Any, args: Any, kwargs: Any) -> Iterator[Non
     """Hold a CompiledCall of the function while it runs; then report the attention that was not observed."""
     words: set[str] = set()
     try:
-        found = list(find_modules([function, args, kwargs], words))
+        reachable_modules = list(find_modules([function, args, kwargs], words))
     except Exception as error:  # an unreadable object must not stop the program
         report_missed("torch.compile", explain_error(error))
         yield
         return
-    speaks = any(word in one.lower() for one in words for word in WORDS)
-    named = set().union(*(watcher.names for watcher in STATE.watchers))
-    modules = {id(one): one for module in found for one in module.modules() if id(one) in named}
+    mentions_attention = any(word in one.lower() for one in words for word in WORDS)
+    watched_ids = set().union(*(watcher.names for watcher in STATE.watchers))
+    modules = {id(one): one for module in reachable_modules for one in module.modules() if id(one) in watched_ids}
     call = STATE.compiled_call = CompiledCall(modules)
     frame = push_frame(find_outermost(modules), args, kwargs) if modules else None
     try:
@@ -118,7 +118,7 @@ def observe_compiled_call(function: Any, args: Any, kwargs: Any) -> Iterator[Non
     finally:
         STATE.compiled_call = None
         for watcher in STATE.watchers:
-            for name in find_unobserved(call, watcher, speaks):
+            for name in find_unobserved(call, watcher, mentions_attention):
                 watcher.report_missed(MissedCall("torch.compile", name, REASON))
         if frame is not None:
             pop_frame(frame)
@@ -130,18 +130,18 @@ def find_outermost(modules: dict[int, nn.Module]) -> nn.Module:
     return modules[min(paths)[1]]
 
 
-def find_unobserved(call: CompiledCall, watcher: Watcher, speaks: bool) -> Iterator[str]:
+def find_unobserved(call: CompiledCall, watcher: Watcher, mentions_attention: bool) -> Iterator[str]:
     """Yield the names of a watcher's modules that ran in a compiled function, may attend, and were not observed."""
-    own = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
-    if not call.observed:
+    own_modules = {watcher.names[one]: module for one, module in call.modules.items() if one in watcher.names}
+    if not call.observed_ids:
         running = find_name(watcher)
-        if own or (speaks and running is not None):
-            yield min(own, key=len) if own else str(running)
+        if own_modules or (mentions_attention and running is not None):
+            yield min(own_modules, key=len) if own_modules else str(running)
         return
-    for name, module in own.items():
+    for name, module in own_modules.items():
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", IMPLEMENTATION)
         is_other_model = hasattr(module, "_supports_sdpa") and implementation not in (None, IMPLEMENTATION)
-        is_unobserved = 0 not in call.observed and call.observed.isdisjoint(map(id, module.modules()))
+        is_unobserved = 0 not in call.observed_ids and call.observed_ids.isdisjoint(map(id, module.modules()))
         if is_recurrent_name(type(module).__name__) or (is_other_model and is_unobserved):
             yield name
 
@@ -160,10 +160,10 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
         if isinstance(value, nn.Module):
             yield value
         elif isinstance(value, FunctionType) and (is_inlined(value) or not str(value.__module__).startswith("torch.")):
-            named = set(find_code_names(value.__code__))
-            words |= named
+            code_names = set(find_code_names(value.__code__))
+            words |= code_names
             queue += inspect.getclosurevars(value).nonlocals.values()
-            queue += [value.__globals__[name] for name in named if name in value.__globals__]
+            queue += [value.__globals__[name] for name in code_names if name in value.__globals__]
         elif isinstance(value, MethodType):
             queue += [value.__self__, value.__func__]
         elif isinstance(value, functools.partial):
@@ -173,7 +173,7 @@ def find_modules(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
         elif isinstance(value, dict):
             queue += value.values()
         elif type(value).__module__.split(".")[0] not in ("builtins", "torch", "numpy") and hasattr(value, "__dict__"):
-            queue += [one for one in vars(value).values() if isinstance(one, HOLDERS)]
+            queue += [attribute for attribute in vars(value).values() if isinstance(attribute, HOLDERS)]
 
 
 def is_inlined(function: FunctionType) -> bool:

@@ -20,8 +20,7 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.axis_groups import Groups, describe_choice
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors
-from regard.observe.interception.recurrence_state import sample_state
+from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 from regard.observe.interception.score_formula import bound_products, collect_parts, resolve_form
 from regard.observe.interception.tensor_axes import AxisTable
 from regard.observe.interception.traces import Trace
@@ -42,24 +41,24 @@ QUADRATIC = ("squared relu", "square")
 
 
 def build_unnormalized_call(
-    trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, v: Tensor, context: Tensor, kernel: str, reason: str
+    trace: Trace, table: AxisTable, groups: Groups, weights: Tensor, v: Tensor, context: Tensor, kernel: str, reason: str
 ) -> RecurrenceCall:
-    """Return the call of which `seen` (b, h, q, k) are the weights and `context` (b, h, q, e) the output, from values v."""
-    (b, h, n, t), e = seen.shape, v.shape[3]
+    """Return the call of which `weights` (b, h, q, k) are the weights and `context` (b, h, q, e) the output, from values v."""
+    (b, h, n, t), e = weights.shape, v.shape[3]
     values = share(v.detach().expand(b, -1, -1, -1), h).contiguous()
     mechanism: ScoredMatrix | StoredMatrix | None = None
     title, note = describe_kind(trace), ""
     for solve in (solve_activation, solve_mixture):
         try:
-            mechanism = mechanism or solve(trace, table, groups, seen, kernel)
+            mechanism = mechanism or solve(trace, table, groups, weights, kernel)
         except UnreadableError as error:
             reason = str(error)
-    is_larger = mechanism is not None and sum(x.nbytes for x in mechanism.tensors.values()) > seen.nbytes
+    is_larger = mechanism is not None and sum(x.nbytes for x in mechanism.tensors.values()) > weights.nbytes
     if mechanism is None or (is_larger and n < t):  # the few rows of a step are less than all of its keys
-        if seen.nbytes > LIMIT_BYTES:
-            raise UnreadableError(f"{reason}, and its weights as they are would take {seen.nbytes:,} bytes")
-        mechanism = StoredMatrix(entries=seen.detach())
-        note = f"it is {title}: {reason}, so its weights are stored as they are: {seen.nbytes:,} bytes"
+        if weights.nbytes > LIMIT_BYTES:
+            raise UnreadableError(f"{reason}, and its weights as they are would take {weights.nbytes:,} bytes")
+        mechanism = StoredMatrix(entries=weights.detach())
+        note = f"it is {title}: {reason}, so its weights are stored as they are: {weights.nbytes:,} bytes"
         note = f"{note}, after dropout" if any(part.undropped is not None for part in trace.parts) else note
     elif isinstance(mechanism, ScoredMatrix) and isinstance(mechanism.mask, Given):
         note = f"it is {title}, whose mask is stored as a table: {mechanism.mask.given.nbytes:,} bytes"
@@ -86,9 +85,7 @@ def describe_kind(trace: Trace) -> str:
     return "attention without a softmax"
 
 
-def solve_activation(
-    trace: Trace, table: AxisTable, groups: Groups, matrix_of_weights: Tensor, kernel: str
-) -> ScoredMatrix | None:
+def solve_activation(trace: Trace, table: AxisTable, groups: Groups, model_weights: Tensor, kernel: str) -> ScoredMatrix | None:
     """Return the matrix of an activation of scores times a factor of each row; None if weights are not that.
 
     It is compared with the weights of sampled rows, or of all if there are few.
@@ -100,26 +97,26 @@ def solve_activation(
     shift = collect_parts(form, table, groups)[2].shift
     if call.sinks is not None or not isinstance(shift, float):
         return None
-    eps = max(trace.eps, torch.finfo(matrix_of_weights.dtype).eps)
+    eps = max(trace.eps, torch.finfo(model_weights.dtype).eps)
     matrix = replace(read_scores([call]), activation=ACTIVATION_NAMES[functions], shift=shift)
     rows = torch.linspace(
-        0, len(matrix_of_weights[0, 0]) - 1, min(len(matrix_of_weights[0, 0]), CHECKED_ROWS), device=matrix_of_weights.device
+        0, len(model_weights[0, 0]) - 1, min(len(model_weights[0, 0]), CHECKED_ROWS), device=model_weights.device
     ).long()
-    matrix = hide_keys(matrix, matrix_of_weights, rows, eps)
-    factor = find_row_factors(matrix, matrix_of_weights, rows)
+    matrix = hide_keys(matrix, model_weights, rows, eps)
+    factor = find_row_factors(matrix, model_weights, rows)
     if bool(((factor - factor.mean()).abs() <= 64 * eps * factor.abs().amax()).all()):
         factor = factor.mean().view(1, 1, 1)
     else:
-        factor = torch.cat([find_row_factors(matrix, matrix_of_weights, part) for part in split_rows(matrix_of_weights)], -1)
+        factor = torch.cat([find_row_factors(matrix, model_weights, part) for part in split_rows(model_weights)], -1)
     size = find_score_limit(matrix)
     slope = 2 * size if matrix.activation in QUADRATIC else 1.2  # of the activation, at most
     own = factor.unsqueeze(-1) if factor.shape[-1] == 1 else factor[..., rows].unsqueeze(-1)
-    weights, exact = compute_activation(matrix, rows) * own, matrix_of_weights[:, :, rows].double()
+    weights, exact = compute_activation(matrix, rows) * own, model_weights[:, :, rows].double()
     difference = (weights - exact).abs()
     if not bool((difference <= 4 * eps * (exact.abs() + own.abs() * slope * size * matrix.q.shape[3])).all()):
         raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
     is_one = factor.numel() == 1 and abs(float(factor) - 1) < 64 * eps
-    return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(matrix_of_weights.dtype)))
+    return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(model_weights.dtype)))
 
 
 def split_rows(weights: Tensor) -> list[Tensor]:
@@ -135,29 +132,33 @@ def find_row_factors(matrix: ScoredMatrix, weights: Tensor, rows: Tensor) -> Ten
     return factor.where(activations.any(-1), factor.nanmean() if activations.any() else 1.0)
 
 
-def hide_keys(matrix: ScoredMatrix, seen: Tensor, rows: Tensor, eps: float) -> ScoredMatrix:
+def hide_keys(matrix: ScoredMatrix, weights: Tensor, rows: Tensor, eps: float) -> ScoredMatrix:
     """Return a matrix whose mask also hides keys of which weights (b, h, q, k) are 0 and activations are not.
 
     The mask is causal if that explains the sampled rows, else a table.
     """
 
-    def find_hidden(some: Tensor) -> Tensor:
-        found = compute_activation(matrix, some).abs()
-        return (seen[:, :, some] == 0) & (found > eps * found.amax((-2, -1), keepdim=True))
+    def find_hidden(block: Tensor) -> Tensor:
+        activations = compute_activation(matrix, block).abs()
+        return (weights[:, :, block] == 0) & (activations > eps * activations.amax((-2, -1), keepdim=True))
 
-    hidden = find_hidden(rows)
-    if not hidden.any():
+    is_hidden = find_hidden(rows)
+    if not is_hidden.any():
         return matrix
-    n, keys = seen.shape[2], torch.arange(seen.shape[3], device=seen.device)
-    earlier = keys <= rows.unsqueeze(-1) + len(keys) - n
-    before = matrix.mask.block(torch.arange(n, device=seen.device), keys, matrix.offset)
-    if bool(before.all()) and not bool((hidden & earlier).any()) and not bool(seen[:, :, rows][..., ~earlier].any()):
+    n, keys = weights.shape[2], torch.arange(weights.shape[3], device=weights.device)
+    is_earlier = keys <= rows.unsqueeze(-1) + len(keys) - n
+    is_visible = matrix.mask.block(torch.arange(n, device=weights.device), keys, matrix.offset)
+    if (
+        bool(is_visible.all())
+        and not bool((is_hidden & is_earlier).any())
+        and not bool(weights[:, :, rows][..., ~is_earlier].any())
+    ):
         return replace(matrix, mask=Causal(), offset=len(keys) - n)
-    whole = torch.cat([find_hidden(part) for part in split_rows(seen)], 2)
-    return replace(matrix, mask=Given.from_shared_table(before & ~whole), offset=0)
+    is_hidden_anywhere = torch.cat([find_hidden(part) for part in split_rows(weights)], 2)
+    return replace(matrix, mask=Given.from_shared_table(is_visible & ~is_hidden_anywhere), offset=0)
 
 
-def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, kernel: str) -> ScoredMatrix | None:
+def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, weights: Tensor, kernel: str) -> ScoredMatrix | None:
     """Return the matrix of softmaxes whose heads are mixed, added or subtracted; None if weights are not that.
 
     The factors are the solution of the equations of sampled rows, and are checked on others.
@@ -168,21 +169,21 @@ def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, seen: Tensor, 
         raise UnreadableError("the heads of its scores are mixed before the softmax")
     calls = [resolve_part(part, table, groups, kernel) for part in trace.parts]
     matrix = read_scores(calls)
-    rows, others = sample_rows(seen, matrix.q.shape[1])
-    eps = max(trace.eps, torch.finfo(seen.dtype).eps)
-    x, y = (part.flatten(2).mT for part in (compute_activation(matrix, rows), seen.detach().double()[:, :, rows]))
+    rows, check_rows = sample_rows(weights, matrix.q.shape[1])
+    eps = max(trace.eps, torch.finfo(weights.dtype).eps)
+    x, y = (part.flatten(2).mT for part in (compute_activation(matrix, rows), weights.detach().double()[:, :, rows]))
     size = max(find_score_limit(matrix), 1.0) + matrix.q.shape[3]
     for has_constant in (False, True):
-        given = torch.cat([x, torch.ones_like(x[..., :1])], -1) if has_constant else x
-        solution = (torch.linalg.pinv(given) @ y).mT  # (b, h, n)
+        inputs = torch.cat([x, torch.ones_like(x[..., :1])], -1) if has_constant else x
+        solution = (torch.linalg.pinv(inputs) @ y).mT  # (b, h, n)
         solution = share_rows(round_factors(solution, eps), eps)
         mixing, constant = (solution[..., :-1], solution[..., -1]) if has_constant else (solution, None)
-        mixed = replace(matrix, mixing=mixing.to(score_dtype(seen.dtype)), constant=constant)
-        found, expected = mix_rows(mixed, others), seen.detach().double()[:, :, others]
+        candidate = replace(matrix, mixing=mixing.to(score_dtype(weights.dtype)), constant=constant)
+        mixture, exact = mix_rows(candidate, check_rows), weights.detach().double()[:, :, check_rows]
         most = mixing.abs().sum(-1)[..., None, None] + (0 if constant is None else constant.abs()[..., None, None])
-        difference = (found - expected).abs()
+        difference = (mixture - exact).abs()
         if bool((difference <= 8 * eps * most * size).all()):
-            return mixed if constant is None else replace(mixed, constant=constant.to(score_dtype(seen.dtype)))
+            return candidate if constant is None else replace(candidate, constant=constant.to(score_dtype(weights.dtype)))
     raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
 
 
@@ -207,15 +208,18 @@ def read_softmaxes(trace: Trace, table: AxisTable, groups: Groups, kernel: str) 
 
 def read_scores(calls: list[AttentionCall]) -> ScoredMatrix:
     """Return the matrix of the softmax of one call, or of all heads of several. Raises UnreadableError if they differ."""
-    first = calls[0]
+    first_call = calls[0]
     if any(one.sinks is not None for one in calls):
         raise UnreadableError("a softmax among its weights has a sink")
     kinds = {(one.softcap, one.offset if isinstance(one.offset, int) else id(one.offset)) for one in calls}
-    if len(kinds) > 1 or any(one.mask != first.mask for one in calls) or len({one.q.shape[3] for one in calls}) > 1:
+    if len(kinds) > 1 or any(one.mask != first_call.mask for one in calls) or len({one.q.shape[3] for one in calls}) > 1:
         raise UnreadableError("the softmaxes among its weights have different masks or widths")
-    scale = 1.0 if first.scale is None else first.scale
+    scale = 1.0 if first_call.scale is None else first_call.scale
     heads = [one.q.shape[1] for one in calls]
-    q = [one.q.detach() * ((1.0 if one.scale is None else one.scale) / scale) if one is not first else one.q for one in calls]
+    q = [
+        one.q.detach() * ((1.0 if one.scale is None else one.scale) / scale) if one is not first_call else one.q
+        for one in calls
+    ]
     k = [one.k.detach() if len(calls) == 1 else share(one.k.detach(), n) for one, n in zip(calls, heads, strict=True)]
     if is_autocast_on(q[0].device):
         q, k = [autocast_tensor(x) for x in q], [autocast_tensor(x) for x in k]
@@ -223,22 +227,22 @@ def read_scores(calls: list[AttentionCall]) -> ScoredMatrix:
         q=torch.cat(q, 1).detach(),
         k=torch.cat(k, 1),
         activation=SOFTMAX,
-        mask=first.mask,
-        offset=first.offset,
+        mask=first_call.mask,
+        offset=first_call.offset,
         scale=scale,
-        softcap=first.softcap,
+        softcap=first_call.softcap,
         bias=join_biases([one.bias for one in calls], heads),
     )
 
 
-def join_biases(given: list[Tensor | None], heads: list[int]) -> Tensor | None:
+def join_biases(biases: list[Tensor | None], heads: list[int]) -> Tensor | None:
     """Return the biases of several calls, joined along the heads; None if there are none. Raises UnreadableError."""
-    found = [x for x in given if x is not None]
-    if len(given) == 1 or not found:
-        return given[0]
-    if len(found) < len(given) or len({(len(x), x.shape[2]) for x in found}) > 1:
+    present = [x for x in biases if x is not None]
+    if len(biases) == 1 or not present:
+        return biases[0]
+    if len(present) < len(biases) or len({(len(x), x.shape[2]) for x in present}) > 1:
         raise UnreadableError("the softmaxes among its weights have different biases")
-    return torch.cat([x.expand(-1, n, -1, -1) for x, n in zip(found, heads, strict=True)], 1)
+    return torch.cat([x.expand(-1, n, -1, -1) for x, n in zip(present, heads, strict=True)], 1)
 
 
 def find_score_limit(matrix: ScoredMatrix) -> float:
@@ -260,8 +264,8 @@ def mix_rows(matrix: ScoredMatrix, rows: Tensor) -> Tensor:
     """Compute the mixed softmaxes of some queries, (b, h, rows, k), in float64."""
     assert matrix.mixing is not None
     mixing = matrix.mixing.double().expand(len(matrix.q), -1, -1)
-    mixed = torch.einsum("bhn,bnqk->bhqk", mixing, compute_activation(matrix, rows))
-    return mixed if matrix.constant is None else mixed + matrix.constant[..., None, None]
+    mixture = torch.einsum("bhn,bnqk->bhqk", mixing, compute_activation(matrix, rows))
+    return mixture if matrix.constant is None else mixture + matrix.constant[..., None, None]
 
 
 def sample_rows(weights: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
@@ -269,15 +273,15 @@ def sample_rows(weights: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
     n, t = weights.shape[-2:]
     count = min(n, 2 + SPARE_EQUATIONS * (unknowns + 1) // max(t, 1))
     rows = torch.linspace(n - 1, 0, count).long().unique()
-    others = torch.linspace(0, n - 1, min(n, CHECKED_ROWS)).long()
-    return rows.to(weights.device), others.to(weights.device)
+    check_rows = torch.linspace(0, n - 1, min(n, CHECKED_ROWS)).long()
+    return rows.to(weights.device), check_rows.to(weights.device)
 
 
 def round_factors(factors: Tensor, eps: float) -> Tensor:
     """Return factors of which those that are 0 or 1 up to rounding are so exactly."""
-    allowed = 64 * eps * factors.abs().amax().clamp(min=1)
-    factors = factors.masked_fill(factors.abs() <= allowed, 0)
-    return factors.masked_fill((factors - 1).abs() <= allowed, 1)
+    tolerance = 64 * eps * factors.abs().amax().clamp(min=1)
+    factors = factors.masked_fill(factors.abs() <= tolerance, 0)
+    return factors.masked_fill((factors - 1).abs() <= tolerance, 1)
 
 
 def share_rows(factors: Tensor, eps: float) -> Tensor:

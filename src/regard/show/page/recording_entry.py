@@ -16,7 +16,7 @@ from regard.observe import Recording
 from regard.observe.head_kinds import Head
 from regard.observe.head_scores import UserScore
 from regard.observe.kv_history import KVHistory
-from regard.observe.recording import KINDS
+from regard.observe.run import KINDS
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind, describe_implicit_layers

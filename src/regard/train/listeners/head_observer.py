@@ -17,8 +17,8 @@ from regard.observe.record import record
 from regard.probe.probe_heads import probe_heads
 from regard.text.byte_pair import END
 from regard.train.listeners.json_lines import JsonLinesFile
-from regard.train.loop import is_due
-from regard.train.training import Report, Training
+from regard.train.training_loop import is_due
+from regard.train.training_state import Report, Training
 
 MOST = 128  # most tokens of a text
 

@@ -8,7 +8,7 @@ from typing import Any
 from regard.atomic_write import write_atomically
 from regard.errors import DataError
 from regard.train.checkpoint_header import is_count
-from regard.train.training import Report, Training
+from regard.train.training_state import Report, Training
 
 LOG_NAME, HEADS_NAME = "log.jsonl", "heads.jsonl"  # in the folder of a run
 

@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from regard.terminal_escapes import escape_controls
-from regard.train.training import Report, Training
+from regard.train.training_state import Report, Training
 
 INTERVAL_SECONDS, SHARE = 5.0, 0.02  # least time between two lines, and as a share of the run's; ignored for some
 COLUMNS = {"step": 7, "loss": 7, "left": 7, "held out": 8, "tokens/s": 9, "of peak": 7}  # widths; the most important first

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from regard.train.training import Report, Training
+from regard.train.training_state import Report, Training
 
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

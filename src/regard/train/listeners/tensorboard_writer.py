@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError
-from regard.train.loop import is_due
-from regard.train.training import Report, Training
+from regard.train.training_loop import is_due
+from regard.train.training_state import Report, Training
 
 CURVES = {"loss_nats": "loss/trained on", "held_out_nats": "loss/held out", "rate": "rate", "gradient_norm": "gradient norm"}
 FLUSH_STEPS = 100  # steps between two flushes

@@ -16,7 +16,7 @@ from models.translators import made, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Prefix, Window
 from regard.generate.translation_search import translate
-from regard.observe import Recording, load, record, recording_file
+from regard.observe import Recording, load, record, safetensors_file
 from regard.observe.checksums import compute_header_checksum
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.mask_serialization import MaskReader, serialize_mask
@@ -308,7 +308,7 @@ def crafted(path, tensors, pieces, turns=None, keys=None, kind="self"):
     strand = {"key": ["a", kind, 0, 0], "name": "a", "kind": kind, "past": 0, "heads": None, "keys": keys or [["k", 0]]}
     strand["pieces"] = [{**piece, **one} for one in pieces]
     run = {"turns": turns or {}, "strands": [strand], "calls": [[0, n] for n in range(len(pieces))]}
-    recording_file.write_file(path, {"model": "m", "tokens": None, "missed": [], "runs": [run]}, tensors)
+    safetensors_file.write_file(path, {"model": "m", "tokens": None, "missed": [], "runs": [run]}, tensors)
     return path
 
 
@@ -403,7 +403,7 @@ def test_a_full_disk_leaves_the_former_file(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recording_file, "save_file", full)
+    monkeypatch.setattr(safetensors_file, "save_file", full)
     with pytest.raises(DataError, match=r"could not be written to .*No space left on device.*Nothing was changed"):
         recorded().save(path)
     assert path.read_bytes() == b"what was there"

@@ -9,9 +9,9 @@ from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
 from regard.text.corpus import Corpus, Reader
 from regard.train import begin, loop, optimizer, run
-from regard.train.loop import accumulate_gradients, compute_held_out_loss
 from regard.train.loss import compute_loss, count_targets
 from regard.train.seeds import seed_generators
+from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
 from train import small
 
 

@@ -1,4 +1,4 @@
-"""A header and named tensors on disk: safetensors with a JSON header and checksums, memory-mapped, never a pickle."""
+"""The file of a recording: safetensors with a JSON header and checksums, memory-mapped, never a pickle."""
 
 import json
 from contextlib import suppress

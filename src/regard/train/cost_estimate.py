@@ -21,7 +21,7 @@ NUMBER = 8  # bytes of an int64: a token, a target
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CostEstimate:
     """One of several accelerators: the bytes it holds, and sends in a step; floating-point operations in a step.
 
     together is the most it holds at a time, in the backward pass of the loss; `recomputed` replaces the activations if they are
@@ -94,8 +94,8 @@ def list_shapes(parameters: Iterable[nn.Parameter]) -> tuple[torch.Size, ...]:
     return tuple(one.shape for one in parameters)
 
 
-def make_plan(config: TrainConfig, accelerators: int, engine: str) -> Plan:
-    """Return the plan of a config on n accelerators: rows per step as on one, rounded up, and no more at a time on each."""
+def estimate_cost(config: TrainConfig, accelerators: int, engine: str) -> CostEstimate:
+    """Estimate the cost of a config on n accelerators: rows per step as on one, rounded up, and no more at a time on each."""
     if accelerators < 1:
         raise ConfigError(f"accelerators are counted from 1, got {accelerators}.")
     model, known = config.gpt2, ParameterShapes.from_config(config.gpt2)
@@ -120,7 +120,7 @@ def make_plan(config: TrainConfig, accelerators: int, engine: str) -> Plan:
         sent = 2 * (n - 1) * FLOAT * total // n
     flops = model.training_flops * tokens * accumulate
     again = 2 * sum(number for part, number in model.multiply_adds(model.context).items() if part != "head") / model.context
-    return Plan(
+    return CostEstimate(
         accelerators=n,
         engine=engine,
         batch=rows * n,
@@ -172,18 +172,18 @@ def count_shard_elements(known: Sequence[torch.Size], n: int) -> int:
     return sum(ceil(shape[0] / n) * prod(shape[1:]) for shape in known)
 
 
-def format_plans(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link: float = 0.0) -> str:
-    """Return the plans side by side, as many as fit the width of the screen.
+def format_estimates(config: TrainConfig, estimates: Sequence[CostEstimate], *, columns: int = 80, link: float = 0.0) -> str:
+    """Return the estimates side by side, as many as fit the width of the screen.
 
     Times are included if config.peak_tflops and link, the gigabytes per second that each accelerator can send, are given.
     """
-    heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in plans]
-    titles, cells = format_rows(config, plans, link)
+    heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in estimates]
+    titles, cells = format_rows(config, estimates, link)
     left, right = max(map(len, titles)), [max(len(head), *map(len, one)) + 2 for head, one in zip(heads, cells, strict=True)]
     blocks, at = [describe_run(config, columns)], 0
-    while at < len(plans):
+    while at < len(estimates):
         room = at + 1
-        while room < len(plans) and left + sum(right[at : room + 1]) <= columns:
+        while room < len(estimates) and left + sum(right[at : room + 1]) <= columns:
             room += 1
         lines = [" " * left + "".join(head.rjust(width) for head, width in zip(heads[at:room], right[at:room], strict=True))]
         for number, name in enumerate(titles):
@@ -194,23 +194,23 @@ def format_plans(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 8
     return "\n\n".join(blocks)
 
 
-def format_rows(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[list[str], list[list[str]]]:
-    """Return the titles of the rows, and the cells of each plan."""
+def format_rows(config: TrainConfig, estimates: Sequence[CostEstimate], link: float) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the rows, and the cells of each estimate."""
     titles = ["batch", "accumulate", "GB held: weights", "  rounded, gathered", "  gradients", "  moments", "  activations"]
     titles += ["  logits", "  together", "recomputed: held", "  together", "GB sent in a step"]
     cells = [
         [f"{one.batch:,}", f"{one.accumulate:,}"]
         + [format_gigabytes(x) for x in (one.weights, one.gathered, one.gradients, one.moments, one.activations, one.logits)]
         + [format_gigabytes(x) for x in (one.total_bytes, one.recomputed, one.total_bytes_recomputed, one.sent)]
-        for one in plans
+        for one in estimates
     ]
     if config.peak_tflops:
         titles += ["seconds: products", "  recomputed"]
-        for cell, one in zip(cells, plans, strict=True):
+        for cell, one in zip(cells, estimates, strict=True):
             cell += [format_seconds(x / (config.peak_tflops * 1e12)) for x in (one.flops, one.flops_recomputed)]
     if link:
         titles.append("  exchanges" if config.peak_tflops else "seconds: exchanges")
-        for cell, one in zip(cells, plans, strict=True):
+        for cell, one in zip(cells, estimates, strict=True):
             cell.append(format_seconds(one.sent / (link * 1e9)))
     return titles, cells
 

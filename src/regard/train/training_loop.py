@@ -17,8 +17,8 @@ from regard.train.distributed import start_engine
 from regard.train.loss import count_targets, find_fault
 from regard.train.seeds import seed_generators
 from regard.train.single_process import Engine
-from regard.train.task import Reader
-from regard.train.training import Report, Training, begin
+from regard.train.training_state import Report, Training, begin
+from regard.train.training_task import BatchReader
 
 Listener = Callable[[Training, Report], object]
 
@@ -86,10 +86,10 @@ def write_results(training: Training, report: Report) -> None:
 def run_step(training: Training) -> Report:
     """Do one training step: compute the gradient of the mean loss over all its batches, and update the weights."""
     config, engine, model, began = training.config, training.engine, training.wrapped_model, time.perf_counter()
-    subject = training.task
+    task = training.task
     number, first = training.step + 1, training.step * config.accumulate
     rate = optimizer.compute_learning_rate(number, config)
-    batches = [subject.move_batch(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
+    batches = [task.move_batch(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
     loss = accumulate_gradients(training, number, batches)
     norm = float(engine.compute_gradient_norm(model))
     wrong = find_fault(loss, norm, training.running, config.spike)
@@ -98,7 +98,7 @@ def run_step(training: Training) -> Report:
     training.optimizer.zero_grad(set_to_none=True)
     training.running = training.running.add_loss(loss) if wrong is None else training.running.add_skipped_batch()
     training.step, training.held_out_nats = number, None
-    tokens = sum(subject.count_tokens(batch, engine.world) for batch in batches)
+    tokens = sum(task.count_tokens(batch, engine.world) for batch in batches)
     seconds = time.perf_counter() - began
     return Report(
         step=number, loss_nats=loss, rate=rate, gradient_norm=norm, tokens=tokens, seconds=seconds, batch=first, skipped=wrong
@@ -135,7 +135,7 @@ def add_evaluation(training: Training, report: Report) -> Report:
     return report
 
 
-def compute_held_out_loss(training: Training, reader: Reader) -> float:
+def compute_held_out_loss(training: Training, reader: BatchReader) -> float:
     """Compute the mean loss over the first held-out batches, the same ones each time."""
     config, engine = training.config, training.engine
     count = min(config.evaluate_batches, reader.batches)

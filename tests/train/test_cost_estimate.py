@@ -1,4 +1,4 @@
-"""What the plan says, held against what processes have in memory and exchange."""
+"""What the estimate says, held against what processes have in memory and exchange."""
 
 import json
 from dataclasses import replace
@@ -11,10 +11,10 @@ from regard import ConfigError
 from regard.cli import main
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train import TrainConfig, plan
+from regard.train import TrainConfig, cost_estimate
+from regard.train.cost_estimate import NUMBER_SIZES, estimate_cost
 from regard.train.language_task import wrap_blocks
 from regard.train.loss import compute_loss
-from regard.train.plan import NUMBER_SIZES, make_plan
 from train import small
 from train.test_distributed import config, trained
 
@@ -53,7 +53,7 @@ def autograd_keeps(model: GPT2, rows: int, half: bool) -> dict[str, int]:
 @pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
 def test_activations_are_those_that_autograd_keeps(engine, precision, again, activation):
     shape = replace(SHAPE, activation=activation)
-    one, half = make_plan(replace(ONE, model=shape, precision=precision), 1, engine), precision == "bfloat16"
+    one, half = estimate_cost(replace(ONE, model=shape, precision=precision), 1, engine), precision == "bfloat16"
     torch.manual_seed(0)
     model = wrap_blocks(GPT2(shape), activation_checkpointing=again, compiled=False)
     if engine == "fsdp" and half:
@@ -68,13 +68,13 @@ def test_activations_are_those_that_autograd_keeps(engine, precision, again, act
 def block_at_a_time(shape: GPT2Config, engine: str, precision: str) -> int:
     """What a block that is computed again takes, beyond its input: it is there in the backward alone."""
     tokens, rounding = 7 * shape.context, NUMBER_SIZES[engine, precision]
-    two, one = (plan.count_activation_bytes(shape, tokens, rounding, blocks) for blocks in (2, 1))
+    two, one = (cost_estimate.count_activation_bytes(shape, tokens, rounding, blocks) for blocks in (2, 1))
     return two - one - tokens * shape.width * rounding.stream
 
 
 def test_attention_is_planned_as_it_is_run_where_its_loops_are_compiled():
     shape = GPT2Config(layers=1, heads=2, width=32, context=520, vocabulary=7)
-    one = make_plan(TrainConfig(model=shape, batch=2), 1, "ddp")
+    one = estimate_cost(TrainConfig(model=shape, batch=2), 1, "ddp")
     assert autograd_keeps(GPT2(shape), 2, False)["rest"] == pytest.approx(one.activations, rel=0.03)
 
 
@@ -91,7 +91,7 @@ def test_logits_are_what_the_loss_keeps_and_its_gradient(half):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         torch.nn.functional.cross_entropy(rounded.float(), torch.zeros(11, dtype=torch.int64))
     gradients = 4 + (2 if half else 0)
-    assert plan.count_logit_bytes(replace(SHAPE, vocabulary=13), 11, half) == sum(kept.values()) + 11 * 13 * gradients
+    assert cost_estimate.count_logit_bytes(replace(SHAPE, vocabulary=13), 11, half) == sum(kept.values()) + 11 * 13 * gradients
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_states_and_traffic_are_those_of_two_processes_to_the_byte(folder, name)
     said = json.loads((folder / name / "states.json").read_text())
     found = next((folder / name / "checkpoints").glob("step-*"))
     here = TrainConfig.from_table(json.loads((found / "run.json").read_text())["config"])
-    one = make_plan(replace(here, batch=3, accumulate=2 * here.accumulate), 2, here.engine)
+    one = estimate_cost(replace(here, batch=3, accumulate=2 * here.accumulate), 2, here.engine)
     assert (one.batch, one.accumulate) == (6, here.accumulate)
     assert (one.weights, one.moments) == (said["weights"], said["moments"])
     if here.engine == "ddp":
@@ -125,18 +125,18 @@ def test_states_and_traffic_are_those_of_two_processes_to_the_byte(folder, name)
 
 def test_shards_shrink_and_what_is_done_stays_the_same():
     config = TrainConfig(model=GPT2Config.medium(), batch=4, accumulate=64)
-    plans = [make_plan(config, n, "fsdp") for n in (1, 8, 64)]
-    assert [one.batch * one.accumulate for one in plans] == [256, 256, 256]
-    assert [round(plans[0].weights / one.weights) for one in plans] == [1, 8, 64]
-    assert len({one.activations for one in plans}) == 1
-    assert [plans[0].flops / one.flops for one in plans] == [1, 8, 64]
-    assert plans[0].weights == 4 * 354_823_168
-    assert plans[0].sent == 0
+    estimates = [estimate_cost(config, n, "fsdp") for n in (1, 8, 64)]
+    assert [one.batch * one.accumulate for one in estimates] == [256, 256, 256]
+    assert [round(estimates[0].weights / one.weights) for one in estimates] == [1, 8, 64]
+    assert len({one.activations for one in estimates}) == 1
+    assert [estimates[0].flops / one.flops for one in estimates] == [1, 8, 64]
+    assert estimates[0].weights == 4 * 354_823_168
+    assert estimates[0].sent == 0
 
 
 def test_a_plan_needs_an_accelerator():
     with pytest.raises(ConfigError, match="counted from 1, got 0"):
-        make_plan(ONE, 0, "ddp")
+        estimate_cost(ONE, 0, "ddp")
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -11,7 +11,7 @@ from regard.train.config import TrainConfig
 from regard.train.single_process import Engine
 
 
-class Reader(Protocol):
+class BatchReader(Protocol):
     """Batches by their index."""
 
     @property
@@ -40,7 +40,7 @@ class Task(Protocol):
     def identify_data(self) -> dict[str, int | str]:
         """Return values that identify the training data, wherever it is stored."""
 
-    def make_readers(self, engine: Engine) -> tuple[Reader, Reader | None]:
+    def make_readers(self, engine: Engine) -> tuple[BatchReader, BatchReader | None]:
         """Return the readers of the training batches and of the held-out batches, None if there are none."""
 
     def make_model(self) -> Any:
@@ -58,11 +58,11 @@ class Task(Protocol):
     def compute_nats(self, model: nn.Module, batch: Any) -> Tensor:
         """Compute Σ -log p(target) over the batch's targets."""
 
-    def generate_sample(self, model: Any, reader: Reader, step: int) -> str:
+    def generate_sample(self, model: Any, reader: BatchReader, step: int) -> str:
         """Generate a sample text at a step; reader is the held-out one if there is one."""
 
     def save_model(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
         """Write the model with these weights into a folder that its `load` reads."""
 
-    def describe_data(self, reader: Reader) -> str:
+    def describe_data(self, reader: BatchReader) -> str:
         """Describe the amount of training data in one line."""

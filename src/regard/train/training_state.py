@@ -21,7 +21,7 @@ from regard.train.resume import describe_computer, resume_training
 from regard.train.run_lock import RunLock, lock_run
 from regard.train.seeds import seed_generators
 from regard.train.single_process import Engine, SingleProcess
-from regard.train.task import Reader, Task
+from regard.train.training_task import BatchReader, Task
 from regard.train.translation_task import TranslationTask
 from regard.train.translator_sizes import TranslatorSizes
 
@@ -36,7 +36,7 @@ class Report:
     gradient_norm: float  # before clipping
     tokens: int  # read in this step, by all processes
     seconds: float  # duration of the step
-    batch: int  # index of the step's first batch, as for Reader.read
+    batch: int  # index of the step's first batch, as for BatchReader.read
     skipped: str | None = None  # the reason if there was no update
     held_out_nats: float | None = None  # per token of the held-out text, after the update
     best: bool = False  # whether held_out_nats is the lowest so far
@@ -62,8 +62,8 @@ class Training:
     model: Any  # the unwrapped model: a GPT2, a translator
     wrapped_model: nn.Module  # the model as training calls it: wrapped or sharded
     optimizer: torch.optim.Optimizer
-    reader: Reader
-    held_out: Reader | None
+    reader: BatchReader
+    held_out: BatchReader | None
     checkpoints: CheckpointManager
     lock: RunLock | None  # of the folder; held by the first process
     step: int = 0  # completed steps
@@ -121,8 +121,8 @@ def begin(
     try:
         with engine.run_main_process_first():  # the first process may have a text to prepare
             lock = lock_run(Path(config.out)) if engine.rank == 0 else None
-            subject = create_task(config, progress, is_first=engine.rank == 0)
-        training = make_training(subject, engine, lock)
+            task = create_task(config, progress, is_first=engine.rank == 0)
+        training = make_training(task, engine, lock)
         resume_training(training)
     except BaseException:
         if lock is not None:
@@ -131,19 +131,19 @@ def begin(
     return training
 
 
-def make_training(subject: Task, engine: Engine, lock: RunLock | None) -> Training:
+def make_training(task: Task, engine: Engine, lock: RunLock | None) -> Training:
     """Create a run before its first step, with its initial weights."""
-    config = subject.config
-    check_memory(config, engine, vocabulary=subject.text.vocabulary)
-    reader, held_out = subject.make_readers(engine)
+    config = task.config
+    check_memory(config, engine, vocabulary=task.text.vocabulary)
+    reader, held_out = task.make_readers(engine)
     with seed_generators(config.seed, 0, 0, engine.device):
-        model = subject.make_model().to(engine.device)
+        model = task.make_model().to(engine.device)
     keep_freed_memory()
     called = engine.wrap_model(model.train())
     adam = optimizer.make_optimizer(called, config)
     checkpoints.initialize_moments(called, adam)
     manager = CheckpointManager(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
-    return Training(config, engine, subject, model, called, adam, reader, held_out, manager, lock)
+    return Training(config, engine, task, model, called, adam, reader, held_out, manager, lock)
 
 
 def create_task(

@@ -1,4 +1,4 @@
-"""The logits of any model, and the loss of given tokens, computed a block at a time."""
+"""The loss of given tokens, computed from logits a block at a time, and the mode in which a model is scored."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, DataError, ShapeError
+from regard.errors import ConfigError, DataError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sampling import widen_logits
 from regard.mechanism.arguments import describe_value
@@ -29,18 +29,6 @@ def evaluation_mode(model: Model) -> Iterator[torch.device]:
     first = next(module.parameters(), None)
     with evaluate_mode(module), torch.no_grad():
         yield torch.device("cpu") if first is None else first.device
-
-
-def compute_logits(model: Model, tokens: Tensor) -> Tensor:
-    """Return the logits (b, t, n) of tokens (b, t)."""
-    output = model(tokens)
-    logits = getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
-        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ShapeError(
-            f"of tokens {tuple(tokens.shape)} a model must give logits (b, t, n), or have them as .logits; got {came}."
-        )
-    return logits
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:

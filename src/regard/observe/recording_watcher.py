@@ -1,4 +1,4 @@
-"""Recorder: handles the attention calls of one model, and adds each to the recording."""
+"""The watcher of `record`: it handles the attention calls of one model, and adds each to the recording."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,7 +25,8 @@ from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import Media, join_media, read_media
 from regard.observe.place_inference import infer_places
-from regard.observe.recording import IMPLICIT, Call, Recording
+from regard.observe.recording import Recording
+from regard.observe.run import IMPLICIT, Call
 from regard.observe.run_tracker import RunTracker
 from regard.observe.selection import Selection
 from regard.observe.tensor_store import Store
@@ -40,7 +41,7 @@ ENDED = (
 )
 
 
-class Recorder:
+class RecordingWatcher:
     """A watcher that records the calls of one model: its tracker finds where a call belongs, its store copies what is kept."""
 
     can_change_calls = False
