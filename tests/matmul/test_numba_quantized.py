@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from bounds import gamma  # noqa: E402
-from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, describe_matrix  # noqa: E402
+from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, count_shorts, describe_matrix, pad_columns  # noqa: E402
 from regard.matmul import numba_quantized  # noqa: E402
 from regard.matmul.numba_quantized import multiply_matrix, quantize_vector  # noqa: E402
 
@@ -17,33 +17,35 @@ HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 
 
 def draw_matrix(dtype, rows, columns, dice):
-    """A matrix in a format; and in float64 its numbers, read one by one, and the scales of their rows or groups."""
+    """A matrix in a format; and in float64 its numbers, read one by one, and the largest sizes of what each is the sum of."""
     bias = torch.randn(rows, generator=dice) if columns % 2 else None
     if dtype not in INTEGERS:
         numbers = torch.randn(rows, columns, generator=dice).to(dtype)
-        return [numbers, None, bias, None], numbers.double().numpy(), 1.0
+        return [numbers, None, bias, None], numbers.double().numpy(), numbers.double().abs().numpy()
     if dtype == torch.int8:
         numbers = torch.randint(-127, 128, (rows, columns), generator=dice, dtype=torch.int8)
         scales = torch.randn(rows, generator=dice)
         most = (2**31 - 1) // numbers.abs().sum(-1, dtype=torch.int64).amax().clamp_min(1)
-        return [numbers, scales, bias, most.clamp_max(32767)], numbers.double().numpy(), scales.double().numpy()[:, None]
+        exact = numbers.double() * scales.double()[:, None]
+        return [numbers, scales, bias, most.clamp_max(32767)], exact.numpy(), exact.abs().numpy()
     padded = -(-columns // BLOCK) * BLOCK
     stored = torch.randint(0, 256, (rows, padded // 2), generator=dice, dtype=torch.uint8)
-    scales = torch.randn(rows, padded // GROUP, generator=dice).bfloat16()
+    scales = torch.randn(rows, 2, padded // GROUP, generator=dice).bfloat16()
     numbers = np.empty((rows, padded))
     for p in range(padded):
         byte = stored[:, p // BLOCK * (BLOCK // 2) + p % GROUP].int()
         half = byte >> 4 if p % BLOCK >= GROUP else byte & 15
         numbers[:, p] = torch.where(half < 8, half, half - 16)
-    grouped = scales.double().repeat_interleave(GROUP, -1).numpy()
-    return [stored, scales, bias, None], numbers[:, :columns], grouped[:, :columns]
+    scale, offset = scales.double().repeat_interleave(GROUP, -1).numpy()[..., :columns].transpose(1, 0, 2)
+    numbers = numbers[:, :columns] * scale
+    return [stored, scales, bias, None], numbers + offset, np.abs(numbers) + np.abs(offset)
 
 
 def multiply(parts, x, first, last, run=multiply_matrix):
     """What is written where, beside what was there; and the vectors that a matrix of integers meets, in float64."""
     rows, (count, columns) = len(parts[0]), x.shape
     of = np.array(describe_matrix(parts), np.int64)
-    integers, factors = np.full((count, -(-columns // BLOCK) * BLOCK), 7, np.int16), np.full(count, 7, np.float32)
+    integers, factors = np.full((count, count_shorts(columns)), 7, np.int16), np.full(count, 7, np.float32)
     met = x.astype(np.float64)
     if parts[0].dtype in INTEGERS:
         most = 32767 if parts[3] is None else int(parts[3])
@@ -57,12 +59,12 @@ def multiply(parts, x, first, last, run=multiply_matrix):
 
 def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=multiply_matrix):
     dice = torch.Generator().manual_seed(seed)
-    parts, numbers, scales = draw_matrix(dtype, rows, columns, dice)
+    parts, numbers, largest = draw_matrix(dtype, rows, columns, dice)
     found, met = multiply(parts, torch.randn(count, columns, generator=dice).numpy(), first, last, run)
     bias = 0 if parts[2] is None else parts[2].double().numpy()
     expected, sizes = np.full((2, count, rows), 7.0)
-    expected[:, first:last] = (met @ (numbers * scales).T + bias)[:, first:last]
-    sizes[:, first:last] = (np.abs(met) @ np.abs(numbers * scales).T + np.abs(bias))[:, first:last]
+    expected[:, first:last] = (met @ numbers.T + bias)[:, first:last]
+    sizes[:, first:last] = (np.abs(met) @ largest.T + np.abs(bias))[:, first:last]
     # integers are summed exactly: a sum becomes a float32, two scales meet, then both; of int4 a sum for each of its registers
     terms = 5 if dtype == torch.int8 else columns + 5
     assert (np.abs(found - expected) <= gamma(torch.float32, terms) * sizes).all()
@@ -130,8 +132,8 @@ def test_the_largest_sums_do_not_overflow(sign):
     st.integers(1, 32767),
 )
 def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
-    x, out = np.array(numbers, np.float32), np.full(len(numbers), 7, np.int16)
-    scale = quantize_vector(x, most, out)
+    x, whole = np.array(numbers, np.float32), np.full(count_shorts(len(numbers)), 7, np.int16)
+    scale, out = quantize_vector(x, most, whole), whole[: len(numbers)]
     assert (scale > 0) == (np.abs(x).max() > 1e-30)
     assert np.abs(out).max() == (most if scale > 0 else 0)
     # half a whole number, and five roundings: of two divisions, which may be by the reciprocal, and of a product
@@ -139,15 +141,23 @@ def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
     assert (np.abs(out * np.float64(scale) - x) <= (allowed if scale > 0 else numba_quantized.LOW)).all()
 
 
+@given(st.integers(1, 300), st.integers(1, 32767), st.integers(0, 99))
+def test_the_sums_of_groups_are_those_of_the_whole_numbers(columns, most, seed):
+    out = np.full(count_shorts(columns), 7, np.int16)
+    quantize_vector(np.random.default_rng(seed).normal(size=columns).astype(np.float32), most, out)
+    padded = pad_columns(columns)
+    assert (out[padded:].view(np.float32) == out[:padded].reshape(-1, GROUP).astype(np.int64).sum(1)).all()
+
+
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
 def test_a_vector_that_is_not_finite_has_no_scale(lost):
-    x, out = np.ones(40, np.float32), np.full(40, 7, np.int16)
+    x, out = np.ones(40, np.float32), np.full(count_shorts(40), 7, np.int16)
     x[17] = lost
     assert np.isnan(quantize_vector(x, 1000, out))
-    assert (np.abs(out) <= 1000).all()
+    assert (np.abs(out[:40]) <= 1000).all()
 
 
 def test_zeros_are_zeros_and_so_is_the_padding():
-    out = np.full(64, 7, np.int16)
+    out = np.full(count_shorts(40), 7, np.int16)
     assert quantize_vector(np.zeros(40, np.float32), 1000, out) == 0
     assert not out.any()

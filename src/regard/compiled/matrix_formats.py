@@ -1,7 +1,8 @@
 """The formats of a matrix that compiled products read, and the numbers and addresses that describe one.
 
 int8 has a scale for each row. int4 stores blocks of BLOCK numbers from -8 to 7: byte n of a block holds number n in its low
-half and number n + GROUP in its high half; a row of such a matrix is padded to full blocks, and each GROUP has a scale.
+half and number n + GROUP in its high half; a row of such a matrix is padded to full blocks. Each GROUP of a row has a scale and
+an offset, to which its integers times the scale are added: scales (rows, 2, groups). Source: Q4_1 of llama.cpp.
 """
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 FLOAT32, BFLOAT16, FLOAT16, INT8, INT4 = FORMATS = range(5)
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.int8: INT8, torch.uint8: INT4}
 GROUP, BLOCK = 32, 64
+SHORTS = BLOCK + 2 * BLOCK // GROUP  # 16-bit numbers for a block of a quantized vector, with the sum of each group in float32
 MATRIX_FIELDS = ("numbers", "scales", "bias", "largest", "format")  # of a matrix: addresses, 0 for none, and its format
 NUMBERS, SCALES, BIAS, LARGEST, FORMAT, FIELDS = range(6)  # their places, and their number
 
@@ -17,6 +19,11 @@ NUMBERS, SCALES, BIAS, LARGEST, FORMAT, FIELDS = range(6)  # their places, and t
 def pad_columns(columns: int) -> int:
     """Return the number of columns with the padding to full blocks."""
     return -(-columns // BLOCK) * BLOCK
+
+
+def count_shorts(columns: int) -> int:
+    """Return the 16-bit numbers that a quantized vector takes, with its padding and the sums of its groups."""
+    return pad_columns(columns) // BLOCK * SHORTS
 
 
 def describe_matrix(parts: list[Tensor | None]) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
-from regard.compiled.matrix_formats import INT8, MATRIX_FIELDS, describe_matrix, pad_columns
+from regard.compiled.matrix_formats import INT8, MATRIX_FIELDS, count_shorts, describe_matrix
 
 MOST = 4  # largest number of vectors for the compiled product
 LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
@@ -74,12 +74,12 @@ def load_compiled_products() -> Any:
 def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> None:
     """Set output (..., rows) to x matrixᵀ + bias: the matrix's numbers, scales, bias and largest integer, all contiguous."""
     x, several, (rows, columns) = x.contiguous(), torch.get_num_threads(), (output.shape[-1], x.shape[-1])
-    count, padded = x.numel() // columns, pad_columns(columns)
+    count, shorts = x.numel() // columns, count_shorts(columns)
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
-    sizes = {"rows": rows, "columns": columns, "count": count, "padded": padded}
+    sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
     if fields["format"] >= INT8:
-        buffers = {"integers": torch.empty(count, padded, dtype=torch.int16), "factors": torch.empty(count)}
+        buffers = {"integers": torch.empty(count, shorts, dtype=torch.int16), "factors": torch.empty(count)}
         buffers["barrier"] = threads.find_barrier_address()
     block = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))
     work = load_compiled_products().multiply_shared

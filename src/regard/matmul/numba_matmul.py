@@ -17,7 +17,7 @@ class ProductArguments(Arguments):
     """
 
     _fields_ = integer_fields(
-        f"taken taken_vectors {' '.join(MATRIX_FIELDS)} rows columns count block x output barrier padded integers factors"
+        f"taken taken_vectors {' '.join(MATRIX_FIELDS)} rows columns count block x output barrier shorts integers factors"
     )
 
 
@@ -36,7 +36,7 @@ def multiply_shared(place):
     matrix = view_array(start + MATRIX, FIELDS, np.int64)
     x = view_array(a.x, (a.count, a.columns), np.float32)
     output = view_array(a.output, (a.count, a.rows), np.float32)
-    integers = view_array(a.integers, (a.count, a.padded), np.int16)
+    integers = view_array(a.integers, (a.count, a.shorts), np.int16)
     factors = view_array(a.factors, a.count, np.float32)
     if matrix[FORMAT] >= INT8:
         while True:

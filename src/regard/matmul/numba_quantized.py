@@ -28,6 +28,7 @@ from regard.compiled.matrix_formats import (
     LARGEST,
     NUMBERS,
     SCALES,
+    SHORTS,
 )
 from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add
 from regard.compiled.vectors import REASSOCIATED, ZERO, add_bias, dot
@@ -48,9 +49,9 @@ PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def quantize_vector(x, most, out):
-    """Quantize a vector to integers of at most `most` in size; return their scale. The rest of out becomes 0.
+    """Quantize a vector to integers of at most `most` in size; return their scale. The padding of out becomes 0.
 
-    The scale is NaN if a number is not finite.
+    The sums of the integers of each GROUP follow in out, as float32. The scale is NaN if a number is not finite.
     """
     top, lost = ZERO, ZERO
     for c in range(len(x)):
@@ -59,7 +60,14 @@ def quantize_vector(x, most, out):
     factor = np.float32(most) / top if lost == ZERO and top > LOW else ZERO
     for c in range(len(x)):
         out[c] = np.int16(np.rint(x[c] * factor))
-    out[len(x) :] = 0
+    padded = len(out) // SHORTS * BLOCK
+    out[len(x) : padded] = 0
+    sums = view_array(out.ctypes.data + 2 * padded, padded // GROUP, np.float32)
+    for group in range(len(sums)):
+        total = 0
+        for c in range(GROUP * group, GROUP * (group + 1)):
+            total += out[c]
+        sums[group] = total
     return (top / np.float32(most) if factor > ZERO else ZERO) + lost
 
 
@@ -81,12 +89,12 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     """Set out[v, row] = matrix[row] x[v] + bias[row] for the rows from first to last.
 
     x is (count, columns), out (count, rows), both contiguous. A matrix of integers reads, instead of x, integers
-    (count, padded columns) and their scales `factors`, which `quantize_for` computes.
+    (count, count_shorts(columns)) and their scales `factors`, which `quantize_for` computes.
     """
     kind, count, columns, rows = matrix[FORMAT], len(x), x.shape[1], out.shape[1]
     is_integer = kind >= INT8
     vectors, size = (integers.ctypes.data, 2 * integers.shape[1]) if is_integer else (x.ctypes.data, 4 * columns)
-    width = integers.shape[1] if kind == INT4 else columns
+    width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
     if kind == FLOAT32 and count < VECTORS:
         multiply_float32_rows(matrix[NUMBERS], x, first, last, out)
     else:
@@ -137,7 +145,7 @@ def multiply_rows(context, kind, matrix, scales, columns, vectors, size, count, 
 def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, first, last, out, stride):
     """Emit the products of all vectors and rows of a matrix of one format."""
     row_bytes = builder.udiv(builder.mul(columns, SIZE(BITS[kind])), SIZE(8))
-    scale_bytes = builder.udiv(columns, SIZE(GROUP // 2))  # of the bfloat16 scales of an int4 row
+    scale_bytes = builder.udiv(columns, SIZE(GROUP // 4))  # of the bfloat16 scales and offsets of an int4 row
     even = builder.sub(last, builder.urem(builder.sub(last, first), SIZE(ROWS)))
     groups = builder.sub(count, builder.urem(count, SIZE(VECTORS)))
     single = ROWS if kind in (FLOAT32, INT4) else 1  # rows read at a time with one vector, as measured
@@ -176,7 +184,10 @@ def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, firs
 
 
 class Tile(NamedTuple):
-    """Some rows of a matrix of one format and some vectors: the addresses of each, and of the scales of the rows of int4."""
+    """Some rows of a matrix of one format and some vectors: the addresses of each, and of the scales of the rows of int4.
+
+    The offsets follow the scales of a row, the sums of groups the integers of a vector.
+    """
 
     builder: Any
     kind: int
@@ -202,15 +213,36 @@ def emit_tile(tile, columns, row_bytes, out):
             emit_step(tile, builder.add(p, SIZE(step)), sums)
     with cgutils.for_range_slice(builder, lines, even, SIZE(STEP[kind])) as (p, _):
         emit_step(tile, p, sums)
-    if kind != INT4:  # int4 is padded
-        with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
-            lanes = ir.Constant(ir.VectorType(INT, STEP[kind]), list(range(STEP[kind])))
-            emit_step(tile, even, sums, builder.icmp_signed("<", lanes, repeat(builder, builder.trunc(rest, INT), STEP[kind])))
+    if kind == INT4:  # padded, without a rest
+        emit_offsets(tile, columns, sums)
+    else:
+        emit_rest(tile, even, rest, sums)
     found = sum_registers(builder, [builder.load(total) for total in sums])
     for v, address in enumerate(out):
         mine = builder.shuffle_vector(found, found, make_shuffle_mask(range(v * rows, (v + 1) * rows)))
         mine = builder.sitofp(mine, ir.VectorType(FLOAT, rows)) if kind == INT8 else mine
         builder.store(mine, builder.inttoptr(address, mine.type.as_pointer()), align=4)
+
+
+def emit_rest(tile, even, rest, sums):
+    """Add the products of the last columns, fewer than a step, to the sums."""
+    builder, step = tile.builder, STEP[tile.kind]
+    with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
+        lanes = ir.Constant(ir.VectorType(INT, step), list(range(step)))
+        emit_step(tile, even, sums, builder.icmp_signed("<", lanes, repeat(builder, builder.trunc(rest, INT), step)))
+
+
+def emit_offsets(tile, columns, sums):
+    """Add the products of the offsets of rows of int4 with the sums of the groups of the vectors to the sums."""
+    builder = tile.builder
+    groups = builder.udiv(columns, SIZE(GROUP))
+    rows = [builder.add(one, builder.mul(groups, SIZE(2))) for one in tile.scales]
+    vectors = [builder.add(one, builder.mul(columns, SIZE(2))) for one in tile.vectors]
+    offsets, rest = Tile(builder, BFLOAT16, rows, vectors, []), builder.urem(groups, SIZE(LANES))
+    even = builder.sub(groups, rest)
+    with cgutils.for_range_slice(builder, SIZE(0), even, SIZE(LANES)) as (p, _):
+        emit_step(offsets, p, sums)
+    emit_rest(offsets, even, rest, sums)
 
 
 def emit_step(tile, p, sums, mask=None):

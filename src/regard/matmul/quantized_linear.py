@@ -22,7 +22,8 @@ class QuantizedLinear(nn.Module):
 
     values (rows, n) are bfloat16, float16 or int8: then W[r] is scales[r] times integers, the largest of them 127, and each
     number is off by at most scales[r] / 2. values (rows, n / 2) of uint8 hold two integers from -8 to 7, n padded to a multiple
-    of 64: each 32 of them have a scale, scales (rows, n / 32) in bfloat16. Source of these groups: Q4_0 of llama.cpp.
+    of 64: each 32 of them have a scale and an offset, scales (rows, 2, n / 32) in bfloat16. Source of these groups: Q4_1 of
+    llama.cpp.
 
     x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
     large as their sums can hold, times a scale each.
@@ -46,7 +47,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_weight(cls, weight: Tensor, bias: Tensor | None = None, to: str = "int8") -> Self:
-        """Round weight (rows, n) to the nearest numbers of "bfloat16", "float16", "int8" or "int4"; zeros stay zeros.
+        """Round weight (rows, n) to the nearest numbers of "bfloat16", "float16", "int8" or "int4"; a row of zeros stays zero.
 
         Raises ConfigError if a number is too large for float16.
         """
@@ -91,10 +92,11 @@ class QuantizedLinear(nn.Module):
         scales = self.scales[index].to(wide).unsqueeze(-1)
         if values.dtype != torch.uint8:
             return (values.to(wide) * scales).to(dtype)
+        scales, offsets = scales.unbind(-3)  # (..., n / 32, 1) each
         halves = torch.stack([values & 15, values >> 4], -2).to(torch.int8)  # (..., 2, n / 2)
         signed = (halves ^ 8) - 8
         blocks = signed.unflatten(-1, (-1, GROUP)).transpose(-2, -3).flatten(-3, -2)  # (..., n / 32, 32)
-        found: Tensor = (blocks.to(wide) * scales).to(dtype).flatten(-2)
+        found: Tensor = torch.addcmul(offsets, blocks.to(wide), scales).to(dtype).flatten(-2)
         return found[..., : self.columns]
 
 
@@ -105,14 +107,16 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round weight (rows, n) to groups of 4-bit integers: return their bytes and scales.
+    """Round weight (rows, n) to groups of 4-bit integers: return their bytes, and their scales and offsets (rows, 2, groups).
 
-    The number of largest size in a group becomes -8 times its scale, as in Q4_0 of llama.cpp.
+    The smallest number of a group becomes -8, the largest 7.
     """
     rows, n = weight.shape
     groups = nn.functional.pad(weight, (0, pad_columns(n) - n)).reshape(rows, -1, GROUP)
-    top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    scales = (top / -8).bfloat16()
-    values = (groups / scales.float().masked_fill(scales == 0, 1)).round_().clamp_(-8, 7).to(torch.int8).view(torch.uint8)
-    low, high = values.view(rows, -1, 2, GROUP).unbind(-2)
-    return ((low & 15) | (high << 4)).view(rows, -1), scales.squeeze(-1)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scales = ((high - low) / 15).bfloat16()
+    offsets = (low + 8 * scales.float()).bfloat16()
+    steps = (groups - offsets.float()) / scales.float().masked_fill(scales == 0, 1)
+    values = steps.round_().clamp_(-8, 7).to(torch.int8).view(torch.uint8)
+    first, second = values.view(rows, -1, 2, GROUP).unbind(-2)
+    return ((first & 15) | (second << 4)).view(rows, -1), torch.stack([scales, offsets], 1).squeeze(-1)

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
-from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, describe_matrix, pad_columns
+from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, count_shorts, describe_matrix, pad_columns
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
 from regard.matmul import QuantizedLinear
@@ -131,8 +131,8 @@ class CompiledDecoder:
         positions = [first + step for first in firsts for step in range(t)]
         wanted = list_outputs(cache.wanted, b, t)
         query_width, key_width = one.heads * one.head_width, one.key_heads * one.head_width
-        padded = pad_columns(max(one.width, query_width, one.inner))
-        size = b * t * (one.width + 2 + padded) + cache.capacity
+        shorts = count_shorts(max(one.width, query_width, one.inner))
+        size = b * t * (one.width + 2 + shorts) + cache.capacity
         own = torch.empty(several, size)
         shared = torch.empty(b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner))
         logits = torch.empty(b, len(wanted) // b, one.vocabulary)
@@ -153,7 +153,7 @@ class CompiledDecoder:
             inner=one.inner,
             capacity=cache.capacity,
             vocabulary=one.vocabulary,
-            padded=padded,
+            shorts=shorts,
             size=size,
             has_rms_norms=one.has_rms_norms,
             barrier=threads.find_barrier_address(),
@@ -202,7 +202,7 @@ def list_matrix_parts(module: Any, rows: int, columns: int) -> list[Part]:
         return [Part(module.values, (rows, columns), (torch.int8,)), scales, bias, most]
     if module.values.dtype == torch.uint8:
         padded = pad_columns(columns) if module.columns == columns else 0
-        scales = Part(module.scales, (rows, padded // GROUP), (torch.bfloat16,))
+        scales = Part(module.scales, (rows, 2, padded // GROUP), (torch.bfloat16,))
         return [Part(module.values, (rows, padded // 2), (torch.uint8,)), scales, bias, none]
     return [Part(module.values, (rows, columns), tuple(DTYPES)), Part(module.scales, (), (None,)), bias, none]
 

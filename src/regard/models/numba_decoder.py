@@ -15,7 +15,7 @@ from numba import njit
 
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8, NUMBERS
+from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8, NUMBERS, SHORTS
 from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
 from regard.compiled.vectors import (
     HALF,
@@ -51,7 +51,7 @@ class DecoderArguments(Arguments):
 
     _fields_ = [  # noqa: RUF012  # as ctypes has it
         *integer_fields("threads layers count new output_count heads key_heads head_width width inner capacity vocabulary"),
-        *integer_fields("padded size has_rms_norms barrier counters positions outputs parts rotary x own shared logits"),
+        *integer_fields("shorts size has_rms_norms barrier counters positions outputs parts rotary x own shared logits"),
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
     ]
@@ -74,7 +74,7 @@ class Buffers(NamedTuple):
     normed: Any  # (count, width), of this thread
     scores: Any  # (capacity,), of this thread
     factors: Any  # (2, count), of this thread: the scales of quantized vectors, for a matrix and for the gate beside it
-    integers: Any  # (2, count * padded), of this thread: quantized vectors
+    integers: Any  # (2, count * shorts), of this thread: quantized vectors with the sums of their groups
     positions: Any  # (count,)
 
 
@@ -87,7 +87,7 @@ def arrange_buffers(a):
     own = view_array(a.own + 4 * a.size * thread, a.size, np.float32)
     normed, own = own[: count * width].reshape(count, width), own[count * width :]
     scores, factors, rest = own[: a.capacity], own[a.capacity : a.capacity + 2 * count], own[a.capacity + 2 * count :]
-    integers = view_array(rest.ctypes.data, (2, count * a.padded), np.int16)
+    integers = view_array(rest.ctypes.data, (2, count * a.shorts), np.int16)
     x, place = view_array(a.x, (count, width), np.float32), a.shared
     queries, place = view_array(place, (count, query_width), np.float32), place + 4 * count * query_width
     keys, place = view_array(place, (count, key_width), np.float32), place + 4 * count * key_width
@@ -216,9 +216,9 @@ def attend_heads(a, layer, buffers):
 
 @njit
 def quantize_vectors(x, matrix, buffers, place):
-    """Quantize vectors for a matrix of integers: return them, (count, padded columns), and set their scales."""
-    padded = (x.shape[1] + BLOCK - 1) // BLOCK * BLOCK
-    integers = buffers.integers[place, : len(x) * padded].reshape(len(x), padded)
+    """Quantize vectors for a matrix of integers: return them, (count, shorts), and set their scales."""
+    shorts = (x.shape[1] + BLOCK - 1) // BLOCK * SHORTS
+    integers = buffers.integers[place, : len(x) * shorts].reshape(len(x), shorts)
     if matrix[FORMAT] >= INT8:
         for one in range(len(x)):
             buffers.factors[place, one] = quantize_for(matrix, x[one], integers[one])
