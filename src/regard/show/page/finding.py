@@ -130,8 +130,8 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
     sentences = (
         f"{introduce_head(attention, row)} {DOES[row.kind]}.",
-        f"The outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest color, on "
-        f"{name_word(words, k)}{explain_key(row.kind, words, q, k)}; averaged over {score.count:,} words, "
+        f"The outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
+        f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; averaged over {score.count:,} words, "
         f"{GETS[row.kind]} {format_share(score)} ({limits} with 95 % confidence).",
         describe_controls(attention),
     )
