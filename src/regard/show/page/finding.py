@@ -130,7 +130,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
     sentences = (
         f"{introduce_head(attention, row)} {DOES[row.kind]}.",
-        f"The outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
+        f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
         f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; averaged over {score.count:,} words, "
         f"{GETS[row.kind]} {format_share(score)} ({limits} with 95 % confidence).",
         describe_controls(attention),
@@ -187,7 +187,7 @@ def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -
     sentences = (
         f"The mask leaks: of {len(found)} layers, layer{'s' * (len(leaking) > 1)} {layers} see{'s' * (len(leaking) < 2)} words "
         "that are still to come, to the right of the diagonal.",
-        f"In {name_head(layer, attention.head_numbers[layer][place.head]).lower()}, the outlined word, "
+        f"In {name_head(layer, attention.head_numbers[layer][place.head]).lower()}, the marked word, "
         f"{name_word(words, q)}, puts {format_share(later[place.head, q, k])} of its attention on "
         f"{name_word(words, k)}, which comes later.",
         describe_controls(attention),
@@ -215,17 +215,17 @@ def find_strongest_weight(
     other = " on another word than itself and the first" if attention.kind == "self" else ""
     sentences = (
         explain_missing_kind(attention, wanted),
-        f"The largest single weight{other} is in {head}: {name_word(rows, q)} puts "
+        f"The largest single weight{other} is in {head}: the marked word, {name_word(rows, q)}, puts "
         f"{format_share(weights[place.head, q, k])} of its attention on {name_word(columns, k)}.",
         describe_controls(attention),
     )
-    return Finding(None, place, q, k, tuple(one for one in sentences if one))
+    return Finding(None, place, q, k, sentences)
 
 
 def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
-    """Return why no head is named by its kind; empty for attention to another text, whose heads have no such kinds."""
+    """Return why no head is named by its kind; of attention to another input, whose heads have no such kinds, what it is."""
     if attention.kind != "self":
-        return ""
+        return "Each word here looks at another input: that of a translation looks at the sentence that was translated."
     q = attention.shapes[0][2]
     if wanted in DOES:
         return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
