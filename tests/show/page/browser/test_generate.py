@@ -57,17 +57,11 @@ def came(page) -> str:
     return "".join(page.locator(".generate-came .word").all_inner_texts())
 
 
-def read_place(line) -> str:
-    """The place beside a listed word, empty where it stands once in its list."""
-    return "".join(line.locator(".generate-place").all_inner_texts())
-
-
 def bars(page, which: int) -> list[tuple[str, float]]:
     """The words and numbers of a list: 0 what it looked at, 1 what it might have been, 2 what moved it."""
     found = []
     for line in page.locator([".generate-looked > li", ".generate-bar", ".generate-moves > li"][which]).all():
-        word = line.locator("> :first-child").inner_text().removesuffix(read_place(line))
-        number = line.locator(".numbers").inner_text()
+        word, number = line.locator(".generate-word").inner_text(), line.locator(".numbers").inner_text()
         share = float(number.removesuffix(" %").removeprefix("< ").replace("−", "-"))
         found.append((word, share / 100 if "%" in number else share))
     return found
@@ -80,18 +74,20 @@ def test_the_words_are_those_that_the_model_writes(opened, address, model):
 
 def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(opened, address):
     page = written(opened(f"{address}#view=generate"))
-    whole, places = TEXT + came(page), 0
+    whole, listed = TEXT + came(page), []
     for n in range(3):
         page.locator(".generate-came .word").nth(n).click()
         until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
         for name in ("looked", "moves"):
-            listed = page.locator(f".generate-{name} .generate-word").all_inner_texts()
-            assert len(set(listed)) == len(listed)
-            for word, *place in (one.split(" at ") for one in listed):
-                assert bool(place) == ([one.split(" at ")[0] for one in listed].count(word) > 1)
+            lines = page.locator(f".generate-{name} > li").all()
+            words = [line.locator(".generate-word").inner_text() for line in lines]
+            for line, word in zip(lines, words, strict=True):
+                place = line.locator(".generate-place").all_inner_texts()
+                assert (len(place) == 1) == (words.count(word) > 1)
                 assert all(whole[int(one)] == word for one in place)
-                places += len(place)
-    assert places > 0
+                listed.append((n, name, word, *place))
+    assert len(set(listed)) == len(listed)
+    assert any(len(one) == 4 for one in listed)
 
 
 def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, address, model):

@@ -152,6 +152,22 @@ def test_no_tab_is_out_of_sight_with_a_list_of_recordings_beside_them(drawn, scr
     assert page.locator("#views").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
 
 
+def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(drawn):
+    page = drawn("generate", "laptop")
+    page.evaluate(
+        """() => {
+            const name = document.querySelector(".generate-name");
+            name.querySelector(".generate-word").textContent = "incomprehensibilities";
+            const place = Object.assign(document.createElement("small"), {className: "generate-place", textContent: "1,234"});
+            name.replaceChildren(name.firstChild, place);
+        }"""
+    )
+    place, number = (
+        page.locator(f".generate-cause >> nth=0 >> {one}").bounding_box() for one in (".generate-place", ".numbers")
+    )
+    assert place["x"] + place["width"] <= number["x"]
+
+
 @pytest.mark.parametrize("view", ["type", "text", "generate"])
 def test_the_outline_of_a_word_hides_no_letter_beside_it(drawn, view):
     page = drawn(view, "laptop")

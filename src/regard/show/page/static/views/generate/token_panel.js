@@ -67,7 +67,7 @@ function renderCause({ word, place, isTwin }, share, text, sign = 0, title = nul
   const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
   const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
-    el("span", { class: "generate-word" }, renderWord(word), isTwin && el("small", { class: "generate-place" }, ` at ${formatCount(place)}`)),
+    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, formatCount(place))),
     el("span", { class: "numbers" }, text),
     el("span", { class: "generate-track" }, el("span", { class: side, style })));
 }
