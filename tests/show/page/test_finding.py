@@ -12,10 +12,11 @@ from regard.mechanism import Causal, Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import finding as findings
-from regard.show.page.finding import DOES, LEAK, find_finding
+from regard.show.page.finding import DOES, GETS, LEAK, find_finding, name_word
 from regard.show.page.model_adapter import record_text
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import LEAK_ID, Session
+from regard.show.page.translator_adapter import record_example
 from show.page.asking import asking, rows_and_keys
 
 WORDS = ["Ann", " met", " Bob", " in", " the", " blue", " park", "."]  # twice: each word has followed another before
@@ -55,13 +56,23 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
     seen, average, touch = found.sentences[0], found.sentences[1], found.sentences[2:]
-    assert seen.startswith(f"Head 0.{row.head} ")
-    assert f"together get {100 * row.scores[what]:.0f} % on average over {row.scores[what].count} words" in average
+    among = f"Of {len(targets)} attention heads, each looking from word to word, head" if len(targets) > 1 else "Head"
+    assert seen.startswith(f"{among} {row.head} of layer 0 is ")
+    assert f"averaged over {row.scores[what].count} words, {GETS[what]} {100 * row.scores[what]:.0f} % (" in average
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
-    assert f"(token {found.q}), puts {100 * weights.max():.0f} % of its attention on" in average
+    share = f"{100 * weights.max():.0f} % of its attention, shown by the strongest color, on"
+    assert f"The marked word, the 2nd ‘{recording.tokens[found.q].strip()}’, puts {share}" in average
     others = f"; Heads shows all {len(targets)} heads" if len(targets) > 1 else ""
     assert touch == (f"Select another word to see where it looks{others}.",)
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "name"), [(1, 0, "‘it’"), (3, 0, "the 1st ‘it’"), (24, 22, "the 23rd ‘it’"), (24, 11, "the 12th ‘it’")]
+)
+def test_a_word_is_named_by_its_occurrence_among_those_that_look_alike(count, place, name):
+    words = ["it", *[" it"] * (count - 1), " sat"]
+    assert (name_word(words, place), name_word(words, count)) == (name, "‘sat’")
 
 
 def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():
@@ -103,6 +114,18 @@ def test_a_layer_that_sees_later_words_while_another_does_not_is_a_leak():
 def test_a_recording_that_is_too_long_to_classify_at_once_has_no_finding(monkeypatch):
     monkeypatch.setattr(findings, "MAX_WEIGHTS", T * T - 1)
     assert find(attend_to(BEFORE)) is None
+
+
+def test_the_finding_of_a_translation_says_what_its_words_look_at_and_names_the_largest_weight():
+    entry = RecordingEntry("r", record_example())
+    found = find_finding(entry, lambda: None)
+    (rows, columns), weights = entry.get_axis_words(found.place), entry.get_map(found.place).dense()[0, 0]
+    assert (found.place.kind, len(found.sentences)) == ("cross", 3)
+    assert found.sentences[0].startswith("Each word here looks at another input")
+    marked, seen = rows[found.q].strip(), columns[found.k].strip()
+    share = f"puts {100 * weights[found.q, found.k]:.0f} % of its attention on ‘{seen}’"
+    assert f"the marked word, ‘{marked}’, {share}" in found.sentences[1]
+    assert weights[found.q, found.k] == weights.max()
 
 
 def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():

@@ -21,12 +21,20 @@ from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEn
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
 DOES = {  # what a head of each kind does, the most telling kinds first
-    "induction": "is an induction head: where a word occurs again, it looks at what followed it before",
+    "induction": "is an induction head: where a word occurs again, it looks at what followed that word before",
     "duplicate": "is a duplicate-token head: it looks at earlier places of the same word",
     "previous token": "is a previous-token head: each word looks at the one just before it",
     "first token": "is a sink: whatever the word, it looks at the first one, as heads do that have nothing to add",
     "stripe": "is a stripe head: whatever the word, it looks at the same few",
     "itself": "looks at its own word: each word at itself",
+}
+GETS = {  # what a score measures the attention on
+    "induction": "what followed the same word before gets",
+    "duplicate": "earlier places of the same word get",
+    "previous token": "the word just before gets",
+    "first token": "the first word gets",
+    "stripe": "the same few words get",
+    "itself": "the word itself gets",
 }
 SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kind
     "induction": lambda look: patterns.score.queries(look, Induction()),
@@ -86,7 +94,7 @@ def find_head_finding(entry: RecordingEntry, place: Place) -> Finding:
     if row.kind in DOES:
         return describe_head(entry, attention, row)
     q = attention.shapes[place.layer][2] - 1
-    sentences = (f"Head {row.layer}.{row.head} has {row.sentence}.", describe_controls(attention))
+    sentences = (f"{name_head(row.layer, row.head)} has {row.sentence}.", describe_controls(attention))
     return Finding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), sentences)
 
 
@@ -121,10 +129,10 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     score = row.scores[row.kind]
     limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
     sentences = (
-        f"Head {row.layer}.{row.head} {DOES[row.kind]}.",
-        f"Here the outlined word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
-        f"{name_word(words, k)}{explain_key(row.kind, words, q, k)}; such places together get {format_share(score)} "
-        f"on average over {score.count:,} words, {limits} with 95 % confidence.",
+        f"{introduce_head(attention, row)} {DOES[row.kind]}.",
+        f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
+        f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; averaged over {score.count:,} words, "
+        f"{GETS[row.kind]} {format_share(score)} ({limits} with 95 % confidence).",
         describe_controls(attention),
     )
     return Finding(row.kind, place, q, k, sentences)
@@ -179,8 +187,9 @@ def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -
     sentences = (
         f"The mask leaks: of {len(found)} layers, layer{'s' * (len(leaking) > 1)} {layers} see{'s' * (len(leaking) < 2)} words "
         "that are still to come, to the right of the diagonal.",
-        f"In head {layer}.{attention.head_numbers[layer][place.head]}, {name_word(words, q)} puts "
-        f"{format_share(later[place.head, q, k])} on {name_word(words, k)}, which comes later.",
+        f"In {name_head(layer, attention.head_numbers[layer][place.head]).lower()}, the marked word, "
+        f"{name_word(words, q)}, puts {format_share(later[place.head, q, k])} of its attention on "
+        f"{name_word(words, k)}, which comes later.",
         describe_controls(attention),
     )
     return Finding(LEAK, place, q, k, sentences)
@@ -202,21 +211,21 @@ def find_strongest_weight(
     _, layer, weights = best
     place, q, k = find_maximum(attention, layer, weights)
     rows, columns = entry.get_axis_words(place)
-    head = f"{layer}.{attention.head_numbers[layer][place.head]}"
+    head = name_head(layer, attention.head_numbers[layer][place.head]).lower()
     other = " on another word than itself and the first" if attention.kind == "self" else ""
     sentences = (
         explain_missing_kind(attention, wanted),
-        f"The largest single weight{other} is in head {head}: {name_word(rows, q)} puts "
-        f"{format_share(weights[place.head, q, k])} on {name_word(columns, k)}.",
+        f"The largest single weight{other} is in {head}: the marked word, {name_word(rows, q)}, puts "
+        f"{format_share(weights[place.head, q, k])} of its attention on {name_word(columns, k)}.",
         describe_controls(attention),
     )
-    return Finding(None, place, q, k, tuple(one for one in sentences if one))
+    return Finding(None, place, q, k, sentences)
 
 
 def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
-    """Return why no head is named by its kind; empty for attention to another text, whose heads have no such kinds."""
+    """Return why no head is named by its kind; of attention to another input, whose heads have no such kinds, what it is."""
     if attention.kind != "self":
-        return ""
+        return "Each word here looks at another input: that of a translation looks at the sentence that was translated."
     q = attention.shapes[0][2]
     if wanted in DOES:
         return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
@@ -244,9 +253,28 @@ def describe_controls(attention: AttentionLayers) -> str:
     return f"Select another word to see where it looks{others}."
 
 
+def name_head(layer: int, head: int) -> str:
+    """Name a head in words."""
+    return f"Head {head} of layer {layer}"
+
+
+def introduce_head(attention: AttentionLayers, row: Head) -> str:
+    """Name a head in words as one of all, for readers who do not know what a head is."""
+    count, name = sum(shape[1] for shape in attention.shapes), name_head(row.layer, row.head)
+    return f"Of {count:,} attention heads, each looking from word to word, {name.lower()}" if count > 1 else name
+
+
 def name_word(words: Sequence[str], place: int) -> str:
-    """Name a word by its text and its place."""
-    return f"{quote_word(words[place])} (token {place:,})"
+    """Name a word in quotes, and its occurrence where words that look alike are several: "the 2nd ‘Lily’"."""
+    quoted = [quote_word(word) for word in words]
+    name = quoted[place]
+    return f"the {format_ordinal(quoted[: place + 1].count(name))} {name}" if quoted.count(name) > 1 else name
+
+
+def format_ordinal(number: int) -> str:
+    """Format a number that orders, such as 1st, 2nd, 3rd, 11th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def format_share(share: float | Tensor, unit: str = " %") -> str:

@@ -2,13 +2,16 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
+from regard.show.page.single_file import page as write
 from show.page.browser.patience import quiet, settled, until
+from show.seeing import llava, swin, vit
 
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
 GROUNDS = (False, True)
@@ -82,14 +85,30 @@ def drawn(opened, address):
     return page_of
 
 
+def list_violations(page) -> list[tuple[str, list[str]]]:
+    """What axe finds wrong, with the beginning of each place."""
+    found = Axe().run(page).response["violations"]
+    return [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found]
+
+
 @pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, GROUNDS)))
 def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(drawn, view, dark):
     page = drawn(view, dark=dark)
-    found = Axe().run(page).response["violations"]
-    assert [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in found] == []
+    assert list_violations(page) == []
     texts = page.evaluate(TEXTS)
     assert len(texts) > 20
     assert [one for one in texts if one["ratio"] < one["least"]] == []  # WCAG 2, AA
+
+
+@pytest.mark.parametrize("dark", GROUNDS)
+@pytest.mark.parametrize("way", ["weights", "rollout"])
+@pytest.mark.parametrize("make", [vit, swin, llava])
+def test_the_image_view_can_be_read_and_axe_finds_nothing(opened, tmp_path, make, way, dark):
+    path = tmp_path / "image.html"
+    write(make()[0], path, image=np.full((30, 42, 3), 90, np.uint8))
+    page = settled(opened(f"{path.as_uri()}#view=image&way={way}&q=3", dark=dark))
+    assert list_violations(page) == []
+    assert [one for one in page.evaluate(TEXTS) if one["ratio"] < one["least"]] == []
 
 
 @pytest.mark.parametrize("dark", GROUNDS)

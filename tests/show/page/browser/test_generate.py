@@ -61,7 +61,7 @@ def bars(page, which: int) -> list[tuple[str, float]]:
     """The words and numbers of a list: 0 what it looked at, 1 what it might have been, 2 what moved it."""
     found = []
     for line in page.locator([".generate-looked > li", ".generate-bar", ".generate-moves > li"][which]).all():
-        word, number = line.locator("> :first-child").inner_text(), line.locator(".numbers").inner_text()
+        word, number = line.locator(".generate-word").inner_text(), line.locator(".numbers").inner_text()
         share = float(number.removesuffix(" %").removeprefix("< ").replace("−", "-"))
         found.append((word, share / 100 if "%" in number else share))
     return found
@@ -70,6 +70,24 @@ def bars(page, which: int) -> list[tuple[str, float]]:
 def test_the_words_are_those_that_the_model_writes(opened, address, model):
     page = written(opened(f"{address}#view=generate"))
     assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))
+
+
+def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(opened, address):
+    page = written(opened(f"{address}#view=generate"))
+    whole, listed = TEXT + came(page), []
+    for n in range(3):
+        page.locator(".generate-came .word").nth(n).click()
+        until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+        for name in ("looked", "moves"):
+            lines = page.locator(f".generate-{name} > li").all()
+            words = [line.locator(".generate-word").inner_text() for line in lines]
+            for line, word in zip(lines, words, strict=True):
+                place = line.locator(".generate-place").all_inner_texts()
+                assert (len(place) == 1) == (words.count(word) > 1)
+                assert all(whole[int(one)] == word for one in place)
+                listed.append((n, name, word, *place))
+    assert len(set(listed)) == len(listed)
+    assert any(len(one) == 4 for one in listed)
 
 
 def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, address, model):

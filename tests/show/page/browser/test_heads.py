@@ -44,7 +44,9 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, rec
     cards = page.locator(".clearest li")
     assert 0 < cards.count() <= min(5, len(sure))
     for card in cards.all():
-        (row,) = [row for row in sure if card.locator("h3").inner_text() == f"{row.layer}.{row.head} · {row.kind}"]
+        (row,) = [
+            row for row in sure if card.locator("h3").inner_text() == f"Head {row.head} of layer {row.layer} · {row.kind}"
+        ]
         assert card.locator("p").first.inner_text().lower() == f"{row.sentence}.".lower()
     cards.first.get_by_role("link", name="Text").click()
     until(page, "location.hash.includes('view=text')")

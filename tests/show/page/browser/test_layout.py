@@ -16,6 +16,7 @@ SCREENS = {
     "laptop": (1280, 800),
     "wide": (1920, 1080),
     "phone": (390, 844),
+    "landscape": (844, 390),
     "zoomed": (640, 400),
 }  # zoomed: 1280 x 800 at 200 %
 SELECTED = "r=r1&layer=3&head=1&q=18&k=3"
@@ -40,6 +41,12 @@ CROWDED = """() => [...document.querySelectorAll(".ticks")].filter((one) => one.
     const boxes = [...ticks.children].filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
     return boxes.flatMap((box, n) => (n && box.left < boxes[n - 1].right + 3 ? [ticks.textContent] : []));
 })"""
+LINES = """(selector) => {
+    const all = [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility());
+    const boxes = all.map((one) => one.getBoundingClientRect());
+    const middles = boxes.map((box) => (box.top + box.bottom) / 2).sort((a, b) => a - b);
+    return middles.filter((one, n) => !n || one - middles[n - 1] > 12).length;
+}"""
 WIDTH = """(selectors) => {
     const all = selectors.flatMap((one) => [...document.querySelectorAll(one)]);
     const boxes = all.filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
@@ -123,6 +130,61 @@ def test_the_controls_of_a_laptop_stand_in_one_line(drawn, view):
     controls = drawn(view, "laptop").locator("#bar > .control, #bar > .choice, #bar > button")
     middles = controls.evaluate_all("(all) => all.map((one) => one.offsetTop + one.offsetHeight / 2)")
     assert max(middles) - min(middles) < 8
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(drawn, view):
+    page = drawn(view, "phone")
+    assert page.evaluate(LINES, "#top > .brand, #views a, #tools > *") == 2
+    assert page.evaluate(LINES, "#bar > .control, #bar > .choice, #bar > button") <= 2
+
+
+def test_what_is_shown_is_chosen_from_a_list_on_a_phone(drawn):
+    page = drawn("text", "phone")
+    page.get_by_role("combobox", name="What is shown of the attention").select_option("carried")
+    until(page, "location.hash.includes('show=carried')")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_no_tab_is_out_of_sight_with_a_list_of_recordings_beside_them(drawn, screen):
+    page = drawn("generate", screen)
+    assert page.locator("#tools select").is_visible()
+    assert page.locator("#views").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
+
+
+def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(drawn):
+    page = drawn("generate", "laptop")
+    page.evaluate(
+        """() => {
+            const name = document.querySelector(".generate-name");
+            name.querySelector(".generate-word").textContent = "incomprehensibilities";
+            const place = Object.assign(document.createElement("small"), {className: "generate-place", textContent: "1,234"});
+            name.replaceChildren(name.firstChild, place);
+        }"""
+    )
+    place, number = (
+        page.locator(f".generate-cause >> nth=0 >> {one}").bounding_box() for one in (".generate-place", ".numbers")
+    )
+    assert place["x"] + place["width"] <= number["x"]
+
+
+@pytest.mark.parametrize("view", ["type", "text", "generate"])
+def test_the_outline_of_a_word_hides_no_letter_beside_it(drawn, view):
+    page = drawn(view, "laptop")
+    if view == "generate":
+        page.locator(".generate-came .word").nth(2).click()
+    word = page.locator(".word.selected, .word[aria-current='true'], .type-words [aria-pressed='true']").first
+    beyond = "(one) => parseFloat(getComputedStyle(one).outlineWidth) + parseFloat(getComputedStyle(one).outlineOffset)"
+    assert 0 < word.evaluate(beyond) <= 1
+
+
+def test_on_a_phone_on_its_side_the_text_begins_at_the_top_and_its_links_stand_beside_it(drawn):
+    page = drawn("text", "landscape")
+    text, links = (page.locator(one).bounding_box() for one in (".prose-line >> nth=0", ".text-links"))
+    assert text["y"] - page.locator(".text-controls").evaluate("(one) => one.getBoundingClientRect().bottom") < 40
+    assert links["x"] >= text["x"] + text["width"]
+    assert page.locator(".text-links .link").count() > 4
+    assert page.locator(".text-links").evaluate("(one) => one.scrollHeight <= one.clientHeight + 1")
 
 
 @pytest.mark.parametrize(

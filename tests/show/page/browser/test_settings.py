@@ -56,6 +56,11 @@ def rows(attributed):
 
 def press(page, setting: str) -> None:
     page.get_by_role("button", name=setting, exact=True).click()
+    wait_for_setting(page, setting)
+
+
+def wait_for_setting(page, setting: str) -> None:
+    """Wait until a setting is drawn, chosen by a button or from the list of a phone."""
     until(page, f"document.querySelector('[data-control=\"show {setting}\"]').getAttribute('aria-pressed') === 'true'")
     quiet(page)
 
@@ -360,7 +365,8 @@ def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dar
         .map((one) => one.outerHTML.slice(0, 120))"""
     page = settled(opened(f"{address}#view={view}&q={LAST}&k=9", width=360, height=740, dark=dark))
     for setting in SETTINGS:
-        press(page, setting)
+        page.get_by_role("combobox", name="What is shown of the attention").select_option(setting)
+        wait_for_setting(page, setting)
         assert page.evaluate(wide) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 

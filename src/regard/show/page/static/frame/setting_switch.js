@@ -16,6 +16,7 @@ const NO_MODEL = "A file cannot run a model, which this needs. Run `regard serve
 const SECOND = "The second side shows weights alone. ";
 const NOT_TYPED = "This is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
 
+const LABEL = "What is shown of the attention";
 const RETRY = 5000; // milliseconds
 
 export const isAboutTarget = (name) => name === "pull" || name === "cut";
@@ -88,13 +89,17 @@ export const askQuestion = (app, state) => QUESTIONS[app.settings.get(state)];
 // Render the switch; a setting that cannot be shown says why.
 export function renderSettingSwitch(app, state) {
   const now = app.settings.get(state);
-  const buttons = Object.entries(MEANT).map(([name, meant]) => {
-    const reason = app.settings.explain(state, name);
-    const press = () => (reason ? app.fail(reason) : app.go({ show: name, ...(state.view === "steps" && { step: name === "weight" ? "weights" : name }) })); // its own step
-    return el("button", { "data-control": `show ${name}`, title: reason ?? meant, "aria-pressed": String(name === now), "aria-disabled": reason ? "true" : null, onclick: press }, name);
-  });
-  const choice = el("span", { class: "choice", role: "group", "aria-label": "What is shown of the attention" }, buttons);
-  return el("span", { class: "control" }, el("span", { class: "name" }, "show"), choice);
+  const reasons = new Map(Object.keys(MEANT).map((name) => [name, app.settings.explain(state, name)]));
+  const choose = (name) => (reasons.get(name) ? app.fail(reasons.get(name)) : app.go({ show: name, ...(state.view === "steps" && { step: name === "weight" ? "weights" : name }) })); // its own step
+  const describe = (name) => ({ title: reasons.get(name) ?? MEANT[name], "aria-disabled": reasons.get(name) ? "true" : null });
+  const buttons = [...reasons.keys()].map((name) => el("button", { "data-control": `show ${name}`, ...describe(name), "aria-pressed": String(name === now), onclick: () => choose(name) }, name));
+  const choice = el("span", { class: "choice at-width", role: "group", "aria-label": LABEL }, buttons);
+  const select = el("select", { class: "on-phone", "data-control": "show", "aria-label": LABEL, onchange: () => { // a row of buttons takes a line of a phone
+    const name = select.value;
+    select.value = now;
+    choose(name);
+  } }, [...reasons.keys()].map((name) => el("option", { value: name, ...describe(name), selected: name === now }, name)));
+  return el("span", { class: "control" }, el("span", { class: "name" }, "show"), choice, select);
 }
 
 // Render the choice of the logit that pull and cut are about: a likely word, after the last word or after the selected one.

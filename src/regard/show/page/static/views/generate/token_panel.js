@@ -29,7 +29,7 @@ export function createTokenPanel() {
     const { word, probability, likeliest, looked: places } = line;
     element.hidden = false;
     which.replaceChildren("Word ", quoteWord(word));
-    looked.replaceChildren(...places.map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
+    looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
     likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), one.word === word)));
     moves.setAttribute("aria-busy", String(isWritten && standing !== line));
@@ -49,21 +49,25 @@ export function createTokenPanel() {
     title.textContent = TITLES[setting];
     note.textContent = NOTES[setting];
     moves.setAttribute("aria-busy", "false");
-    moves.replaceChildren(...largest.map((place) => {
+    moves.replaceChildren(...markTwins(largest.map((place) => ({ place, word: getWord(place) }))).map((one) => {
+      const { place } = one;
       const said = `${quantity.format(numbers[place])}${heads ? `; most by head ${heads[place]}` : ""}`;
-      return renderCause({ place, word: getWord(place) }, Math.abs(numbers[place]) / most, quantity.write(numbers[place]), quantity.isSigned ? numbers[place] : 0, said);
+      return renderCause(one, Math.abs(numbers[place]) / most, quantity.write(numbers[place]), quantity.isSigned ? numbers[place] : 0, said);
     }));
   }
 
   return { element, show, moved };
 }
 
+// Mark the words that stand more than once in a list: only these are told apart by their places.
+const markTwins = (list) => list.map((one) => ({ ...one, isTwin: list.filter(({ word }) => word.trim() === one.word.trim()).length > 1 }));
+
 // Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
-function renderCause({ word, place }, share, text, sign = 0, title = null) {
+function renderCause({ word, place, isTwin }, share, text, sign = 0, title = null) {
   const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
   const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
-    el("span", { class: "generate-word" }, renderWord(word)),
+    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, formatCount(place))),
     el("span", { class: "numbers" }, text),
     el("span", { class: "generate-track" }, el("span", { class: side, style })));
 }
