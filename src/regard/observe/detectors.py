@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.indexing import select_places
-from regard.map.plane import BLOCK_NUMBERS
+from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.mechanism.arguments import check_count, check_number, describe_value
 from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, view_map
 from regard.observe.score_interval import QueryScores
@@ -159,7 +159,7 @@ def stripe_weight(m: MapView, share: float = HEAVY) -> QueryScores:
     found = torch.zeros_like(m.overview.largest, dtype=torch.float64)
     if m.is_batch:
         for rows, weights in m.iterate_row_blocks():
-            found[rows] = weights.where(marked[rows].unsqueeze(2), 0).sum(-1, dtype=torch.float64)
+            found[rows] = multiply_exactly(weights, marked[rows].unsqueeze(-1).to(weights.dtype)).squeeze(-1).double()
     else:
         for row, head in itertools.product(*map(range, m.map.shape[:2])):
             found[row, head] = m.map.select(batch=[row], heads=[head]).mass(marked[row, head])[0, 0].double()
@@ -225,25 +225,17 @@ def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Ten
     seen = look.can_rows_see(rows, queries.unsqueeze(-1), keys) & look.is_counted[rows].unsqueeze(-1)
     own = look.positions[rows]
     lowest, highest = int(own.min()), int(own.max())
-    if torch.equal(own, (lowest + queries).expand_as(own)):
-        shown = weights.where(seen, 0)
-        return sum_diagonals(shown), sum_diagonals(seen), shown.double().square_().flatten(2).sum(-1)
-    distances = (own.unsqueeze(-1) - keys - lowest + k - 1).unsqueeze(1).expand(n, h, q, k).flatten(2)  # the distance, from 0
-    shown = weights.where(seen, 0).double().flatten(2)
+    distances = own.unsqueeze(-1) - keys - lowest + k - 1  # (n, q, k), from 0
+    shown, counted = (x.flatten(2).double() for x in (weights.where(seen, 0), seen))
     sums, counts = torch.zeros(2, n, h, highest - lowest + k, dtype=torch.float64, device=weights.device)
-    sums.scatter_add_(2, distances, shown)
-    counts.scatter_add_(2, distances, seen.flatten(2).double())
-    return sums, counts, shown.square().sum(-1)
-
-
-def sum_diagonals(table: Tensor) -> Tensor:
-    """Sum a table (..., q, k) over all i and j with the same i - j, from 1 - k on, in float64: (..., q + k - 1).
-
-    Rows that are flipped, padded to q + k numbers and read q + k - 1 at a time are each shifted by one more.
-    """
-    q, k = table.shape[-2:]
-    shifted = torch.nn.functional.pad(table.flip(-1), (0, q)).flatten(-2)[..., : q * (q + k - 1)]
-    return torch.sum(shifted.unflatten(-1, (q, q + k - 1)), -2, dtype=torch.float64)
+    if torch.equal(own, own[:1].expand_as(own)):  # faster, see docs/benchmarks.md
+        sums.index_add_(2, distances[0].flatten(), shown)
+        counts.index_add_(2, distances[0].flatten(), counted)
+    else:
+        places = distances.unsqueeze(1).expand(n, h, q, k).flatten(2)
+        sums.scatter_add_(2, places, shown)
+        counts.scatter_add_(2, places, counted)
+    return sums, counts, shown.square_().sum(-1)
 
 
 def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:

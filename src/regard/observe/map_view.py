@@ -17,6 +17,7 @@ from regard.mechanism.arguments import check_instance, describe_value
 from regard.observe.score_interval import QueryScores
 
 SAMPLE = 256  # rows, for a detector that samples them
+BATCH_NUMBERS = 2**19  # weights of many small matrices that are scored at a time, while they are in the cache
 BATCH_ROWS = 256  # batch rows of many small matrices that are sampled at a time
 SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 P = ParamSpec("P")
@@ -154,7 +155,7 @@ class MapView:
         if self.is_batch:  # with at most as many queries as a sample has
             queries = torch.arange(q, device=every.device)
             for rows in (slice(start, start + BATCH_ROWS) for start in range(0, b, BATCH_ROWS)):
-                seen = self.can_rows_see(rows, queries.unsqueeze(-1), every)
+                seen = take_distinct(self.can_rows_see(rows, queries.unsqueeze(-1), every))
                 found[rows] = score(rows, slice(None), queries, seen).double()
             return self.score_queries(found, self.is_counted.any(1, keepdim=True))
         for row in range(b):
@@ -226,7 +227,7 @@ class MapView:
     def iterate_row_blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of batch rows with their matrices, (n, h, q, k), each of which is the picture of an overview."""
         b, h, q, k = self.map.shape
-        step = max(1, BLOCK_NUMBERS // (h * q * k))
+        step = max(1, BATCH_NUMBERS // (h * q * k))
         for start in range(0, b, step):
             rows = slice(start, min(start + step, b))
             yield rows, self.overview.mean[rows]
@@ -244,6 +245,11 @@ class MapView:
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
             yield slice(start, start + len(part)), below[part].weigh(plane.compute_masked_scores(part, keys))
+
+
+def take_distinct(seen: Tensor) -> Tensor:
+    """Return a table (n, h, ...) without its repeats: with n or h 1 where all batch rows or heads share the same numbers."""
+    return seen[tuple(slice(1) if step == 0 else slice(None) for step in seen.stride()[:2])]
 
 
 def select_spaced(among: Tensor, n: int) -> Tensor:
