@@ -18,7 +18,7 @@ from regard.generate import Settings
 from regard.lectures.examples import EXAMPLES
 from regard.models import GPT2Config
 from regard.models.translator import KINDS
-from regard.observe import recording
+from regard.observe import run
 from regard.train import TrainConfig
 from regard.train.config import DEFAULT_MODEL
 from regard.train.translator_sizes import list_arguments
@@ -30,7 +30,7 @@ def derive() -> dict[str, Any]:
     """The flags of each command, as JSON holds them."""
     found = {
         "generate": {name: getattr(Settings, name) for name in FLAGS},
-        "look": {"kinds": recording.KINDS},
+        "look": {"kinds": run.KINDS},
         "walk": {"examples": list(EXAMPLES), "sentence": SENTENCE},
         "train": [*list_settings(), *list_sizes()],
         "translate": [*list_settings_of_pairs(), *list_sizes_of_translators()],
