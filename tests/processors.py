@@ -29,7 +29,7 @@ NUMERICAL = (  # each file in one process, so that two do not compile the same k
     "tests/compiled",
     "tests/matmul",
     "tests/train/test_fused_ops.py",
-    "tests/train/test_loop.py",
+    "tests/train/test_training_loop.py",
     "tests/train/test_loss.py",
     "tests/train/test_optimizer.py",
 )
