@@ -48,8 +48,7 @@ def iterate_batches(request: Request, pairs: Sequence[Pair]) -> Iterator[PlaneBa
     """Yield the matrices of some pairs, in order, as many at a time as a block holds."""
     for b, h, masked in iterate_scores(request, pairs):
         below, exponentials = exponentiate_rows(masked, select_sinks(request, h))
-        offset = torch.as_tensor(request.offset, device=masked.device).expand(request.q.shape[0])[b].unsqueeze(-1)
-        yield PlaneBatch(masked, below.divide(exponentials), below, offset)
+        yield PlaneBatch(masked, below.divide(exponentials), below, select_offsets(request, b).unsqueeze(-1))
 
 
 def iterate_scores(
@@ -103,6 +102,11 @@ def select_queries(request: Request, queries: Tensor) -> Request:
 def select_sinks(request: Request, heads: Tensor) -> Tensor | None:
     """Return the scores of the sinks of heads (n,), (n, 1, 1), in the dtype of the scores; None without sinks."""
     return None if request.sinks is None else request.sinks[heads].to(score_dtype(request.q.dtype)).view(-1, 1, 1)
+
+
+def select_offsets(request: Request, rows: Tensor) -> Tensor:
+    """Return the offsets of batch rows (n,), (n,)."""
+    return torch.as_tensor(request.offset, device=rows.device).expand(request.q.shape[0])[rows]
 
 
 def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -203,26 +207,25 @@ def gather_statistics(
     request: Request, pairs: Sequence[Pair], names: Sequence[str], has_picture: bool = False
 ) -> tuple[dict[str, Tensor], Denominators]:
     """Compute row statistics by name, the sum of each column, the weights if they are the picture, and denominators."""
-    found = gather_compiled_statistics(request, pairs)
+    found = gather_compiled_statistics(request, pairs, has_picture)
     if found is None:
-        functions = {name: ROWS[name] for name in names} | {"received": sum_columns, "weights": get_weights}
+        functions = {name: ROWS[name] for name in names} | {"received": sum_columns}
+        functions |= {"weights": get_weights} if has_picture else {}
         functions |= {"shift": lambda batch: batch.denominators.shift, "total": lambda batch: batch.denominators.total}
         found = dict(zip(functions, compute_rows(request, pairs, *functions.values()), strict=True))
-    if not has_picture:
-        del found["weights"]
     return found, Denominators(found.pop("shift"), found.pop("total"))
 
 
-def gather_compiled_statistics(request: Request, pairs: Sequence[Pair]) -> dict[str, Tensor] | None:
+def gather_compiled_statistics(request: Request, pairs: Sequence[Pair], has_picture: bool) -> dict[str, Tensor] | None:
     """Compute what `gather_statistics` does by compiled loops; None where they do not apply, or if there is a NaN."""
     if not compiled_passes.can_run_compiled(Plane(request, *pairs[0])):
         return None
     found = []
     for b, h, scores in iterate_scores(request, pairs):
-        sinks = None if request.sinks is None else request.sinks[h].float()
-        positions = torch.as_tensor(request.offset).expand(request.q.shape[0])[b]
-        statistics = compiled_passes.summarize_batch(scores, sinks, positions)
+        sinks = select_sinks(request, h)
+        sinks = None if sinks is None else sinks.flatten()
+        statistics = compiled_passes.summarize_batch(scores, sinks, select_offsets(request, b))
         if statistics is None:
             return None
-        found.append(statistics | {"weights": scores})
+        found.append(statistics | ({"weights": scores} if has_picture else {}))
     return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found]) for name in found[0]}

@@ -201,16 +201,26 @@ def rescale_row(row, r, count, top, scores, buffers, found):
         alone += factor * a
         weighted += factor * (b + a * (own - shift))
         place += factor * p
-    below = alone + math.exp(sink - shift) if sink > LEAST else alone
-    inverse = 1 / below if below != 0 else 0.0
+    inverse = write_statistics(found[:, row], top, shift, sink, scores.position + row, alone, weighted, place)
     for c in range(count):
         buffers.factors[c, r] *= inverse
-    found[0, row], found[1, row] = shift, below
+
+
+@njit(nogil=True)
+def write_statistics(found, top, shift, sink, position, alone, weighted, place):
+    """Write the first six statistics of a row to `found` (NAMES,); return 1 / its denominator, 0 if it sees nothing.
+
+    `top` is the largest score; `alone`, `weighted` and `place` are the float64 sums of `exponentiate_with_sums` for `shift`.
+    """
+    below = alone + math.exp(sink - shift) if sink > LEAST else alone
+    inverse = 1 / below if below != 0 else 0.0
     logarithm = math.log(below) if below > 0 else 0.0
-    found[2, row] = shift + logarithm if below != 0 else -np.inf
-    found[3, row] = alone * inverse * logarithm - weighted * inverse
-    found[4, row] = math.exp(top - shift) * inverse
-    found[5, row] = ((scores.position + row) * alone - place) * inverse
+    found[0], found[1] = shift, below
+    found[2] = shift + logarithm if below != 0 else -np.inf
+    found[3] = alone * inverse * logarithm - weighted * inverse
+    found[4] = math.exp(top - shift) * inverse
+    found[5] = (position * alone - place) * inverse
+    return inverse
 
 
 @njit(nogil=True)

@@ -1,14 +1,13 @@
 # mypy: ignore-errors
 """All statistics of many small matrices, from their scores, compiled by numba."""
 
-import math
-
 import numpy as np
 from numba import njit
 
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, find_maximum
 from regard.compiled.vectors import LEAST, REASSOCIATED, ZERO, exponentiate_with_sums
+from regard.map.compiled.blocks import write_statistics
 
 
 @njit_with_cache()
@@ -40,15 +39,8 @@ def summarize_row(s, sink, position, found):
     shift = max(top, sink)
     shift = shift if shift > LEAST else ZERO  # a row that sees nothing
     alone, weighted, place = exponentiate_with_sums(s, shift)
-    below = np.float64(alone) + math.exp(sink - shift) if sink > LEAST else np.float64(alone)
-    inverse = 1 / below if below != 0 else 0.0
-    logarithm = math.log(below) if below > 0 else 0.0
-    found[0], found[1] = shift, below
-    found[2] = shift + logarithm if below != 0 else -np.inf
-    found[3] = alone * inverse * logarithm - weighted * inverse
-    found[4] = math.exp(top - shift) * inverse
-    found[5] = (position * np.float64(alone) - place) * inverse
-    return np.float32(inverse)
+    sums = np.float64(alone), np.float64(weighted), np.float64(place)
+    return np.float32(write_statistics(found, top, shift, sink, position, *sums))
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
