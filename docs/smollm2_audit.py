@@ -1,6 +1,6 @@
 """python -m docs.smollm2_audit: what policies drop from SmolLM2-135M-Instruct, and what that does to it, into docs/audit.md.
 
-It works in steps (a layer, a run of the model with a policy at a budget, needles with it), whose results it keeps in
+It works in steps (a layer, a run of the model with a policy at a budget, a needle task with all), whose results it keeps in
 build/smollm2-audit: started again, it goes on where it stopped. `--seconds N` stops it after the step in which N seconds are
 over; the page is written when all steps are done. `--tokens N` is the length of the text, half of which is the prompt;
 `--audit-only` leaves out the runs of the model.
@@ -10,7 +10,7 @@ Needs --model smollm2 (see docs/heads.md) and Tiny Shakespeare, which lies besid
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,20 +28,25 @@ from regard.observe import Recording
 from regard.policies import (
     H2O,
     TOVA,
+    BlockSparse,
+    DuoAttention,
     ExpectedAttention,
     Knorm,
     ObservedAttention,
     Oracle,
     Policy,
+    Quantised,
     Quest,
     SnapKV,
     StreamingLLM,
+    VerticalSlash,
 )
 from regard.policy_audit import AuditCertificate, Downstream, NeedleTask, Summary, find_needles, make_needle_tasks
 from regard.policy_audit.certificate import join_certificates
 from regard.policy_audit.downstream import CompleteRun
 from regard.policy_audit.needle_tasks import KINDS
 from regard.policy_audit.summary import summarize_part
+from regard.probe.retrieval import make_needle_prompts, measure_retrieval
 from regard.show.audit_figure import draw_recall_curves
 
 ROOT = Path(__file__).parents[1]
@@ -52,19 +57,27 @@ TOKENS, LAYERS = 8192, 30
 BUDGETS = (0.05, 0.1, 0.2, 0.5)
 ROTARY_BASE = 100_000.0  # of SmolLM2
 WINDOW, PAGE_KEYS = 16, 8  # of SnapKV and of Quest: 5 % of 512 tokens are 25 keys
-NEEDLE_TOKENS, NEEDLES = 2048, 4  # of a task, and tasks of each kind
-POLICIES: dict[str, Callable[[float], Policy]] = {
-    "Oracle": lambda budget: Oracle(budget),
-    "Quest": lambda budget: Quest(budget, PAGE_KEYS),
-    "H2O": lambda budget: H2O(budget),
-    "TOVA": lambda budget: TOVA(budget),
-    "SnapKV": lambda budget: SnapKV(budget, WINDOW),
-    "ObservedAttention": lambda budget: ObservedAttention(budget),
-    "ExpectedAttention": lambda budget: ExpectedAttention(budget, rotary_base=ROTARY_BASE),
-    "Knorm": lambda budget: Knorm(budget),
-    "StreamingLLM": lambda budget: StreamingLLM(budget=budget),
+NEEDLE_TOKENS, NEEDLES = 8192, 4  # of a task, and tasks of each kind
+BITS = (2, 4, 8)  # of Quantised, whose budget is their share of 16
+Heads = tuple[tuple[int, int], ...]
+POLICIES: dict[str, Callable[[float, int, Heads], Policy]] = {  # of the budget, the length of the prompt, and all heads
+    "Oracle": lambda budget, prompt, heads: Oracle(budget),
+    "Quest": lambda budget, prompt, heads: Quest(budget, PAGE_KEYS),
+    "H2O": lambda budget, prompt, heads: H2O(budget),
+    "TOVA": lambda budget, prompt, heads: TOVA(budget),
+    "SnapKV": lambda budget, prompt, heads: SnapKV(budget, WINDOW),
+    "ObservedAttention": lambda budget, prompt, heads: ObservedAttention(budget),
+    "ExpectedAttention": lambda budget, prompt, heads: ExpectedAttention(budget, rotary_base=ROTARY_BASE),
+    "Knorm": lambda budget, prompt, heads: Knorm(budget),
+    "StreamingLLM": lambda budget, prompt, heads: StreamingLLM(budget=budget),
+    "DuoAttention": lambda budget, prompt, heads: DuoAttention(heads[: round(budget * len(heads))]),
+    "Quantised": lambda budget, prompt, heads: Quantised(round(16 * budget)),
+    "BlockSparse": lambda budget, prompt, heads: BlockSparse(budget),
+    "VerticalSlash": lambda budget, prompt, heads: VerticalSlash(*[int(budget * prompt / 2)] * 2),
 }
-PLACES = [(name, budget) for name in POLICIES for budget in BUDGETS]
+MEASURES = ("recall", "kl", "output_error", "kept")
+IN_PROMPT = ("BlockSparse", "VerticalSlash")  # they change what the queries of the prompt read, the others what later ones do
+PLACES = [(name, budget) for name in POLICIES for budget in ([x / 16 for x in BITS] if name == "Quantised" else BUDGETS)]
 
 
 @dataclass(frozen=True)
@@ -133,17 +146,30 @@ class Subject:
         return recording
 
     @cached_property
+    def heads(self) -> Heads:
+        """All heads (layer, head), those with the largest retrieval score first."""
+        scores, _ = measure_retrieval(self.model.model, make_needle_prompts(self.model, self.text))
+        return tuple(sorted(scores, key=lambda place: -scores[place]))
+
+    def make_policies(self, prompt: int) -> list[Policy]:
+        """Make the policy of each place for a prompt of some tokens."""
+        return [POLICIES[name](budget, prompt, self.heads) for name, budget in PLACES]
+
+    @cached_property
     def tasks(self) -> list[NeedleTask]:
         """The needle tasks of all kinds."""
         return make_needle_tasks(self.model, self.text, length=min(NEEDLE_TOKENS, self.tokens), count=NEEDLES)
 
     def audit_layer(self, layer: int) -> dict[str, Any]:
-        """Return what each policy keeps in the rows after the prompt of a layer, (policy, b, h, q), and the certificate."""
-        policies = [POLICIES[name](budget) for name, budget in PLACES]
-        found = regard.audit(self.recording, policies, prompt=self.prompt, layers=[layer])
-        rows = slice(self.prompt, None)
-        names = ("recall", "kl", "output_error", "kept")
-        measures = {name: getattr(found, name)[:, 0, ..., rows].clone() for name in names}
+        """Return what each policy keeps in a layer, a list of (b, h, q) for each measure, and the certificate.
+
+        The queries are those that the policy concerns: of the prompt, or after it.
+        """
+        found = regard.audit(self.recording, self.make_policies(self.prompt), prompt=self.prompt, layers=[layer])
+        rows = [slice(None, self.prompt) if name in IN_PROMPT else slice(self.prompt, None) for name, _ in PLACES]
+        measures = {
+            name: [x[0][..., part].clone() for x, part in zip(getattr(found, name), rows, strict=True)] for name in MEASURES
+        }
         return measures | {"certificate": found.certificate.to_dict()}
 
     @cached_property
@@ -151,15 +177,14 @@ class Subject:
         """The model without a policy, which all runs with one are compared with."""
         return CompleteRun.compute(self.model.model, self.ids, self.prompt)
 
-    def run_model(self, policy: Policy) -> dict[str, Any]:
-        """Return what a policy does to the model's predictions."""
-        return self.complete.compare(policy).to_dict()
+    def run_model(self, place: int) -> dict[str, Any]:
+        """Return what the policy of a place does to the model's predictions."""
+        return self.complete.compare(self.make_policies(self.prompt)[place]).to_dict()
 
-    def find_needles(self, policy: Policy | None, answered: list[bool]) -> list[bool]:
-        """Return whether the answer to each task is right; tasks that the complete model does not answer are left out."""
-        tasks = [task for task, is_answered in zip(self.tasks, answered, strict=True) if is_answered]
-        found = iter(find_needles(self.model.model, tasks, policy) if tasks else [])
-        return [is_answered and next(found) for is_answered in answered]
+    def find_needles(self, task: int) -> list[bool]:
+        """Return whether the answer to a task is right: of the complete model, and then with the policy of each place."""
+        needle = self.tasks[task]
+        return [answer for (answer,) in find_needles(self.model.model, [needle], self.make_policies(needle.context))]
 
 
 def main() -> None:
@@ -175,21 +200,18 @@ def main() -> None:
     lines, complete = [Line(*place, kept) for place, kept in zip(PLACES, summaries, strict=True)], ()
     if not options.audit_only:
         runs = [
-            steps.run(f"run-{name}-{budget}", partial(subject.run_model, POLICIES[name](budget))) for name, budget in PLACES
+            steps.run(f"run-{name}-{budget}", partial(subject.run_model, place)) for place, (name, budget) in enumerate(PLACES)
         ]
-        whole = steps.run("needles", lambda: subject.find_needles(None, [True] * len(subject.tasks)))
-        found = [
-            steps.run(f"needles-{name}-{budget}", partial(subject.find_needles, POLICIES[name](budget), whole))
-            for name, budget in PLACES
-        ]
-        complete = count_by_kind(whole)
+        answers = [steps.run(f"needles-{task}", partial(subject.find_needles, task)) for task in range(len(KINDS) * NEEDLES)]
+        complete, *found = map(count_by_kind, zip(*answers, strict=True))
         lines = [
-            Line(*place, kept, Downstream(**run), count_by_kind(one))
-            for place, kept, run, one in zip(PLACES, summaries, runs, found, strict=True)
+            Line(*place, kept, Downstream(**run), needles)
+            for place, kept, run, needles in zip(PLACES, summaries, runs, found, strict=True)
         ]
     mean_keys = (subject.prompt + options.tokens + 1) / 2  # that a query after the prompt sees
+    drawn = [name for name in POLICIES if name not in (*IN_PROMPT, "Quantised")]  # which keep other queries' keys, and all keys
     draw_recall_curves(
-        {name: [(line.kept.keys / mean_keys, line.kept.recall) for line in lines if line.name == name] for name in POLICIES}
+        {name: [(line.kept.keys / mean_keys, line.kept.recall) for line in lines if line.name == name] for name in drawn}
     ).savefig(FIGURE)
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
@@ -200,13 +222,12 @@ def main() -> None:
 
 def summarize_policy(policy: int, layers: list[dict[str, Any]]) -> Summary:
     """Return the summary of a policy over all layers, by its number."""
-    names = ("recall", "kl", "output_error", "kept")
-    name, budget = PLACES[policy]
-    measures = (torch.stack([layer[measure][policy] for layer in layers]) for measure in names)
-    return summarize_part(POLICIES[name](budget).label, "generated", *measures)
+    name, _ = PLACES[policy]
+    measures = (torch.stack([layer[measure][policy] for layer in layers]) for measure in MEASURES)
+    return summarize_part(name, "prompt" if name in IN_PROMPT else "generated", *measures)
 
 
-def count_by_kind(found: list[bool]) -> tuple[int, ...]:
+def count_by_kind(found: Sequence[bool]) -> tuple[int, ...]:
     """Count the tasks of each kind that are answered."""
     return tuple(sum(found[n * NEEDLES : (n + 1) * NEEDLES]) for n in range(len(KINDS)))
 
@@ -250,7 +271,11 @@ def describe(lines: list[Line], complete: tuple[int, ...], certificate: AuditCer
             f"SmolLM2-135M-Instruct (Q4_1, 30 layers of 9 heads) on the first {tokens:,} tokens of Tiny Shakespeare, of which "
             f"{tokens // 2:,} are",
             f"the prompt: the {tokens - tokens // 2:,} queries after it, of all heads, which see {mean_keys:,.0f} keys on",
-            f"average. Written by `{command}`. Measured on {machine.describe()}.",
+            f"average. {', '.join(IN_PROMPT)} change the prompt alone: of them, keys, recall, KL and error are those of its",
+            f"{tokens // 2:,} queries. VerticalSlash reads half of its budget in columns and half in diagonals. The budget of",
+            "DuoAttention is the share of retrieval heads, those with the largest retrieval score (Wu et al. 2024) of",
+            f"`regard heads --haystack`, that of Quantised its bits of 16. Written by `{command}`.",
+            f"Measured on {machine.describe()}.",
             "",
             f"| {' | '.join(names)} |",
             "|" + " --- |" * len(names),
@@ -277,6 +302,7 @@ def describe_needles(complete: tuple[int, ...]) -> list[str]:
 
 def describe_correlations(measured: list[Line]) -> list[str]:
     """Write how well what an audit measures ranks the changes of the predictions."""
+    measured = [line for line in measured if line.name not in (*IN_PROMPT, "Quantised")]  # in which recall has another meaning
     divergences = [line.after.kl for line in measured if line.after is not None]
     correlations = {
         name: statistics.correlation(rank(numbers), rank(divergences))
@@ -289,7 +315,7 @@ def describe_correlations(measured: list[Line]) -> list[str]:
     words = ", ".join(f"{number:.2f} for {name}" for name, number in correlations.items())
     return [
         "Rank correlation (Spearman) of what an audit measures with the KL of the next token, over "
-        f"{len(measured)} runs: {words}.",
+        f"{len(measured)} runs of policies that choose keys for later queries: {words}.",
         "",
     ]
 

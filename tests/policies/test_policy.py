@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from policies.plain import G, P, R, T, make_inputs
+from policies.plain import G, P, R, T, make_inputs, table
 from regard import Causal, ConfigError, Given
 from regard.policies import (
     H2O,
@@ -47,6 +47,12 @@ SHIPPED = [
 @pytest.mark.parametrize("cut", [P, P + 1, T - 1])
 def test_no_shipped_policy_looks_ahead(policy, cut):
     check_causality(policy, make_inputs(), cut)
+
+
+@pytest.mark.parametrize("policy", SHIPPED, ids=lambda policy: policy.label)
+def test_a_policy_knows_whether_it_spares_the_prompt(policy):
+    prompt = table(policy, make_inputs())[:, :, :P, :P]
+    assert policy.reads_whole_prompt == torch.equal(prompt, torch.ones(P, P, dtype=torch.bool).tril().expand_as(prompt))
 
 
 def test_every_shipped_policy_is_checked():

@@ -75,8 +75,9 @@ def test_a_needle_is_found_if_the_greedy_answer_is_right():
         written = [int(token) for token in model.generate(torch.tensor([tokens]), 3, temperature=0)]
     right = NeedleTask("single", (*tokens, *written), PROMPT, len(tokens))
     wrong = NeedleTask("single", (*tokens, *written[:2], (written[2] + 1) % VOCABULARY), PROMPT, len(tokens))
-    assert find_needles(model, [right, wrong], None) == [True, False]
-    assert find_needles(model, [right, wrong], Knorm(1.0)) == [True, False]
+    complete, same, other = find_needles(model, [right, wrong], [Knorm(1.0), StreamingLLM(0, 1)])
+    assert complete == same == [True, False]
+    assert other == [False, False]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "common words"])
@@ -179,7 +180,7 @@ def test_tasks_are_the_same_for_a_seed_and_others_for_another():
             DataError,
             "needs [34]\\d\\d tokens",
         ),
-        (lambda: find_needles(make_model(), [], None), ConfigError, "no tasks"),
+        (lambda: find_needles(make_model(), []), ConfigError, "no tasks"),
         (lambda: measure_downstream(make_model(), torch.ones(3), [Knorm()], prompt=3), ShapeError, "whole numbers"),
         (lambda: measure_downstream(make_model(), draw_tokens(), [Knorm()], prompt=99), ConfigError, "prompt"),
     ],

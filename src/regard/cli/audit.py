@@ -4,8 +4,10 @@ Exit code 2 if the model, the text or a policy cannot be used.
 """
 
 import argparse
+import itertools
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 from torch import Tensor
@@ -85,18 +87,19 @@ def count_needles(foreign: TextModel, tasks: Sequence[NeedleTask], policies: Seq
 
     A policy is only tried on those that the complete model answers.
     """
-    found = find_needles(foreign.model, tasks, None, lambda rows, count: iterate_with_bar("answering the tasks", rows, count))
-    answered = [task for task, is_found in zip(tasks, found, strict=True) if is_found]
-    counts = {"tasks": count_kinds(tasks), "complete model": count_kinds(answered)}
-    for policy in iterate_with_bar("answering with policies", policies, len(policies)):
-        found = find_needles(foreign.model, answered, policy) if answered else []
-        counts[policy.label] = count_kinds([task for task, is_found in zip(answered, found, strict=True) if is_found])
-    return counts
+    found = find_needles(
+        foreign.model, tasks, policies, lambda rows, count: iterate_with_bar("answering the tasks", rows, count)
+    )
+    labels = ["complete model", *(policy.label for policy in policies)]
+    return {"tasks": count_kinds(tasks)} | {
+        label: count_kinds(itertools.compress(tasks, answers)) for label, answers in zip(labels, found, strict=True)
+    }
 
 
-def count_kinds(tasks: Sequence[NeedleTask]) -> dict[str, int]:
+def count_kinds(tasks: Iterable[NeedleTask]) -> dict[str, int]:
     """Count the tasks of each kind."""
-    return {kind: sum(task.kind == kind for task in tasks) for kind in KINDS}
+    counts = Counter(task.kind for task in tasks)
+    return {kind: counts[kind] for kind in KINDS}
 
 
 def print_audit(name: str, found: Audit, effects: Sequence[Downstream], needles: Counts, worst: int) -> None:

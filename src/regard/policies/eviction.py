@@ -4,7 +4,7 @@ The cache is replayed step by step in plain form, which is the definition, or by
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class H2O(Policy):
 
     budget: Budget = 0.1
     recent: int | None = None
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget("H2O(budget)", self.budget))
@@ -65,6 +66,7 @@ class TOVA(Policy):
     """
 
     budget: Budget = 0.1
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget("TOVA(budget)", self.budget))

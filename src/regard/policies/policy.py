@@ -5,6 +5,7 @@ check_causality refuses a policy that looks ahead, whoever wrote it.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +26,11 @@ class Policy(ABC):
     """Which keys each query may use, decided from the queries, keys and values of a layer.
 
     A subclass is a frozen dataclass with `choose_keys`. The prompt is read at once, so that what its queries use may depend on
-    all of it; what a later query uses depends on no token after its own. `check_causality` tests that.
+    all of it; what a later query uses depends on no token after its own. `check_causality` tests that. A subclass whose queries
+    of the prompt always read all keys before them sets `reads_whole_prompt`: many policies can then share one reading of it.
     """
+
+    reads_whole_prompt: ClassVar[bool] = False
 
     @abstractmethod
     def choose_keys(self, inputs: AttentionInputs) -> Mask:
@@ -59,6 +63,7 @@ class PromptPolicy(Policy):
     """
 
     budget: Budget = 0.1
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget(f"{type(self).__name__}(budget)", self.budget))

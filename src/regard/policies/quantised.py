@@ -1,6 +1,7 @@
 """Quantised: the keys and values of the prompt rounded to a few bits, in groups."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +24,7 @@ class Quantised(Policy):
 
     bits: int = 4
     group: int = 32
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("Quantised(bits)", self.bits, 1, 16)

@@ -1,6 +1,7 @@
 """Policies that choose keys for each query, or each block of queries: Oracle, Quest, BlockSparse and VerticalSlash."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ class Oracle(Policy):
     """
 
     budget: Budget = 0.1
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget("Oracle(budget)", self.budget))
@@ -95,6 +97,7 @@ class Quest(Policy):
 
     budget: Budget = 0.1
     page: int = 16
+    reads_whole_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", check_budget("Quest(budget)", self.budget))

@@ -3,7 +3,8 @@
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Audit, WorstRow, audit
 from regard.policy_audit.certificate import AuditCertificate
-from regard.policy_audit.downstream import Downstream, find_needles, measure_downstream
+from regard.policy_audit.downstream import Downstream, measure_downstream
+from regard.policy_audit.needle_answers import find_needles
 from regard.policy_audit.needle_tasks import NeedleTask, make_needle_tasks
 from regard.policy_audit.summary import Summary
 

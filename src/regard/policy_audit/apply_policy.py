@@ -11,10 +11,11 @@ from regard.mechanism.mask_algebra import And
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.intervene import Change
+from regard.observe.recording import Recording
 from regard.policies import AttentionInputs, Policy
 from regard.policies.policy import check_policy
 from regard.policy_audit.policy_context import compute_policy_context
-from regard.policy_audit.recorded_inputs import join_inputs, make_inputs
+from regard.policy_audit.recorded_inputs import join_inputs, make_inputs, read_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,18 +25,30 @@ class ApplyPolicy(Change):
     The first `prompt` tokens are read at once; the model reads the whole text in one forward, whose later queries then see what
     the cache would have held. In float32 on a CPU the context is computed by the compiled passes of an audit,
     which read the kept keys alone, else by the fastest kernel. layer and head select, as in other changes; all by default.
+    With `context`, a recording of the prompt with its values, the model reads the later tokens alone, with the prompt in its
+    cache: the queries of the prompt stay as they were recorded, which needs a policy that `reads_whole_prompt`.
     """
 
     policy: Policy
     prompt: int
+    context: Recording | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_policy(self.policy)
         check_count("prompt", self.prompt)
+        if self.context is not None and not self.policy.reads_whole_prompt:
+            raise ConfigError(
+                f"{self.policy.label} changes what the queries of the prompt read, so that a prompt in the cache would be that "
+                "of another model. Leave context out and run the model on the whole text."
+            )
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
-        mask = self.policy.choose_keys(self.make_inputs(call, name, number))
+        inputs = self.make_inputs(call, name, number)
+        mask = self.policy.choose_keys(inputs)
+        if self.context is not None:
+            keys = torch.arange(inputs.tokens, device=inputs.k.device)
+            mask = Given(mask.block(keys[self.prompt :], keys))
         if self.head is not None:
             others = torch.ones(1, call.q.shape[1], 1, 1, dtype=torch.bool, device=call.q.device)
             others[:, self.resolve_heads(call.q.shape[1])] = False
@@ -44,26 +57,43 @@ class ApplyPolicy(Change):
 
     def compute_context(self, changed: AttentionCall, call: AttentionCall, name: str, number: int) -> Tensor | None:
         mask = changed.mask.other if isinstance(changed.mask, And) and changed.mask.one is call.mask else None
-        if mask is None or call.dropout:
+        if mask is None or call.dropout or self.context is not None:
             return None
         return compute_policy_context(self.make_inputs(call, name, number), mask)
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         if type(self.policy).change_cache is Policy.change_cache:
             return context
-        inputs = join_inputs(call, call.v, number, self.prompt)  # the mask is also that of the policy
+        if self.context is None:
+            inputs = join_inputs(call, call.v, number, self.prompt)  # whose mask is also that of the policy
+        else:
+            inputs = self.join_context(call, name, number)
         cache = self.policy.change_cache(inputs)
         if cache is None or self.prompt == inputs.tokens:
             return context
-        later = replace(inputs, k=cache[0].to(inputs.k.dtype)).build_map(self.prompt) @ cache[1].to(context.dtype)
+        k, v = cache[0].to(inputs.k.dtype), cache[1].to(context.dtype)
+        later = (replace(inputs, k=k).build_map(self.prompt) if self.context is None else call.build_map(k)) @ v
         chosen = self.resolve_heads(context.shape[1])
         found = context.clone()
-        found[:, chosen, self.prompt :] = later[:, chosen]
+        found[:, chosen, context.shape[2] - later.shape[2] :] = later[:, chosen]
         return found
 
     def make_inputs(self, call: AttentionCall, name: str, number: int) -> AttentionInputs:
         """Return what the policy decides from. Raises ConfigError for a text shorter than the prompt."""
+        if self.context is not None:
+            return self.join_context(call, name, number)
         tokens = call.q.shape[2]
         if self.prompt > tokens:
             raise ConfigError(f"the prompt of ApplyPolicy has {self.prompt:,} tokens, but the text has {tokens:,}.")
         return make_inputs(call, call.v, name, number, self.prompt)
+
+    def join_context(self, call: AttentionCall, name: str, number: int) -> AttentionInputs:
+        """Return what the policy decides from where the prompt is in the cache. Raises ConfigError for another prompt."""
+        assert self.context is not None
+        recorded, new, keys = read_inputs(self.context, number, self.prompt), call.q.shape[2], call.k.shape[2]
+        if not recorded.tokens == self.prompt == keys - new:
+            raise ConfigError(
+                f"the context of ApplyPolicy must be a recording of the prompt of {self.prompt:,} tokens, which is in the "
+                f"cache; it has {recorded.tokens:,}, and {name} has {new:,} queries on {keys:,} keys."
+            )
+        return replace(recorded, q=torch.cat([recorded.q, call.q], 2), k=call.k, v=call.v)

@@ -1,4 +1,4 @@
-"""What a policy does to a model: its residual stream, loss and next-token distributions, and whether needles are found."""
+"""What a policy does to a model: its residual stream, its loss and its next-token distributions."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ShapeError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, check_sequence, describe_value
@@ -18,7 +18,6 @@ from regard.observe.intervene import Change, intervene
 from regard.policies import Policy
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
-from regard.policy_audit.needle_tasks import NeedleTask
 
 ROWS = 256  # of logits that are compared at a time
 Answer = TypeVar("Answer")
@@ -135,26 +134,3 @@ def compare_logits(complete: Tensor, changed: Tensor) -> tuple[float, float]:
         same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
     rows = complete.shape[0] * complete.shape[1]
     return divergence / rows, same / rows
-
-
-def find_needles(
-    model: nn.Module, tasks: Sequence[NeedleTask], policy: Policy | None, watch: Watch = lambda tasks, count: tasks
-) -> list[bool]:
-    """Return for each task whether the greedy answer of the model is right, with a policy or, with None, without one.
-
-    The policy compresses the context before the question is read. An answer is right if each of its tokens is the likeliest
-    after those before it, which is what greedy decoding writes: one forward for each task. Raises ConfigError without tasks.
-    """
-    if not check_sequence("tasks", tasks):
-        raise ConfigError("there are no tasks: pass those of make_needle_tasks.")
-    device = next(model.parameters()).device
-    found = []
-    with evaluate_mode(model), torch.no_grad():
-        for task in watch(tasks, len(tasks)):
-            ids = torch.tensor([task.tokens], device=device)
-            changes = [] if policy is None else [ApplyPolicy(policy, task.context)]
-            with intervene(model, *changes):
-                logits = compute_logits(model, ids)[0]
-            wanted = slice(task.answer, len(task.tokens))
-            found.append(bool((logits[task.answer - 1 : -1].argmax(-1) == ids[0, wanted]).all()))
-    return found
