@@ -16,12 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
+from regard.compiled.kernel_choice import count_vectors_in_one_call
 from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, count_shorts, describe_matrix, pad_columns
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
 from regard.matmul import QuantizedLinear
 
-MOST = {torch.float32: 4, torch.bfloat16: 16, torch.float16: 16, torch.int8: 16, torch.uint8: 16}  # most vectors, by dtype
+MOST = {dtype: count_vectors_in_one_call(dtype) for dtype in DTYPES}  # most vectors, by the dtype of the numbers
 
 
 class Part(NamedTuple):
