@@ -20,10 +20,11 @@ from regard.errors import ConfigError
 from regard.observe.text_table import align_columns, count_fitting_columns, format_token
 from regard.policies import Policy, parse_policy
 from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
-from regard.policy_audit.needle_tasks import KINDS
+from regard.policy_audit.needle_tasks import COMMON_WORDS, KINDS
 from regard.show.terminal import escape_text, open_console, print_wrapped
 
 Counts = dict[str, dict[str, int]]
+SHORT_NAMES = {"variable tracking": "variables", COMMON_WORDS: "words"}  # of kinds, so that a table fits 80 columns
 
 
 def run(options: argparse.Namespace) -> int:
@@ -123,7 +124,7 @@ def print_audit(name: str, found: Audit, effects: Sequence[Downstream], needles:
 
 def format_needles(needles: Counts, width: int) -> list[str]:
     """Return how many tasks of each kind are answered as aligned lines of at most `width` columns."""
-    titles = ["answered", *KINDS]
+    titles = ["answered", *(SHORT_NAMES.get(kind, kind) for kind in KINDS)]
     lines = [[label, *(str(number) for number in counts.values())] for label, counts in needles.items()]
     room = max(12, width - 12)
     lines = [[format_token(line[0], room), *line[1:]] for line in lines]
