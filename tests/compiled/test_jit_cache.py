@@ -30,6 +30,38 @@ def test_what_several_keep_at_once_is_never_taken_for_something_else(tmp_path):
     assert any(found.values())  # what is lost is compiled again
 
 
+class Renamed:
+    """A class that another version of regard has, and this one has not."""
+
+
+@pytest.mark.parametrize("place", ["index", "data"])
+def test_what_another_version_stored_is_compiled_again(tmp_path, monkeypatch, place):
+    def open_cache():
+        return UniqueCacheFile(str(tmp_path), "function", "a stamp")
+
+    key, value = (Renamed, 1) if place == "index" else (1, Renamed)
+    open_cache().save(key, value)
+    assert open_cache().load(key) == value
+    with monkeypatch.context() as patch:
+        patch.delattr(f"{__name__}.Renamed")
+        assert open_cache().load(key) is None
+        open_cache().save("new", 2)
+        assert open_cache().load("new") == 2
+
+
+@pytest.mark.parametrize("name", ["*.nbi", "*.nbc"])
+def test_a_file_that_was_cut_off_is_compiled_again(tmp_path, name):
+    entries = UniqueCacheFile(str(tmp_path), "function", "a stamp")
+    entries.save("key", "value" * 100)
+    (file,) = tmp_path.glob(name)
+    content = file.read_bytes()
+    for size in range(len(content)):
+        file.write_bytes(content[:size])
+        assert entries.load("key") is None
+    entries.save("key", 2)
+    assert entries.load("key") == 2
+
+
 EVERY = """
 import importlib, json, pkgutil
 import torch
@@ -39,7 +71,7 @@ from numba.core.event import Listener
 
 import regard
 from regard import AttentionMap, Causal
-from regard.compiled.jit_cache import Cache, LazyCallback
+from regard.compiled.jit_cache import LoopCache, LazyCallback
 from regard.map.attribution_map import AttributionMap
 
 class Count(Listener):
@@ -63,7 +95,7 @@ cached = [value for value in values if hasattr(value, "cache_clear")]
 factories = [value for value in cached if value.__wrapped__.__code__.co_varnames[:1] == ("kind",)]
 values += [factory(kind) for factory in factories for kind in ("float32", "uint16")]
 callbacks = {id(value): value for value in values if isinstance(value, LazyCallback)}.values()
-kept = {id(value): value for value in values if isinstance(value, Dispatcher) and isinstance(value._cache, Cache)}.values()
+kept = {id(value): value for value in values if isinstance(value, Dispatcher) and isinstance(value._cache, LoopCache)}.values()
 for callback in callbacks:
     callback.address
 
@@ -128,7 +160,7 @@ def test_what_cannot_be_kept_on_disk_is_compiled_in_memory(monkeypatch, problem)
         )
 
     if problem == "no folder to write":
-        monkeypatch.setattr(jit_cache, "Cache", refuse)
+        monkeypatch.setattr(jit_cache, "LoopCache", refuse)
     else:
         monkeypatch.setattr(UniqueCacheFile, "_open_for_write", refuse)
 

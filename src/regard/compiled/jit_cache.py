@@ -9,6 +9,7 @@ import zlib
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from uuid import uuid4
 
 import numpy as np
@@ -19,18 +20,36 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 
+UNREADABLE = AttributeError, ImportError, IndexError, EOFError, UnpicklingError  # what unpickling raises
 LOGGER = logging.getLogger("regard.compiled")
 VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # types whose repr is the same in every process
 
 
 class UniqueCacheFile(IndexDataCacheFile):
-    """numba's cache files of a function, with unique names: processes that compile at once would pick the same number."""
+    """numba's cache files of a function, with unique names: processes that compile at once would pick the same number.
+
+    What cannot be read counts as missing: a version of regard from before or after this one may have stored a class that this
+    one does not have, and a full disk half of a file.
+    """
+
+    def load(self, key):
+        """Return what is stored for a key; None if there is nothing that can be read."""
+        try:
+            return super().load(key)
+        except UNREADABLE:
+            return None
+
+    def _load_index(self):
+        try:
+            return super()._load_index()
+        except UNREADABLE:
+            return {}
 
     def _data_name(self, number):
         return super()._data_name(uuid4().int)
 
 
-class Cache(FunctionCache):
+class LoopCache(FunctionCache):
     """numba's cache with keys of our own: numba's hash of a closure differs between processes."""
 
     def __init__(self, function):
@@ -83,7 +102,7 @@ class LazyCallback(CFunc):
 def make_cache(function):
     """Return the cache of a function on disk, or one that saves nothing if no folder can be written."""
     try:
-        return Cache(function)
+        return LoopCache(function)
     except RuntimeError:  # raised by numba if it finds no such folder
         return MemoryOnlyCache()
 
