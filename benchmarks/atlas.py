@@ -17,7 +17,7 @@ from regard import atlas, heads, record
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.head_atlas.build_atlas import compute_shard
-from regard.head_atlas.documents import Documents
+from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.plan import read_plan, read_shard
 from regard.head_atlas.sampled_rows import SCORES, score_rows
 
@@ -58,7 +58,7 @@ def run_shard(model: TextModel, folder: Path) -> Tensor:
 
 def run_model(model: TextModel, folder: Path) -> Tensor:
     """The logits of the last document of an atlas, all of which the model reads."""
-    documents = Documents.open(folder)
+    documents = DocumentStore.open(folder)
     logits = torch.empty(0)
     with torch.inference_mode():
         for n in range(len(documents)):

@@ -22,7 +22,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes
 from regard import malloc
 from regard.models import GPT2, GPT2Config
-from regard.text.corpus import Batch
+from regard.text.corpus import TokenBatch
 from regard.train import fused_ops, optimizer
 from regard.train.loss import compute_loss
 from regard.train.single_process import SingleProcess
@@ -67,7 +67,7 @@ class Contender:
         torch.manual_seed(0)
         ours = GPT2(GPT2Config(layers=layers, heads=heads, width=width, context=t, vocabulary=n))
         tokens = torch.randint(0, n, (b, t + 1))
-        batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(b, t, dtype=torch.long))
+        batch = TokenBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(b, t, dtype=torch.long))
         return regards(ours, batch, self.products) if self.by == "regard" else theirs(ours, batch, self)
 
 
@@ -140,7 +140,7 @@ def print_peak(number: int, place: int) -> None:
     print(peak_megabytes(steps) or "")
 
 
-def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
+def theirs(ours: GPT2, batch: TokenBatch, one: Contender) -> Callable[[], float]:
     """A step of Hugging Face's GPT-2, the loss by torch's own function."""
     config = ours.config
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
@@ -161,7 +161,7 @@ def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
     return stepper(model, loss, one.products, update)
 
 
-def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
+def regards(ours: GPT2, batch: TokenBatch, products: str) -> Callable[[], float]:
     """A step as the trainer takes it."""
     model = fused_ops.use_fused_gelu(GPT2(ours.config))
     model.load_state_dict(ours.state_dict())

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.head_atlas.atlas import Atlas, read_atlas
-from regard.head_atlas.documents import Documents
+from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.plan import get_shard_path
 from regard.observe.head_kinds import RULES, UNCLEAR, Head, Heads, describe_interval
 
@@ -41,7 +41,7 @@ distance alone explains, `entropy` is in nats, `distance` in tokens back.
 def main() -> None:
     """Read the atlas and write the page."""
     atlas = read_atlas(sys.argv[1], unfinished=True)
-    documents, table = Documents.open(atlas.folder), atlas.heads
+    documents, table = DocumentStore.open(atlas.folder), atlas.heads
     kinds = Counter(row.kind for row in table)
     computed = list_shards(atlas)
     PAGE.write_text(
@@ -64,7 +64,7 @@ def list_shards(atlas: Atlas) -> list[int]:
     return [n for n in range(atlas.plan.shards) if get_shard_path(atlas.folder, n).exists()]
 
 
-def count_tokens(atlas: Atlas, documents: Documents, shards: list[int]) -> int:
+def count_tokens(atlas: Atlas, documents: DocumentStore, shards: list[int]) -> int:
     """Count the tokens of the documents of some shards."""
     lengths = np.diff(documents.ends, prepend=0)
     return sum(int(lengths[atlas.plan.get_documents(n)].sum()) for n in shards)

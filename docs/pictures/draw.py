@@ -27,7 +27,7 @@ from regard.show.arcs import draw_arcs
 from regard.show.head_grid_figure import draw_head_grid
 from regard.show.profiles import draw_layer_profiles, draw_profiles
 from regard.show.rollout_figure import draw_rollout
-from regard.show.terminal_colors import Window
+from regard.show.terminal_colors import TerminalArea
 
 FOLDER = Path(__file__).parent
 TEXT = (
@@ -36,7 +36,7 @@ TEXT = (
 )
 MODEL, LAYER, HEAD = "SmolLM2-135M-Instruct", 8, 0
 BALLS = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
-SCREEN = Window(80, 20, "truecolor")
+SCREEN = TerminalArea(80, 20, "truecolor")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from recipes.lineage.runs import SHORT
 from recipes.lineage.table import BEAMS, DRAWS, by_length, said
 from regard.evaluate.translation_scores import bleu, translate_sentences
 from regard.models.translator import Translator
-from regard.text.pairs import Part
+from regard.text.pairs import PairSet
 
 MOST = max(BEAMS)
 
@@ -46,7 +46,7 @@ def compared(rows: Sequence[tuple[str, str, str, str]]) -> dict[str, Any]:
     }
 
 
-def natural(part: Part, translated: Sequence[str], captions: Collection[str]) -> dict[str, Any]:
+def natural(part: PairSet, translated: Sequence[str], captions: Collection[str]) -> dict[str, Any]:
     """BLEU by the length of a sentence, of captions and of other sentences, each for itself.
 
     Together they would show which of the two are short: Tatoeba's are, and they are also of another kind.

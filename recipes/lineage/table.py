@@ -9,7 +9,7 @@ from typing import Any
 
 from recipes.lineage.runs import Run, seconds
 from regard.atomic_write import write_atomically
-from regard.evaluate.translation_scores import Score, bleu, chrf, translate_sentences
+from regard.evaluate.translation_scores import TranslationScore, bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.text.pairs import Pairs
 
@@ -42,7 +42,7 @@ def evaluated(run: Run, pairs: Path, root: Path) -> dict[str, Any]:
     return row
 
 
-def said(score: Score) -> dict[str, Any]:
+def said(score: TranslationScore) -> dict[str, Any]:
     """A score as JSON."""
     return {"score": score.score, "interval": score.interval, "signature": score.signature}
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import DataError
-from regard.head_atlas.documents import SHORTEST, Documents, write_documents
+from regard.head_atlas.documents import SHORTEST, DocumentStore, write_documents
 
 
 def write(folder, source, **settings):
@@ -33,7 +33,7 @@ def test_documents_are_pieces_of_the_texts_in_order(tmp_path_factory, texts, tok
             write(folder, texts, tokens=tokens, begin=begin, most=most)
         return
     assert write(folder, texts, tokens=tokens, begin=begin, most=most) == len(expected)
-    documents = Documents.open(folder)
+    documents = DocumentStore.open(folder)
     before = [] if begin is None else [begin]
     assert [documents[n].tolist() for n in range(len(documents))] == [[*before, *map(ord, piece)] for piece in expected]
     assert documents.pieces == {token: chr(token) for token in {*before, *map(ord, "".join(expected))}}
@@ -44,7 +44,7 @@ def test_a_long_document_is_read_in_parts_and_cut_into_pieces(tmp_path):
     text = "to be or not to be " * 150_000  # several blocks of a megabyte
     (tmp_path / "long.txt").write_text(text)
     write(tmp_path, tmp_path / "long.txt", tokens=1000)
-    documents = Documents.open(tmp_path)
+    documents = DocumentStore.open(tmp_path)
     assert "".join(chr(token) for n in range(len(documents)) for token in documents[n].tolist()) == text
 
 
@@ -59,7 +59,7 @@ def test_files_that_are_missing_or_damaged_are_refused(tmp_path, name, data):
     else:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match="has no documents of an atlas"):
-        Documents.open(tmp_path)
+        DocumentStore.open(tmp_path)
 
 
 def test_the_text_of_a_token_may_be_any_text(tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from regard import Causal, ConfigError
 from regard.lectures import printed_numbers
-from regard.lectures.comparison import Claim, Comparison, Verdict
+from regard.lectures.comparison import Claim, FieldComparison, Verdict
 from regard.lectures.verify import verify, verify_claim
 
 ROWS = verify()
@@ -155,15 +155,15 @@ def test_a_fused_kernel_that_is_off_is_found(monkeypatch):
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_number_that_is_none_differs_even_where_a_misprint_is_expected(broken):
     for known in Verdict:
-        right = Comparison("weights", torch.ones(2), torch.ones(2))
-        wrong = Comparison("scores", torch.ones(2), torch.tensor([1.0, broken]))
+        right = FieldComparison("weights", torch.ones(2), torch.ones(2))
+        wrong = FieldComparison("scores", torch.ones(2), torch.tensor([1.0, broken]))
         one = verify_claim(printed_numbers.get_printed_example("simple-all"), Claim([right, wrong], "why", known))
         assert one.verdict == Verdict.DIFFERS
         assert one.note == f"differing: scores by {broken}"
 
 
 def test_a_misprint_that_agrees_after_all_is_reported_as_agreeing():
-    comparison = Comparison("scores", torch.ones(2), torch.ones(2))
+    comparison = FieldComparison("scores", torch.ones(2), torch.ones(2))
     one = verify_claim(
         printed_numbers.get_printed_example("simple-all"), Claim([comparison], "why it is off", Verdict.MISPRINT)
     )

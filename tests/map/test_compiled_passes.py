@@ -15,7 +15,7 @@ from map.map_bounds import map_bounds, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import compiled_passes, pass_inputs, passes, plane
 from regard.map.plane import Plane
-from regard.map.pooling import Picture, bin_edges
+from regard.map.pooling import BinnedWeights, bin_edges
 from regard.mechanism.request import make_request
 from strategies import requests
 
@@ -62,7 +62,7 @@ def assert_rows_within(found, expected, allowed, offset):
 def assert_pictures_within(found, expected, allowed, double):
     """The mean, the maximum and the sum of each bin; the bounds are those of its weights, and are pooled as these are."""
     for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
-        bounds = Picture(double, expected.rows, expected.columns)
+        bounds = BinnedWeights(double, expected.rows, expected.columns)
         bounds.add(torch.arange(T), torch.arange(K), each)
         assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)
 
@@ -76,7 +76,7 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
     assert compiled_passes.can_run_compiled(single)
     bins = bins_of_all()
     found, picture = compiled_passes.gather_statistics(single, 2, *bins)
-    reference = Picture(double, *bins)
+    reference = BinnedWeights(double, *bins)
     expected = passes.gather_statistics(double, passes.ROWS, [reference.add_run])
     assert set(found.rows) == set(passes.ROWS)
     allowed = plane_bounds(double)
@@ -98,7 +98,10 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.mixed(v))
     assert_within(compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.returned(r))
     bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
-    below, reference = compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators, Picture(double, *bins)
+    below, reference = (
+        compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators,
+        BinnedWeights(double, *bins),
+    )
     found = compiled_passes.draw_picture(single, 2, below, *bins)
     reference.add(torch.arange(T), torch.arange(K), weights)
     assert_pictures_within(found, reference, allowed, double)
@@ -117,7 +120,7 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     bins = bin_edges(0, T, size[0]), bin_edges(0, K, size[1])
     found, reference, allowed = (
         compiled_passes.gather_statistics(single, 2, *bins)[1],
-        Picture(double, *bins),
+        BinnedWeights(double, *bins),
         plane_bounds(double),
     )
     reference.add(torch.arange(T), torch.arange(K), allowed.exact)

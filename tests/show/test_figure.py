@@ -17,7 +17,7 @@ from PIL import Image
 
 from regard import Causal, ConfigError, Everything, ShapeError, Steps, attend
 from regard.show import figure
-from regard.show.color_scale import Linear, Log, Signed
+from regard.show.color_scale import LinearScale, Log, Signed
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 B, H, T, D = 2, 3, 5, 7
@@ -118,7 +118,7 @@ def test_a_number_is_written_with_the_digits_it_needs():
     def first(value, **options):
         return next(iter(written(panels(figure.draw_matrix(torch.tensor([[value]]), ["a"], **options))[0]).values()))
 
-    assert first(-0.001, scale=Linear(0, 1)) == "−0.001"
+    assert first(-0.001, scale=LinearScale(0, 1)) == "−0.001"
     assert first(1.234) == "1.23"
     assert first(1234.0) == "1234"
     assert first(2e7) == "2e+07"
@@ -154,7 +154,7 @@ def test_hidden_keys_are_hatched_and_have_no_number():
 
 
 def test_the_scale_of_colours_has_numbers_that_reach_over_the_values():
-    picture = figure.draw_matrix(torch.tensor([[0.25, 0.75]]).expand(6, 2), WORDS, ["a", "b"], scale=Linear(0, 1))
+    picture = figure.draw_matrix(torch.tensor([[0.25, 0.75]]).expand(6, 2), WORDS, ["a", "b"], scale=LinearScale(0, 1))
     drawn(picture)
     shown = [float(label.get_text()) for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()]
     assert min(shown) == 0
@@ -275,7 +275,7 @@ def test_a_word_is_shown_as_it_is_and_never_as_a_formula():
 def test_any_matrix_can_be_drawn(rows, columns, values):
     values = (values or [0.0]) * (rows * columns)
     matrix = torch.tensor(values[: rows * columns], dtype=torch.float64).view(rows, columns)
-    for scale in (Linear(), Log()):
+    for scale in (LinearScale(), Log()):
         drawn(figure.draw_matrix(matrix, words(rows), words(columns), scale=scale))
 
 

@@ -6,14 +6,14 @@ import torch
 from regard import AttentionMap, Causal
 from regard.show.color_ramp import shade
 from regard.show.heat_map import LOWER, UPPER, render_heat_map
-from regard.show.terminal_colors import Window
+from regard.show.terminal_colors import TerminalArea
 from show.recorded import WORDS, long, small
 
 
 def drawn(recording, layer, head, width, lines, colours):
     m = recording.map(layer, head)
     words = recording.tokens
-    return list(render_heat_map(m, words, "title", Window(width, lines, colours)))
+    return list(render_heat_map(m, words, "title", TerminalArea(width, lines, colours)))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -40,7 +40,7 @@ def test_every_weight_of_a_short_text_is_written_beside_its_word():
 
 def test_two_weights_share_a_half_block_in_their_own_colours():
     m = small().map(0, 0)
-    found = list(render_heat_map(m, WORDS, "title", Window(40, 10, "truecolor")))
+    found = list(render_heat_map(m, WORDS, "title", TerminalArea(40, 10, "truecolor")))
     dense, top = m.dense()[0, 0], float(m.dense().max())
     for n, line in enumerate(found[2:11]):
         cells = {span.start: span.style for span in line.spans if getattr(span.style, "color", None)}
@@ -56,7 +56,7 @@ def test_two_weights_share_a_half_block_in_their_own_colours():
 def test_where_there_is_room_each_weight_has_a_cell_of_its_own_colour(width):
     m = small().map(1, 1)
     dense, top = m.dense()[0, 0], float(m.dense().max())
-    for n, line in enumerate(list(render_heat_map(m, WORDS, "title", Window(width, 20, "truecolor")))[2:19]):
+    for n, line in enumerate(list(render_heat_map(m, WORDS, "title", TerminalArea(width, 20, "truecolor")))[2:19]):
         papers = [tuple(span.style.bgcolor.triplet) for span in line.spans if getattr(span.style, "bgcolor", None)]
         assert papers == [shade(float(dense[n, key]) / top) for key in range(n + 1)]
         assert all(span.end <= len(line.plain) for span in line.spans)
@@ -82,7 +82,9 @@ def test_many_weights_share_a_cell_that_shows_the_largest_and_says_so():
 def test_a_long_text_is_drawn_without_the_matrix():
     q, k = torch.randn(2, 1, 1, 20_011, 2, generator=torch.Generator().manual_seed(0)).unbind()
     found = list(
-        render_heat_map(AttentionMap(q, k, Causal()), [str(n) for n in range(20_011)], "title", Window(80, 18, "truecolor"))
+        render_heat_map(
+            AttentionMap(q, k, Causal()), [str(n) for n in range(20_011)], "title", TerminalArea(80, 18, "truecolor")
+        )
     )
     assert found[2].plain.lstrip().startswith("0")
 

@@ -2,16 +2,16 @@ import pytest
 import torch
 
 from regard.show.color_ramp import shade
-from regard.show.color_scale import Linear
+from regard.show.color_scale import LinearScale
 from regard.show.shaded_text import compute_attention_shares, limit_lines, render_shaded_text
-from regard.show.terminal_colors import Heat, Window
+from regard.show.terminal_colors import Heat, TerminalArea
 from show.recorded import WORDS, long, small
 
-HEAT = Heat(Linear(), (0.0, 1.0))
+HEAT = Heat(LinearScale(), (0.0, 1.0))
 
 
 def window(width=80, colours=None):
-    return Window(width, 24, colours)
+    return TerminalArea(width, 24, colours)
 
 
 def test_what_a_word_receives_is_its_column_over_all_heads():

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from regard.lectures.example_steps import ExampleStep, Line, Panel
+from regard.lectures.example_steps import ExampleStep, Line, StepTable
 from regard.lectures.examples import EXAMPLES, build_example
 from regard.show import color_ramp
 from regard.show.step_descriptions import describe_example
@@ -48,7 +48,7 @@ def drawn(scene, width, view=None, colours=None):
 
 def square(words, title=""):
     values = torch.linspace(-1, 1, len(words) ** 2).view(len(words), len(words))
-    return ExampleStep("scores", "q kᵀ", "said.", (Panel(values, tuple(words), tuple(words), "pairs", title),))
+    return ExampleStep("scores", "q kᵀ", "said.", (StepTable(values, tuple(words), tuple(words), "pairs", title),))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -149,7 +149,7 @@ def test_a_view_shows_its_part_and_counts_it():
 
 
 def test_columns_left_out_are_reported():
-    scene = ExampleStep("x", "x", "said.", (Panel(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
+    scene = ExampleStep("x", "x", "said.", (StepTable(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
     assert "columns 1 to 12 of 40; --rows 40 shows all" in drawn(scene, 80, TableView(0, 12))
 
 
@@ -171,7 +171,7 @@ def test_the_runs_of_columns_are_even():
 
 
 def test_panels_stand_side_by_side_where_there_is_room():
-    panels = tuple(Panel(torch.ones(1, 1), ("a",), ("b",), "words", f"head {n}") for n in (1, 2))
+    panels = tuple(StepTable(torch.ones(1, 1), ("a",), ("b",), "words", f"head {n}") for n in (1, 2))
     scene = ExampleStep("x", "x", "said.", panels)
     assert re.search(r"head 1 +head 2", drawn(scene, 80))
     assert not re.search(r"head 1 +head 2", drawn(scene, 12))

@@ -3,14 +3,14 @@ import io
 import pytest
 from rich.console import Console
 
-from regard.show.color_scale import Linear, Log
+from regard.show.color_scale import LinearScale, Log
 from regard.show.terminal_colors import PIPE_LINES, Heat, measure_window
 
 
 @pytest.mark.parametrize("room", [12, 20, 33, 73])
 @pytest.mark.parametrize("ends", [(1e-4, 1.0), (0.00123, 0.0456), (0.0, 0.98)])
 def test_the_legend_keeps_to_its_room_and_has_both_ends(room, ends):
-    scale = Linear() if ends[0] == 0 else Log()
+    scale = LinearScale() if ends[0] == 0 else Log()
     said = Heat(scale, ends).render_legend("truecolor", max(room, 18))
     assert said.cell_len <= max(room, 18)
     numbers = [float(part) for part in said.plain.split()]
@@ -20,7 +20,7 @@ def test_the_legend_keeps_to_its_room_and_has_both_ends(room, ends):
 
 
 def test_a_digit_is_a_tenth_of_the_scale():
-    heat = Heat(Linear(), (0.0, 1.0))
+    heat = Heat(LinearScale(), (0.0, 1.0))
     assert "".join(heat.get_digit(value / 10) for value in range(11)) == "·1234567899"
     assert Heat(Log(), (0.01, 1.0)).get_digit(0.1) == "5"
 

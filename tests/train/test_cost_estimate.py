@@ -10,7 +10,7 @@ import torch
 from regard import ConfigError
 from regard.cli import main
 from regard.models import GPT2, GPT2Config
-from regard.text.corpus import Batch
+from regard.text.corpus import TokenBatch
 from regard.train import TrainConfig, cost_estimate
 from regard.train.cost_estimate import NUMBER_SIZES, estimate_cost
 from regard.train.language_task import wrap_blocks
@@ -37,7 +37,7 @@ def autograd_keeps(model: GPT2, rows: int, half: bool) -> dict[str, int]:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        loss = compute_loss(model, Batch(tokens, tokens, tokens))
+        loss = compute_loss(model, TokenBatch(tokens, tokens, tokens))
     assert loss.requires_grad
     found = {"copies": 0, "rest": 0}
     for place, x in kept.items():

@@ -10,7 +10,7 @@ from bounds import assert_within, cross_entropy_bounds
 from regard import Documents, Everything, record
 from regard.mechanism import Causal
 from regard.models import GPT2, GPT2Config
-from regard.text.corpus import Batch
+from regard.text.corpus import TokenBatch
 from regard.train.loss import LEAST, NO_TARGET, SPAN, WARM, RunningLoss, compute_loss, count_targets, find_fault
 
 B, T, N = 3, 11, 17
@@ -25,13 +25,13 @@ def gpt2(dropout=0.0, dtype=torch.float64) -> GPT2:
     return model
 
 
-def batch(seed=0, none=()) -> Batch:
+def batch(seed=0, none=()) -> TokenBatch:
     dice = torch.Generator().manual_seed(seed)
     tokens, targets = torch.randint(N, (2, B, T), generator=dice)
     documents = torch.randint(2, (B, T), generator=dice).cumsum(-1)
     for place in none:
         targets[place] = NO_TARGET
-    return Batch(tokens, targets, documents)
+    return TokenBatch(tokens, targets, documents)
 
 
 @given(st.integers(0, 9), st.sets(st.tuples(st.integers(0, B - 1), st.integers(0, T - 1)), max_size=B * T - 1))

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.cli.arguments.walk import ROWS, WHOLE
 from regard.errors import ConfigError
-from regard.lectures.example_steps import ExampleStep, Line, Panel, check_name
+from regard.lectures.example_steps import ExampleStep, Line, StepTable, check_name
 from regard.show.terminal import TableView, escape_text
 
 FILE = Path(__file__).with_name("walk_screens.json")  # written by python -m docs.screens
@@ -62,7 +62,7 @@ def read_screen(name: str) -> Screen:
 def parse_step(found: dict[str, Any]) -> ExampleStep:
     """Parse a step that is shown."""
     panels = tuple(
-        Panel(
+        StepTable(
             [[float(number) for number in row] for row in one["values"]],
             tuple(one["rows"]),
             tuple(one["columns"]),

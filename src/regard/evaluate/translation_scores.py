@@ -16,7 +16,7 @@ BLOCK = 512  # sentences translated before the first of them is yielded
 
 
 @dataclass(frozen=True)
-class Score:
+class TranslationScore:
     """A score from 0 to 100, with sacrebleu's signature of how it was counted."""
 
     name: str
@@ -29,7 +29,7 @@ class Score:
         return f"{self.name} {self.score:.1f}{interval}  {self.signature}"
 
 
-def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> Score:
+def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> TranslationScore:
     """Compute BLEU: how many runs of one to four words are in the reference too, over the whole text; shorter texts lose.
 
     If `draws` is not 0, this many bootstrap samples of as many sentences are drawn to estimate the interval; there is none if
@@ -38,12 +38,14 @@ def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0)
     return compute_score("BLEU", "BLEU", translations, references, draws)
 
 
-def chrf(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> Score:
+def chrf(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> TranslationScore:
     """Compute chrF: the mean of precision and recall of runs of one to six letters, recall counted twice."""
     return compute_score("chrF", "CHRF", translations, references, draws)
 
 
-def compute_score(name: str, metric: str, translations: Sequence[str], references: Sequence[str], draws: int) -> Score:
+def compute_score(
+    name: str, metric: str, translations: Sequence[str], references: Sequence[str], draws: int
+) -> TranslationScore:
     """Compute a score by sacrebleu's metric of this name."""
     if len(translations) != len(references) or not translations:
         raise DataError(
@@ -63,9 +65,11 @@ def compute_score(name: str, metric: str, translations: Sequence[str], reference
         return compute_score(name, metric, translations, references, 0)
     signature = str(counter.get_signature())
     if not draws:
-        return Score(name, float(found.score), signature)
+        return TranslationScore(name, float(found.score), signature)
     result = json.loads(found.format(signature=signature, is_json=True))
-    return Score(name, float(found.score), signature, float(result.get("confidence_var", 0.0)))  # absent if all draws score 0
+    return TranslationScore(
+        name, float(found.score), signature, float(result.get("confidence_var", 0.0))
+    )  # absent if all draws score 0
 
 
 def translate_sentences(

@@ -17,10 +17,10 @@ END_LABEL = "⟨end⟩"  # the end-of-sentence token as displayed
 LENGTH_FACTOR, EXTRA_LENGTH = 2, 10  # a translation has at most TIMES the tokens of its source plus MORE
 
 
-class State(Protocol):
+class DecoderState(Protocol):
     """The decoder's state for each sentence of a batch."""
 
-    def select_rows(self, index: Tensor) -> "State":
+    def select_rows(self, index: Tensor) -> "DecoderState":
         """Return the state of these rows, which may repeat."""
 
 
@@ -128,7 +128,7 @@ def is_complete(tokens: list[int], limit: int, end: int) -> bool:
 class TranslatorReader:
     """A translator and its state, which advances with every token that is read."""
 
-    def __init__(self, model: Translator, state: State, device: torch.device) -> None:
+    def __init__(self, model: Translator, state: DecoderState, device: torch.device) -> None:
         self.model, self.state, self.device = model, state, device
 
     def read(self, tokens: list[int]) -> Tensor:

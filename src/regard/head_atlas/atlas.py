@@ -6,8 +6,8 @@ from functools import reduce
 from pathlib import Path
 
 from regard.errors import DataError
-from regard.head_atlas.documents import Documents
-from regard.head_atlas.plan import Plan, get_shard_path, read_plan, read_shard
+from regard.head_atlas.documents import DocumentStore
+from regard.head_atlas.plan import AtlasSettings, get_shard_path, read_plan, read_shard
 from regard.head_atlas.statistics import State, describe_heads, merge_states
 from regard.observe.head_kinds import Heads
 
@@ -20,7 +20,7 @@ class Atlas:
     """
 
     folder: Path
-    plan: Plan
+    plan: AtlasSettings
     layers: list[tuple[str, int]]
     state: State
     documents: int
@@ -38,7 +38,7 @@ class Atlas:
         return Heads(tuple(rows), (note,), plan.definitions)
 
 
-def check_examples(state: State, documents: Documents) -> None:
+def check_examples(state: State, documents: DocumentStore) -> None:
     """Raise DataError unless the examples are queries and keys of the documents."""
     used = state["example_scores"] > -math.inf
     numbers, queries, keys = (state[f"example_{name}"][used] for name in ("documents", "queries", "keys"))

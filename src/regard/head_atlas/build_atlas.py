@@ -10,10 +10,10 @@ import torch
 from regard.errors import ConfigError, RegardError
 from regard.evaluation_mode import evaluate_mode
 from regard.head_atlas.atlas import check_examples, read_atlas
-from regard.head_atlas.documents import SHORTEST, Documents
+from regard.head_atlas.documents import SHORTEST, DocumentStore
 from regard.head_atlas.plan import (
     MOST,
-    Plan,
+    AtlasSettings,
     check_content,
     compute_weight_checksum,
     describe_source,
@@ -95,7 +95,7 @@ def atlas(
     name, checksum = describe_source(check_path("source", source) if isinstance(source, str) else source)
     plan = make_plan(
         place,
-        Plan(
+        AtlasSettings(
             model=adapter.name,
             weights=compute_weight_checksum(adapter.model),
             corpus=name,
@@ -136,7 +136,7 @@ def merge_atlas(folder: str | Path) -> Heads:
     """
     merged = read_atlas(folder)
     check_content(merged.folder, merged.plan)
-    documents, table = Documents.open(merged.folder), merged.heads
+    documents, table = DocumentStore.open(merged.folder), merged.heads
     check_examples(merged.state, documents)
     write_tables(merged, documents, table)
     write_site(merged, documents, table)
@@ -144,7 +144,7 @@ def merge_atlas(folder: str | Path) -> Heads:
 
 
 def compute_shards(
-    adapter: ModelAdapter, folder: Path, plan: Plan, scores: Sequence[UserScore], missing: Iterable[int]
+    adapter: ModelAdapter, folder: Path, plan: AtlasSettings, scores: Sequence[UserScore], missing: Iterable[int]
 ) -> Iterator[int]:
     """Compute shards in this process, one after the other; yield each as it is done."""
     for shard in missing:
@@ -153,7 +153,7 @@ def compute_shards(
 
 
 def compute_shards_with_ray(
-    adapter: ModelAdapter, folder: Path, plan: Plan, scores: Sequence[UserScore], missing: Iterable[int]
+    adapter: ModelAdapter, folder: Path, plan: AtlasSettings, scores: Sequence[UserScore], missing: Iterable[int]
 ) -> Iterator[int]:
     """Compute shards by Ray, as tasks of the plan's number of threads; yield each as it is done.
 
@@ -183,12 +183,12 @@ def compute_shards_with_ray(
             ray.shutdown()
 
 
-def compute_shard(adapter: ModelAdapter, folder: Path, plan: Plan, scores: Sequence[UserScore], shard: int) -> None:
+def compute_shard(adapter: ModelAdapter, folder: Path, plan: AtlasSettings, scores: Sequence[UserScore], shard: int) -> None:
     """Compute the statistics of a shard's documents and write its file."""
     before = set_threads(plan.threads)
     keep_freed_memory()
     try:
-        documents = Documents.open(folder)
+        documents = DocumentStore.open(folder)
         punctuation = {token: is_punctuation(text) for token, text in documents.pieces.items()}
         layers: list[tuple[str, int]] = []
         state: State = {}

@@ -19,7 +19,7 @@ SHORTEST = 32  # tokens of a piece; shorter ones are left out
 
 
 @dataclass(frozen=True, eq=False)
-class Documents:
+class DocumentStore:
     """Documents as tokens on disk: ends (n,) is where each ends among the tokens, pieces the text of each token."""
 
     tokens: np.ndarray
@@ -27,7 +27,7 @@ class Documents:
     pieces: dict[int, str]
 
     @classmethod
-    def open(cls, folder: Path) -> "Documents":
+    def open(cls, folder: Path) -> "DocumentStore":
         """Open what `write_documents` wrote. Raises DataError."""
         try:
             tokens, ends = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (TOKENS, ENDS))

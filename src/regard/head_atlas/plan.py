@@ -17,7 +17,7 @@ from zlib_ng.zlib_ng import crc32
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, DataError
-from regard.head_atlas.documents import ENDS, PIECES, TOKENS, Documents, write_documents
+from regard.head_atlas.documents import ENDS, PIECES, TOKENS, DocumentStore, write_documents
 from regard.head_atlas.statistics import State, make_state
 from regard.observe.checksums import compute_checksums, compute_header_checksum, find_altered_tensor
 from regard.show.page.model_adapter import ModelAdapter
@@ -39,7 +39,7 @@ SETTING_NAMES = {  # of the fields of a plan that a user knows by another name
 
 
 @dataclass(frozen=True)
-class Plan:
+class AtlasSettings:
     """The settings of an atlas; documents is their number, weights a checksum of the model's, checksum that of the corpus.
 
     content is that of the files of the documents, None in an atlas of before there was one.
@@ -99,7 +99,7 @@ def compute_file_checksum(paths: Iterable[Path]) -> int:
     return checksum
 
 
-def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -> Plan:
+def make_plan(folder: Path, plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> AtlasSettings:
     """Return the plan of a folder, writing it and its documents if there is none. Raises ConfigError if there is another."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
@@ -124,13 +124,13 @@ def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -
     return found
 
 
-def write_plan_documents(places: Sequence[Path], plan: Plan, source: Source, adapter: ModelAdapter) -> int:
+def write_plan_documents(places: Sequence[Path], plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> int:
     """Write the documents of a plan to three files, and return their number. Raises DataError."""
     settings: dict[str, Any] = {"tokens": plan.tokens, "begin": plan.begin, "most": plan.most}
     return write_documents(source, adapter.encode, adapter.decode, places, **settings)
 
 
-def check_documents(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -> None:
+def check_documents(folder: Path, plan: AtlasSettings, source: Source, adapter: ModelAdapter) -> None:
     """Raise ConfigError unless the documents of a folder are those of a source that does not consist of files."""
     with tempfile.TemporaryDirectory() as place:
         again = [Path(place) / name for name in FILES]
@@ -139,9 +139,9 @@ def check_documents(folder: Path, plan: Plan, source: Source, adapter: ModelAdap
             raise ConfigError(f"{folder} is an atlas of other documents. Use those that it was begun with, or another folder.")
 
 
-def check_content(folder: Path, plan: Plan) -> None:
+def check_content(folder: Path, plan: AtlasSettings) -> None:
     """Raise DataError unless the documents in a folder are those that were written with its plan."""
-    documents = Documents.open(folder)
+    documents = DocumentStore.open(folder)
     if len(documents) != plan.documents:
         raise DataError(f"{folder / PLAN} was altered: it says {plan.documents} documents, and there are {len(documents)}.")
     if plan.content not in (None, compute_file_checksum(folder / name for name in FILES)):
@@ -150,10 +150,10 @@ def check_content(folder: Path, plan: Plan) -> None:
         raise DataError(f"{PIECES} in {folder} was altered: a token of the documents is not in it.")
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> AtlasSettings:
     """Read the plan of a folder. Raises DataError."""
     try:
-        plan = Plan(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
+        plan = AtlasSettings(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
         check_plan(plan)
         return plan
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def read_plan(folder: Path) -> Plan:
         raise DataError(f"{folder / PLAN} cannot be read: {error}.") from None
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: AtlasSettings) -> None:
     """Raise ValueError or TypeError unless the counts of a plan are numbers from 1, and its names are strings."""
     for name in COUNTS:
         if type(count := getattr(plan, name)) is not int or not 1 <= count <= MOST:
@@ -178,7 +178,7 @@ def get_shard_path(folder: Path, shard: int) -> Path:
     return folder / SHARDS / f"{shard:06}.safetensors"
 
 
-def write_shard(folder: Path, shard: int, plan: Plan, layers: list[tuple[str, int]], state: State) -> None:
+def write_shard(folder: Path, shard: int, plan: AtlasSettings, layers: list[tuple[str, int]], state: State) -> None:
     """Write the statistics of a shard; a file of a killed process is never found under this name."""
     body = {"plan": asdict(plan), "layers": layers, "tensors": compute_checksums(state)}
     checksum = compute_header_checksum({"body": json.dumps(body)}, state)
@@ -187,7 +187,7 @@ def write_shard(folder: Path, shard: int, plan: Plan, layers: list[tuple[str, in
         place.write_bytes(save(state, metadata))
 
 
-def read_shard(folder: Path, shard: int, plan: Plan) -> tuple[list[tuple[str, int]], State]:
+def read_shard(folder: Path, shard: int, plan: AtlasSettings) -> tuple[list[tuple[str, int]], State]:
     """Return the layers and the statistics of a shard. Raises DataError if it is damaged or of another atlas."""
     path = get_shard_path(folder, shard)
     remedy = f"Remove {path} and run the same command again."
@@ -230,7 +230,7 @@ def read_header(data: bytes) -> dict[str, Any]:
     return {"body": found["body"], "written": json.dumps(found["body"]), "checksum": found["checksum"]}
 
 
-def parse_body(body: Any) -> tuple[list[tuple[str, int]], Plan, Any]:
+def parse_body(body: Any) -> tuple[list[tuple[str, int]], AtlasSettings, Any]:
     """Return the layers with their numbers of heads, the plan and the checksums of a shard.
 
     Raises ValueError, KeyError or TypeError for anything else.
@@ -239,7 +239,7 @@ def parse_body(body: Any) -> tuple[list[tuple[str, int]], Plan, Any]:
     "".join(name for name, _ in layers).encode()  # all are texts, and none has half of a surrogate pair
     if not all(type(heads) is int and 1 <= heads <= MOST for _, heads in layers):
         raise ValueError(f"a layer must have from 1 to {MOST} heads")
-    return layers, Plan(**body["plan"]), body["tensors"]
+    return layers, AtlasSettings(**body["plan"]), body["tensors"]
 
 
 def set_threads(threads: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.atomic_write import write_folder_atomically
 from regard.head_atlas.atlas import Atlas
-from regard.head_atlas.documents import Documents
+from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import ELSEWHERE, EXAMPLES, POSITIONS, get_edges
 from regard.observe.head_kinds import Head, Heads, describe_interval
@@ -39,7 +39,7 @@ DEFINITIONS = {
 }
 
 
-def write_site(atlas: Atlas, documents: Documents, table: Heads) -> None:
+def write_site(atlas: Atlas, documents: DocumentStore, table: Heads) -> None:
     """Write the pages into the folder "site" of the atlas, replacing former ones."""
     names = [name_head(row) for row in table]
     with write_folder_atomically(atlas.folder / SITE) as folder:
@@ -72,7 +72,7 @@ def make_data(table: Heads, texts: Sequence[Sequence[str]]) -> str:
     return json.dumps({"heads": heads}, ensure_ascii=False, allow_nan=False)
 
 
-def iterate_texts(atlas: Atlas, documents: Documents, head: int) -> Iterator[str]:
+def iterate_texts(atlas: Atlas, documents: DocumentStore, head: int) -> Iterator[str]:
     """Yield the texts of a head's examples, each once."""
     found: dict[str, None] = {}
     for place, rank in (atlas.state["example_scores"][:, head] >= SHOWN_EXAMPLE).nonzero().tolist():
@@ -126,7 +126,7 @@ def write_index(atlas: Atlas, table: Heads) -> str:
     return write_page(f"Heads of {atlas.plan.model}", body, ("atlas-data.js", "atlas.js"))
 
 
-def write_head(atlas: Atlas, documents: Documents, table: Heads, n: int, row: Head) -> str:
+def write_head(atlas: Atlas, documents: DocumentStore, table: Heads, n: int, row: Head) -> str:
     """Return the page of a head."""
     name = name_head(row)
     links = ['<a href="index.html">all heads</a>']
@@ -176,7 +176,7 @@ def render_scores(row: Head, definitions: Mapping[str, str]) -> str:
     return f'<div class="scroll"><table class="scores">{titles}{"".join(lines)}</table></div>'
 
 
-def render_examples(atlas: Atlas, documents: Documents, head: int) -> Iterator[str]:
+def render_examples(atlas: Atlas, documents: DocumentStore, head: int) -> Iterator[str]:
     """Yield the examples of a head, each a text with a background that shows the weights of its query."""
     names = ("example_documents", "example_queries", "example_keys", "example_weights")
     for score, place in sort_example_scores(atlas, head):
@@ -197,7 +197,7 @@ def sort_example_scores(atlas: Atlas, head: int) -> list[tuple[str, int]]:
     return sorted(found, key=lambda one: -float(shown[one[1]].mean()))
 
 
-def render_text(documents: Documents, document: int, query: int, weights: dict[int, float]) -> str:
+def render_text(documents: DocumentStore, document: int, query: int, weights: dict[int, float]) -> str:
     """Return the tokens before a query, and those around the keys farther back that it attends to, as HTML."""
     ids = documents[document].tolist()
     shown = set(range(max(0, query - BEFORE), query + 1))

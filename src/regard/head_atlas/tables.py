@@ -7,7 +7,7 @@ from typing import Any
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError
 from regard.head_atlas.atlas import Atlas
-from regard.head_atlas.documents import Documents
+from regard.head_atlas.documents import DocumentStore
 from regard.head_atlas.sampled_rows import DISTANCE_EDGES, SCORES
 from regard.head_atlas.statistics import EXAMPLES, POSITIONS, get_edges
 from regard.observe.head_kinds import Heads, make_line
@@ -16,7 +16,7 @@ Line = dict[str, Any]
 CONTEXT = 48  # tokens of an example's text
 
 
-def write_tables(atlas: Atlas, documents: Documents, table: Heads) -> None:
+def write_tables(atlas: Atlas, documents: DocumentStore, table: Heads) -> None:
     """Write the five tables into the folder of the atlas, all or none. Raises ConfigError if pyarrow is not installed.
 
     - heads: a line for each head, as `Heads.to_pandas` has it.
@@ -96,7 +96,7 @@ def iterate_distances(atlas: Atlas, table: Heads) -> Iterator[Line]:
                 }
 
 
-def iterate_examples(atlas: Atlas, documents: Documents, table: Heads) -> Iterator[Line]:
+def iterate_examples(atlas: Atlas, documents: DocumentStore, table: Heads) -> Iterator[Line]:
     """Yield the lines of the table "examples"."""
     names = ("example_scores", "example_documents", "example_queries", "example_keys", "example_weights")
     scores, numbers, queries, keys, weights = (atlas.state[name].tolist() for name in names)

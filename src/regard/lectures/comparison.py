@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class FieldComparison:
     """A field of an example as printed and as computed."""
 
     field: str
@@ -60,20 +60,20 @@ class Comparison:
 class Claim:
     """Some fields of an example that are judged together, and the verdict expected of them."""
 
-    comparisons: list[Comparison]
+    comparisons: list[FieldComparison]
     note: str = ""
     known: Verdict = Verdict.AGREES
     tolerance: float | None = None  # if it is not the example's
 
 
-def compare_fields(example: Example, **computed: Tensor) -> list[Comparison]:
+def compare_fields(example: Example, **computed: Tensor) -> list[FieldComparison]:
     """Pair the fields of an example with their computed values."""
     return [
-        Comparison(field, printed_numbers.parse_tensor(example[field], torch.float64), value)
+        FieldComparison(field, printed_numbers.parse_tensor(example[field], torch.float64), value)
         for field, value in computed.items()
     ]
 
 
-def compare_steps(example: Example, steps: Steps) -> list[Comparison]:
+def compare_steps(example: Example, steps: Steps) -> list[FieldComparison]:
     """Compare the steps that an example prints under their own names."""
     return compare_fields(example, **{name: step for name, step in steps.items() if name in example})

@@ -9,7 +9,7 @@ from regard.errors import ConfigError, DataError, ShapeError, TooLargeError
 from regard.lectures.example_steps import Example, ExampleStep, make_word_panel, show_inputs, show_matrices, show_projections
 from regard.lectures.examples import make_projected_example, show_joined_heads
 from regard.mechanism import EVERYTHING, Mask, attend, heads
-from regard.weights.projections import Linear, Projections
+from regard.weights.projections import Projection, Projections
 
 WIDTH, HEAD_WIDTH = 3, 2  # of random vectors, and of a head with random weights, as in the lectures
 MAX_WEIGHTS = 2**22  # most weights, over all heads
@@ -109,7 +109,7 @@ def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, 
     return q, k, v
 
 
-def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | None) -> list[ExampleStep]:
+def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Projection | None) -> list[ExampleStep]:
     """List the steps after the contexts of the heads: these joined, and the output projection."""
     steps = []
     if count > 1:
@@ -142,7 +142,7 @@ def draw_weights(d_in: int, count: int, seed: int) -> Projections:
     """Draw the projections of `count` heads from the seed: normal, rounded to two decimals."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw_linear() -> Linear:
-        return Linear((torch.randn(d_in, count * HEAD_WIDTH, generator=generator) * 100).round() / 100)
+    def draw_linear() -> Projection:
+        return Projection((torch.randn(d_in, count * HEAD_WIDTH, generator=generator) * 100).round() / 100)
 
     return Projections(query=draw_linear(), key=draw_linear(), value=draw_linear())

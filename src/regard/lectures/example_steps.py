@@ -18,7 +18,7 @@ Axes = Literal["pairs", "words", "numbers"]  # rows and columns are words; only 
 
 
 @dataclass(frozen=True, eq=False)
-class Panel:
+class StepTable:
     """A table of numbers (r, c), as a tensor or as rows, with a label for each row and column."""
 
     values: Tensor | list[list[float]]
@@ -49,7 +49,7 @@ class ExampleStep:
     name: str
     formula: str
     sentence: str
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[StepTable, ...] = ()
     lines: tuple[Line, ...] = ()
 
     @property
@@ -93,14 +93,14 @@ class Example:
         return self.sources or self.words
 
 
-def make_word_panel(values: Tensor, words: Sequence[str], letter: str, title: str = "") -> Panel:
+def make_word_panel(values: Tensor, words: Sequence[str], letter: str, title: str = "") -> StepTable:
     """Make a panel with a row of numbers for each word, (t, c)."""
-    return Panel(values.detach(), tuple(words), number_labels(letter, values.shape[-1]), "words", title)
+    return StepTable(values.detach(), tuple(words), number_labels(letter, values.shape[-1]), "words", title)
 
 
-def make_matrix_panel(values: Tensor, rows: str, columns: str, title: str = "") -> Panel:
+def make_matrix_panel(values: Tensor, rows: str, columns: str, title: str = "") -> StepTable:
     """Make a panel of a matrix of weights, with numbered rows and columns."""
-    return Panel(
+    return StepTable(
         values.detach(), number_labels(rows, values.shape[0]), number_labels(columns, values.shape[1]), "numbers", title
     )
 

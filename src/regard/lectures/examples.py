@@ -13,7 +13,7 @@ from regard.lectures.example_steps import (
     Example,
     ExampleStep,
     Line,
-    Panel,
+    StepTable,
     check_name,
     make_matrix_panel,
     make_word_panel,
@@ -71,7 +71,7 @@ def show_joined_heads(words: tuple[str, ...], joined: Tensor, count: int, senten
     """Show the contexts of all heads in one row for each word."""
     width = joined.shape[-1] // count
     columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
-    return ExampleStep("joined", "the heads' contexts side by side", sentence, (Panel(joined, words, columns, "words"),))
+    return ExampleStep("joined", "the heads' contexts side by side", sentence, (StepTable(joined, words, columns, "words"),))
 
 
 def show_layer_matrices(layer: BareSelfAttention, sentence: str) -> ExampleStep:
@@ -156,7 +156,8 @@ def show_renormalized_weights(words: tuple[str, ...], steps: Steps) -> ExampleSt
         f"Zeroing the future after the softmax and dividing each row by what is left gives the same weights "
         f"(in float64 to {max(difference, ROUNDING_ERROR):.0e}).",
         tuple(
-            Panel(values, words, words, "pairs", title) for title, values in (*panels, ("each row divided by its sum", weights))
+            StepTable(values, words, words, "pairs", title)
+            for title, values in (*panels, ("each row divided by its sum", weights))
         ),
     )
 
@@ -179,7 +180,7 @@ def build_dropout_example() -> Example:
         focus=len(words) - 1,
         steps=attend(q, k, v, Causal(), dropout=share),  # the second draw from the seed
         formulas={"masked": "scaled, -inf above the diagonal", "dropped": f"dropout(weights, {share:g})"},
-        before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", sentence, (Panel(ones, side, side),)),),
+        before=(ExampleStep("dropout of ones", f"dropout(1, {share:g})", sentence, (StepTable(ones, side, side),)),),
         notes=(f"Both draws are from seed {printed['seed']}, the ones first; outside training dropout does nothing.",),
         leads_to="heads",
     )

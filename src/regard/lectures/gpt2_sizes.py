@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.layers import MultiHeadAttention
-from regard.lectures.comparison import Claim, Comparison, Example, Verdict
+from regard.lectures.comparison import Claim, Example, FieldComparison, Verdict
 
 VOCABULARY, CONTEXT = 50_257, 1_024  # of the GPT-2 that was released
 FIRST_VOCABULARY = 40_478  # of the first GPT
@@ -23,7 +23,7 @@ def recompute_gpt2_sizes(example: Example) -> Iterable[Claim]:
     released, first = count_millions(table, VOCABULARY), count_millions(table, FIRST_VOCABULARY)
 
     def make_claim(read: dict[int, float], counted: Tensor, note: str, known: Verdict = Verdict.AGREES) -> Claim:
-        comparison = Comparison(field, torch.tensor(list(read.values())), counted[list(read)])
+        comparison = FieldComparison(field, torch.tensor(list(read.values())), counted[list(read)])
         return Claim([comparison], f"in millions: {note}", known, WHOLE_MILLIONS)
 
     exact = f"{count_parameters(table[0]['layers'], table[0]['d_model'], VOCABULARY):,}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.layers import BareSelfAttention, CausalAttention, SelfAttention, SimpleSelfAttention, StackedHeads
 from regard.lectures import printed_numbers
-from regard.lectures.comparison import Claim, Comparison, Example, Verdict, compare_fields, compare_steps
+from regard.lectures.comparison import Claim, Example, FieldComparison, Verdict, compare_fields, compare_steps
 from regard.lectures.gpt2_sizes import recompute_gpt2_sizes
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, heads, scores, softmax
 
@@ -217,7 +217,7 @@ def recompute_multi_head_split(example: Example) -> Iterable[Claim]:
         "joined": heads.join(steps.context),
     }
     laid_out = [
-        Comparison(f"shapes.{name}", torch.tensor(example["shapes"][name]), torch.tensor(value.shape))
+        FieldComparison(f"shapes.{name}", torch.tensor(example["shapes"][name]), torch.tensor(value.shape))
         for name, value in shapes.items()
     ]
     yield Claim(laid_out + compare_fields(example, head_dim=torch.tensor(q.shape[-1])))

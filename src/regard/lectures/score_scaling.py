@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.lectures.example_steps import Example, ExampleStep, Panel
+from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.mechanism import Steps, attend, softmax
 
 WIDTHS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -64,7 +64,7 @@ def build_scale_example() -> Example:
 
     def show_quantity(name: str, formula: str, quantity: str, sentence: str) -> ExampleStep:
         values = torch.tensor([[getattr(one, quantity) for one in pair] for pair in rows])
-        return ExampleStep(name, formula, sentence, (Panel(values, labels, ("q·k", "q·k / √d")),))
+        return ExampleStep(name, formula, sentence, (StepTable(values, labels, ("q·k", "q·k / √d")),))
 
     return Example(
         name="scale",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.lectures.example_steps import Example, ExampleStep, Panel
+from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.lectures.printed_numbers import name_lectures
 from regard.mechanism import softmax
 
@@ -61,4 +61,4 @@ def show_softmax_forms(name: str, scores: Tensor, sentence: str) -> ExampleStep:
     weights = torch.stack([form(scores) for form in FORMS.values()])
     values = torch.cat((weights, weights.sum(-1, keepdim=True)), -1)
     columns = (*(f"{score:g}" for score in scores.tolist()), "sum")
-    return ExampleStep(name, f"softmax of ({', '.join(columns[:-1])})", sentence, (Panel(values, tuple(FORMS), columns),))
+    return ExampleStep(name, f"softmax of ({', '.join(columns[:-1])})", sentence, (StepTable(values, tuple(FORMS), columns),))

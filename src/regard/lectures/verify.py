@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regard.lectures import printed_numbers
-from regard.lectures.comparison import Claim, Comparison, Example, Verdict
+from regard.lectures.comparison import Claim, Example, FieldComparison, Verdict
 from regard.lectures.recompute import RECOMPUTED, isolate_random_state
 
 
@@ -16,7 +16,7 @@ class VerifiedClaim:
     example: str
     source: str
     mechanism: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[FieldComparison, ...]
     tolerance: float
     verdict: Verdict
     note: str
@@ -73,13 +73,13 @@ def judge_claim(claim: Claim, tolerance: float) -> Verdict:
     return Verdict.MISPRINT if claim.known == Verdict.MISPRINT and math.isfinite(difference) else Verdict.DIFFERS
 
 
-def describe_differences(comparisons: Sequence[Comparison], tolerance: float) -> str:
+def describe_differences(comparisons: Sequence[FieldComparison], tolerance: float) -> str:
     """List the fields that differ, and by how much."""
     fields = [f"{one.field} by {one.difference:.2g}" for one in comparisons if not one.difference <= tolerance]
     return f"differing: {', '.join(fields)}"
 
 
-def find_largest_difference(comparisons: Sequence[Comparison]) -> float:
+def find_largest_difference(comparisons: Sequence[FieldComparison]) -> float:
     """Return the largest difference, or NaN if a difference is NaN."""
     differences = [comparison.difference for comparison in comparisons]
     return math.nan if any(map(math.isnan, differences)) else max(differences)

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
 from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
-from regard.map.pooling import How, Picture
+from regard.map.pooling import BinnedWeights, How
 from regard.mechanism import heads
 from regard.mechanism.arguments import (
     LARGEST_POSITION,
@@ -325,7 +325,7 @@ class AttentionMap(HtmlRepr):
 
     def _traverse(
         self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
-    ) -> list[tuple[passes.TraversalResult, Picture]]:
+    ) -> list[tuple[passes.TraversalResult, BinnedWeights]]:
         """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
         found = []
         quick = self._run_compiled(
@@ -400,12 +400,12 @@ class AttentionMap(HtmlRepr):
                 weights = below[part].weigh(plane.compute_masked_scores(part, keys))
             yield slice(start, start + step), weights
 
-    def draw_picture(self, rows: Tensor, columns: Tensor) -> Picture:
+    def draw_picture(self, rows: Tensor, columns: Tensor) -> BinnedWeights:
         """Draw the picture of a map of one matrix, given the edges of its bins in tokens."""
         (plane,) = self._iterate_planes()
         return self._draw_picture(plane, rows, columns)
 
-    def _draw_picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> Picture:
+    def _draw_picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> BinnedWeights:
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
         if ends == [(0, self.shape[2]), (0, self.shape[3])]:
             return self._traverse([plane], rows, columns, {})[0][1]
@@ -413,7 +413,7 @@ class AttentionMap(HtmlRepr):
             quick = compiled_passes.draw_picture(plane, torch.get_num_threads(), self._get_denominators(plane), rows, columns)
             if quick is not None:
                 return quick
-        picture = Picture(plane, rows, columns)
+        picture = BinnedWeights(plane, rows, columns)
         queries, keys = (torch.arange(*span, device=self.device) for span in ends)
         for part, weights in self._iterate_weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)

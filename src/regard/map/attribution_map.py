@@ -12,7 +12,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
-from regard.map.plane import BLOCK_NUMBERS, Plane, Run, multiply_exactly
+from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.scores import score_dtype
@@ -164,7 +164,7 @@ class AttributionMap(SignedMap):
             for h in range(self.shape[1]):
                 yield b, h, *self.get_plane(b, h)
 
-    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[Run, Tensor]]:
+    def iterate_plane(self, b: int, h: int) -> Iterator[tuple[RowRun, Tensor]]:
         return iterate_entries(*self.get_plane(b, h))
 
     def draw_pictures(self, rows: Tensor, columns: Tensor) -> list[pooling.SignedPicture]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import Plane, Run, multiply_exactly
+from regard.map.plane import Plane, RowRun, multiply_exactly
 from regard.map.pooling import EntryBlock, SignedPicture, choose_larger
 
 
@@ -33,7 +33,9 @@ class EntryStatistics:
     picture: SignedPicture
 
 
-def iterate_entries(plane: Plane, products: Products, first: int = 0, last: int | None = None) -> Iterator[tuple[Run, Tensor]]:
+def iterate_entries(
+    plane: Plane, products: Products, first: int = 0, last: int | None = None
+) -> Iterator[tuple[RowRun, Tensor]]:
     """Yield runs of queries and keys, and the entries (n, m) of each, of all queries or of those from first to last."""
     for run in plane.iterate_runs(first, last):
         entries = multiply_exactly(products.left[run.start : run.stop], products.right[run.columns].T)

@@ -20,7 +20,7 @@ from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.plane import Denominators, Plane
-from regard.map.pooling import Picture, SignedPicture, choose_larger
+from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
 
 LARGEST = 256  # most rows of a bin for one thread
 SMALL = 2**19  # scores up to which one thread is used
@@ -44,7 +44,9 @@ def run_planes(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) ->
         return list(pool.map(lambda plane: work(plane, 1), planes))
 
 
-def gather_statistics(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[TraversalResult, Picture] | None:
+def gather_statistics(
+    plane: Plane, threads: int, rows: Tensor, columns: Tensor
+) -> tuple[TraversalResult, BinnedWeights] | None:
     """Compute all row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
 
     rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover all queries or a run of
@@ -83,7 +85,7 @@ def summarize_batch(scores: Tensor, sinks: Tensor | None, positions: Tensor) -> 
     return {**dict(zip(NAMES, torch.from_numpy(found), strict=True)), "received": torch.from_numpy(received)}
 
 
-def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> Picture | None:
+def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> BinnedWeights | None:
     """Draw the picture of a part of a plane, given the denominators of all rows; return None if there is a NaN."""
     bins = Bins(rows, columns)
     known = torch.stack([below.shift, below.total]).numpy()
@@ -224,7 +226,7 @@ class Bins:
         self.total = np.zeros((len(self.owner), len(columns) - 1))
         self.most = np.zeros((len(self.owner), len(columns) - 1), np.float32)
 
-    def to_picture(self) -> Picture:
+    def to_picture(self) -> BinnedWeights:
         """Return the picture in the bins requested."""
         total, most = self.total, self.most
         present, first = np.unique(self.owner, return_index=True)
@@ -232,4 +234,4 @@ class Bins:
             total, most = (np.zeros((len(self.rows) - 1, x.shape[1]), x.dtype) for x in (total, most))
             if len(present):
                 total[present], most[present] = np.add.reduceat(self.total, first), np.maximum.reduceat(self.most, first)
-        return Picture.from_sums(self.rows, self.given, torch.from_numpy(total), torch.from_numpy(most))
+        return BinnedWeights.from_sums(self.rows, self.given, torch.from_numpy(total), torch.from_numpy(most))

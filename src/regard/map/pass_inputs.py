@@ -17,7 +17,7 @@ from regard.mechanism.spans import Span, Spans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.map.compiled.blocks import Plan, ProductInputs, ScoreInputs
+    from regard.map.compiled.blocks import BlockPlan, ProductInputs, ScoreInputs
 
     Bools = NDArray[np.bool_]
     Floats = NDArray[np.float32]
@@ -30,7 +30,7 @@ FEW, MANY, LONG = 16, 64, 2**15  # rows of a block; MANY for more than LONG keys
 Part = tuple[Span, Span]  # the rows and the keys of a part of a matrix
 
 
-def make_plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
+def make_plans(plane: Plane, part: Part | None = None) -> Iterable["BlockPlan"]:
     """Return the plans of the rows of a plane, or of a part: as many rows in each as a block's numbers allow."""
     (q, k), request = plane.shape, plane.request
     part = part or ((0, q), (0, k))
@@ -39,7 +39,7 @@ def make_plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
     return make_general_plans(plane, part)
 
 
-def make_general_plans(plane: Plane, part: Part) -> Iterator["Plan"]:
+def make_general_plans(plane: Plane, part: Part) -> Iterator["BlockPlan"]:
     """Yield the plans for any mask and bias."""
     (first, last), k = part[0], plane.shape[1]
     wide = plane.request.bias is not None
@@ -56,7 +56,7 @@ def make_general_plans(plane: Plane, part: Part) -> Iterator["Plan"]:
 
 
 @functools.lru_cache(maxsize=8)
-def make_relative_plan(mask: Mask, offset: int, part: Part, k: int) -> "Plan":
+def make_relative_plan(mask: Mask, offset: int, part: Part, k: int) -> "BlockPlan":
     """Return the plan for a mask that depends only on the distance of key and query, so that many runs share one table."""
     draft = PlanBuilder(mask, part[1], k)
     zero = torch.zeros(1, dtype=torch.int64)
@@ -101,16 +101,16 @@ class PlanBuilder:
             self.numbers += rows * (last - first)
         self.partial.append((first, last, self.tables[key][0]))
 
-    def build(self) -> "Plan":
+    def build(self) -> "BlockPlan":
         """Return the plan."""
-        from regard.map.compiled.blocks import CHUNK, Plan
+        from regard.map.compiled.blocks import CHUNK, BlockPlan
 
         lines = ((self.runs, 6), (self.ranges, 2), (self.partial, 3))
         runs, ranges, partial = (np.array(x, np.int64).reshape(-1, n) for x, n in lines)
         stretches = np.append(0, np.cumsum(-(-(ranges[:, 1] - ranges[:, 0]) // CHUNK)))
         most = int((stretches[runs[:, 3]] - stretches[runs[:, 2]]).max())
         table = np.concatenate([np.zeros(0, np.bool_), *(seen for _, seen in self.tables.values())])
-        return Plan(runs, ranges, partial, table, most, MANY if most * CHUNK > LONG else FEW)
+        return BlockPlan(runs, ranges, partial, table, most, MANY if most * CHUNK > LONG else FEW)
 
 
 def make_indices(start: int, stop: int, first: int, last: int) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def make_indices(start: int, stop: int, first: int, last: int) -> tuple[Tensor, 
     return torch.arange(start, stop).unsqueeze(-1), torch.arange(first, last)
 
 
-def make_blocks(plan: "Plan", edges: "Integers") -> "Integers":
+def make_blocks(plan: "BlockPlan", edges: "Integers") -> "Integers":
     """Return the blocks of a plan's rows, none across an edge: a line each with its unit, its run, its start and its stop.
 
     A unit is the work of one thread: whole blocks, and as many of the parts between edges as make a block.
@@ -186,7 +186,7 @@ def get_panel_width() -> int:
 NO_BIAS = np.zeros((0, 0), np.float32)
 
 
-def get_plan_bias(plane: Plane, plan: "Plan") -> "Floats":
+def get_plan_bias(plane: Plane, plan: "BlockPlan") -> "Floats":
     """Return the bias of a plan's rows, (rows or 1, k or 1), or NO_BIAS."""
     own = plane.request.bias
     if own is None:

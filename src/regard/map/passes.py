@@ -9,35 +9,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run, multiply_exactly
-from regard.map.pooling import Picture
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, RowRun, multiply_exactly
+from regard.map.pooling import BinnedWeights
 
-Statistic = Callable[[Run, Plane], Tensor]
+Statistic = Callable[[RowRun, Plane], Tensor]
 
 
-def logsumexp(run: Run, plane: Plane) -> Tensor:
+def logsumexp(run: RowRun, plane: Plane) -> Tensor:
     """Return the logarithm of each row's denominator, sink included, nats; -inf for a row that sees nothing."""
     return run.denominators.logsumexp
 
 
-def entropy(run: Run, plane: Plane) -> Tensor:
+def entropy(run: RowRun, plane: Plane) -> Tensor:
     """Compute -Σ w log w over the keys of each row, nats; 0 for a row that sees nothing."""
     logarithm = run.masked - run.denominators.shift.unsqueeze(-1) - run.denominators.total.log().unsqueeze(-1)
     return -(run.weights * logarithm.masked_fill(run.weights == 0, 0)).sum(-1)
 
 
-def largest_weight(run: Run, plane: Plane) -> Tensor:
+def largest_weight(run: RowRun, plane: Plane) -> Tensor:
     """Return the largest weight of each row."""
     return run.weights.amax(-1) if run.weights.shape[-1] else run.weights.new_zeros(len(run.weights))
 
 
-def mean_distance(run: Run, plane: Plane) -> Tensor:
+def mean_distance(run: RowRun, plane: Plane) -> Tensor:
     """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
     positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
     return run.weights.sum(-1) * positions - multiply_exactly(run.weights, run.columns.to(run.weights.dtype))
 
 
-def weight_of_first_key(run: Run, plane: Plane) -> Tensor:
+def weight_of_first_key(run: RowRun, plane: Plane) -> Tensor:
     """Return the weight of each row on the first key."""
     return run.weights[:, 0] if run.ranges and run.ranges[0][0] == 0 else run.weights.new_zeros(len(run.weights))
 
@@ -45,7 +45,7 @@ def weight_of_first_key(run: Run, plane: Plane) -> Tensor:
 def make_diagonal_statistic(back: int) -> Statistic:
     """Make the statistic of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
 
-    def diagonal(run: Run, plane: Plane) -> Tensor:
+    def diagonal(run: RowRun, plane: Plane) -> Tensor:
         found = run.weights.new_zeros(len(run.weights))
         targets = torch.arange(run.start, run.stop, device=found.device) + plane.offset - back
         places = torch.searchsorted(run.columns, targets)
@@ -79,7 +79,7 @@ class TraversalResult:
 
 
 def gather_statistics(
-    plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = (), rows: slice = slice(None)
+    plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[RowRun], None]] = (), rows: slice = slice(None)
 ) -> TraversalResult:
     """Compute row statistics by name, column sums and denominators; call each function of `watch` on every run."""
     watch = tuple(watch)
@@ -101,9 +101,9 @@ def gather_statistics(
 
 def gather_with_picture(
     plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]
-) -> tuple[TraversalResult, Picture]:
+) -> tuple[TraversalResult, BinnedWeights]:
     """Compute the statistics of the rows of a picture, and the picture, given the edges of its bins."""
-    picture = Picture(plane, rows, columns)
+    picture = BinnedWeights(plane, rows, columns)
     return gather_statistics(plane, statistics, [picture.add_run], slice(int(rows[0]), int(rows[-1]))), picture
 
 
@@ -173,7 +173,7 @@ def find_top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
     return torch.cat(values), torch.cat(keys)
 
 
-def expand_run(run: Run, plane: Plane) -> Tensor:
+def expand_run(run: RowRun, plane: Plane) -> Tensor:
     """Expand the rows of a run to every key, (n, k)."""
     return run.weights.new_zeros(len(run.weights), plane.shape[1]).index_copy_(1, run.columns, run.weights)
 

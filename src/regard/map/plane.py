@@ -47,7 +47,7 @@ class Denominators:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RowRun:
     """Complete rows of weights, for the queries start to stop; keys outside of `ranges` have weight 0 in all of them."""
 
     start: int
@@ -109,12 +109,12 @@ class Plane:
             yield start, stop, ranges
             start = stop
 
-    def iterate_runs(self, first: int = 0, last: int | None = None) -> Iterator[Run]:
+    def iterate_runs(self, first: int = 0, last: int | None = None) -> Iterator[RowRun]:
         """Yield complete rows of the whole matrix, or of the queries first to last, as many at a time as a block holds."""
         for start, stop, ranges in self.iterate_run_bounds(first, last):
             masked = self.compute_masked_rows(start, stop, ranges)
             below, exponentials = exponentiate_rows(masked, self.sink)
-            yield Run(start, stop, ranges, self.list_columns(ranges), masked, below.divide(exponentials), below)
+            yield RowRun(start, stop, ranges, self.list_columns(ranges), masked, below.divide(exponentials), below)
 
     def compute_masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
         """Compute the masked scores (n, m) of these queries with the keys of these ranges.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map.indexing import check_slice
-from regard.map.plane import Plane, Run
+from regard.map.plane import Plane, RowRun
 from regard.mechanism.arguments import check_choice, check_count, check_instance
 
 How = Literal["mean", "max", "sum"]
@@ -19,7 +19,7 @@ def bin_edges(start: int, stop: int, bins: int) -> Tensor:
     return start + torch.arange(bins + 1) * (stop - start) // max(bins, 1)
 
 
-class Picture:
+class BinnedWeights:
     """The sums and maxima of weights in bins of rows and columns, accumulated run by run during a traversal."""
 
     def __init__(self, plane: Plane, rows: Tensor, columns: Tensor) -> None:
@@ -31,13 +31,13 @@ class Picture:
         self.max = torch.zeros(size, dtype=plane.q.dtype, device=device)
 
     @classmethod
-    def from_sums(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "Picture":
+    def from_sums(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "BinnedWeights":
         """Make a picture from known sums and maxima."""
         picture = cls.__new__(cls)
         picture.rows, picture.columns, picture.sum, picture.max = rows, columns, total, largest
         return picture
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: RowRun) -> None:
         """Add a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
 
@@ -52,10 +52,10 @@ class Picture:
         top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")
         self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
 
-    def select_columns(self, bins: slice) -> "Picture":
+    def select_columns(self, bins: slice) -> "BinnedWeights":
         """Return the picture of some of its bins of columns."""
         edges = self.columns[bins.start : bins.stop + 1]
-        return Picture.from_sums(self.rows, edges, self.sum[:, bins], self.max[:, bins])
+        return BinnedWeights.from_sums(self.rows, edges, self.sum[:, bins], self.max[:, bins])
 
     def pool(self, how: How) -> Tensor:
         """Return the mean, maximum or sum of each bin; 0 for a bin without rows or columns."""
@@ -87,8 +87,8 @@ class EntryBlock(Protocol):
 class SignedPicture:
     """The sums of signed numbers in bins, and their extremes: a picture of the numbers, and one of the same times -1."""
 
-    numbers: Picture
-    negatives: Picture
+    numbers: BinnedWeights
+    negatives: BinnedWeights
 
     @classmethod
     def allocate(cls, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> "SignedPicture":
@@ -96,7 +96,7 @@ class SignedPicture:
         size = len(rows) - 1, len(columns) - 1
         totals = torch.zeros(2, *size, dtype=torch.float64, device=rows.device)
         largest = torch.zeros(2, *size, dtype=dtype, device=rows.device)
-        return cls(*(Picture.from_sums(rows, columns, *both) for both in zip(totals, largest, strict=True)))
+        return cls(*(BinnedWeights.from_sums(rows, columns, *both) for both in zip(totals, largest, strict=True)))
 
     def add_run(self, run: EntryBlock, numbers: Tensor) -> None:
         """Add the numbers (n, m) of a run."""

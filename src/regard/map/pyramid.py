@@ -14,7 +14,7 @@ from regard.map import compiled_passes, passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import encode_weights
 from regard.map.plane import Denominators, Plane
-from regard.map.pooling import Picture
+from regard.map.pooling import BinnedWeights
 from regard.map.visible_pixels import find_visible_pixels
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_integer, describe_value
 from regard.mechanism.scores import score_dtype
@@ -212,7 +212,7 @@ class Pyramid:
         return self._data.pooled_levels[above]
 
 
-def gather_strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.TraversalResult, Picture]:
+def gather_strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.TraversalResult, BinnedWeights]:
     """Compute the statistics and a picture of some rows of a plane, given the edges of its bins."""
     quick = (
         compiled_passes.gather_statistics(plane, torch.get_num_threads(), rows, columns)

@@ -25,7 +25,7 @@ from regard.matmul import QuantizedLinear
 MOST = {dtype: count_vectors_in_one_call(dtype) for dtype in DTYPES}  # most vectors, by the dtype of the numbers
 
 
-class Part(NamedTuple):
+class ExpectedTensor(NamedTuple):
     """A tensor of a model or its cache, and the shape and dtypes that compiled code reads; None stands for no tensor."""
 
     tensor: Tensor | None
@@ -40,7 +40,7 @@ class Part(NamedTuple):
         return x.dtype in self.dtypes and x.shape == self.shape and x.is_contiguous() and is_plain_tensor(x)
 
 
-NO_TENSOR = Part(None, (), (None,))
+NO_TENSOR = ExpectedTensor(None, (), (None,))
 NO_MATRIX = [NO_TENSOR] * (FIELDS - 1)
 
 
@@ -63,8 +63,8 @@ class DecoderDescription:
     epsilon: float
     scale: float
     embed: Callable[[Tensor, Tensor], Tensor]
-    embedding: list[Part]
-    parts: list[list[Part]]
+    embedding: list[ExpectedTensor]
+    parts: list[list[ExpectedTensor]]
     has_rms_norms: bool = False
     make_angles: Callable[[int], Tensor] | None = None
 
@@ -186,46 +186,51 @@ def is_modified(module: nn.Module) -> bool:
     return bool(has_hooks) or getattr(module, "max_norm", None) is not None
 
 
-def list_norm_parts(norm: Any, width: int) -> list[Part]:
+def list_norm_parts(norm: Any, width: int) -> list[ExpectedTensor]:
     """List the weight and the bias of a norm; an RMS norm has no bias."""
-    bias = Part(norm.bias, (width,), (torch.float32,)) if isinstance(norm, nn.LayerNorm) else NO_TENSOR
-    return [Part(norm.weight, (width,), (torch.float32,)), bias]
+    bias = ExpectedTensor(norm.bias, (width,), (torch.float32,)) if isinstance(norm, nn.LayerNorm) else NO_TENSOR
+    return [ExpectedTensor(norm.weight, (width,), (torch.float32,)), bias]
 
 
-def list_matrix_parts(module: Any, rows: int, columns: int) -> list[Part]:
+def list_matrix_parts(module: Any, rows: int, columns: int) -> list[ExpectedTensor]:
     """List the numbers, scales, bias and largest integer of a linear layer, or of an embedding that is the head."""
     module = module.matrix if isinstance(module, QuantizedEmbedding) else module
-    none, bias = NO_TENSOR, Part(getattr(module, "bias", None), (rows,), (torch.float32, None))
+    none, bias = NO_TENSOR, ExpectedTensor(getattr(module, "bias", None), (rows,), (torch.float32, None))
     if not isinstance(module, QuantizedLinear):
-        return [Part(module.weight, (rows, columns), (torch.float32,)), none, bias, none]
+        return [ExpectedTensor(module.weight, (rows, columns), (torch.float32,)), none, bias, none]
     if module.values.dtype == torch.int8:
-        scales, most = Part(module.scales, (rows,), (torch.float32,)), Part(module.most, (), (torch.int64,))
-        return [Part(module.values, (rows, columns), (torch.int8,)), scales, bias, most]
+        scales, most = ExpectedTensor(module.scales, (rows,), (torch.float32,)), ExpectedTensor(module.most, (), (torch.int64,))
+        return [ExpectedTensor(module.values, (rows, columns), (torch.int8,)), scales, bias, most]
     if module.values.dtype == torch.uint8:
         padded = pad_columns(columns) if module.columns == columns else 0
-        scales = Part(module.scales, (rows, 2, padded // GROUP), (torch.bfloat16,))
-        return [Part(module.values, (rows, padded // 2), (torch.uint8,)), scales, bias, none]
-    return [Part(module.values, (rows, columns), tuple(DTYPES)), Part(module.scales, (), (None,)), bias, none]
+        scales = ExpectedTensor(module.scales, (rows, 2, padded // GROUP), (torch.bfloat16,))
+        return [ExpectedTensor(module.values, (rows, padded // 2), (torch.uint8,)), scales, bias, none]
+    return [
+        ExpectedTensor(module.values, (rows, columns), tuple(DTYPES)),
+        ExpectedTensor(module.scales, (), (None,)),
+        bias,
+        none,
+    ]
 
 
-def list_cache_parts(cache: Cache, description: DecoderDescription, b: int) -> list[list[Part]]:
+def list_cache_parts(cache: Cache, description: DecoderDescription, b: int) -> list[list[ExpectedTensor]]:
     """List the keys and values of each layer."""
     shape = b, description.key_heads, cache.capacity, description.head_width
-    return [[Part(x, shape, (torch.float32,)) for x in layer] for layer in cache.keys_and_values]
+    return [[ExpectedTensor(x, shape, (torch.float32,)) for x in layer] for layer in cache.keys_and_values]
 
 
-def is_matrix(group: list[Part]) -> bool:
+def is_matrix(group: list[ExpectedTensor]) -> bool:
     """Return whether these are the parts of a matrix, and not of a norm or a cache."""
     return len(group) == FIELDS - 1
 
 
-def find_most_vectors(group: list[Part]) -> int:
+def find_most_vectors(group: list[ExpectedTensor]) -> int:
     """Return for how many vectors the compiled form reads a matrix faster than the model does."""
     numbers = group[0].tensor
     return MOST[numbers.dtype] if is_matrix(group) and numbers is not None else max(MOST.values())
 
 
-def list_fields(group: list[Part]) -> list[int]:
+def list_fields(group: list[ExpectedTensor]) -> list[int]:
     """Return what compiled code reads of a matrix, 0 for all of one that a model lacks, or the addresses of other tensors."""
     tensors = [part.tensor for part in group]
     if is_matrix(group):

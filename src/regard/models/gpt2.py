@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Cache(Protocol):
+class KeyValueCache(Protocol):
     """Keys and values of earlier tokens: the positions of the next tokens, and each layer's past."""
 
     def extend(self, tokens: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class GPT2(nn.Module):
         self.text: BytePair | Letters | None = None
         self.init_weights()
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, mask: Mask = EVERYTHING) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None, mask: Mask = EVERYTHING) -> Tensor:
         """Compute the logits of the next token after each token, which sees the tokens before it that the mask lets it see."""
         t = self.check_tokens(tokens).shape[-1]
         places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)

@@ -14,7 +14,7 @@ from regard.matmul.float32_linear import LEAST
 from regard.models.compiled_decoder import (
     NO_MATRIX,
     DecoderDescription,
-    Part,
+    ExpectedTensor,
     is_modified,
     list_matrix_parts,
     list_norm_parts,
@@ -52,8 +52,8 @@ def describe_gpt2(model: Any) -> DecoderDescription | None:
         scale=1 / math.sqrt(c // config.heads),
         embed=lambda tokens, positions: model.tokens(tokens) + model.positions(positions),
         embedding=[
-            Part(words, (config.vocabulary, c), (torch.float32, None)),
-            Part(model.positions.weight, (config.context, c), (torch.float32,)),
+            ExpectedTensor(words, (config.vocabulary, c), (torch.float32, None)),
+            ExpectedTensor(model.positions.weight, (config.context, c), (torch.float32,)),
         ],
         parts=parts,
     )

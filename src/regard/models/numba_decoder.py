@@ -60,7 +60,7 @@ class DecoderArguments(Arguments):
 ARGUMENTS = np.dtype(DecoderArguments)
 
 
-class Buffers(NamedTuple):
+class DecoderBuffers(NamedTuple):
     """The vectors of all tokens, which the threads share, and buffers of this thread."""
 
     x: Any  # (count, width), the residual stream
@@ -96,7 +96,7 @@ def arrange_buffers(a):
     added, place = view_array(place, (count, width), np.float32), place + 4 * count * width
     hidden, place = view_array(place, (count, inner), np.float32), place + 4 * count * inner
     gates, positions = view_array(place, (count, inner), np.float32), view_array(a.positions, count, np.int64)
-    return Buffers(
+    return DecoderBuffers(
         x, queries, keys, values, context, added, hidden, gates, normed, scores, factors.reshape(2, count), integers, positions
     )
 

@@ -26,7 +26,7 @@ States = tuple[Tensor, ...]  # (layers, b, hidden) each: the state of a GRU, or 
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class RecurrentMemory:
     """The encoder's output: an annotation for each token, (b, s, 2 hidden), and its last states."""
 
     annotations: Tensor
@@ -36,21 +36,21 @@ class Memory:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class RecurrentState:
     """The decoder's state, and what it attends to in the sources."""
 
-    memory: Memory
+    memory: RecurrentMemory
     keys: Tensor | None  # the annotations projected by the attention, (b, s, hidden); None without attention
     hidden: States
 
-    def select_rows(self, index: Tensor) -> "State":
+    def select_rows(self, index: Tensor) -> "RecurrentState":
         """Return the state of these rows, which may repeat."""
         old = self.memory
         lengths = tuple(old.lengths[row] for row in index.tolist())
         start = tuple(x[:, index] for x in old.start)
-        memory = Memory(old.annotations[index], lengths, old.summary[index], start)
+        memory = RecurrentMemory(old.annotations[index], lengths, old.summary[index], start)
         keys = None if self.keys is None else self.keys[index]
-        return State(memory, keys, tuple(x[:, index] for x in self.hidden))
+        return RecurrentState(memory, keys, tuple(x[:, index] for x in self.hidden))
 
 
 class RecurrentTranslator(nn.Module):
@@ -113,7 +113,7 @@ class RecurrentTranslator(nn.Module):
         check_token_matrix("targets", targets)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
-    def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
+    def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> RecurrentMemory:
         """Encode the sources in both directions; packed, so that neither direction reads padding."""
         found = check_lengths(sources, lengths)
         x = self.dropout(self.vocabulary.embed_source(sources))
@@ -123,18 +123,20 @@ class RecurrentTranslator(nn.Module):
         last = last[0] if isinstance(last, tuple) else last  # (2 layers, b, hidden), forward and backward alternating
         state = self.start(last[1::2]).tanh()
         start = (state, torch.zeros_like(state)) if isinstance(self.encoder, nn.LSTM) else (state,)
-        return Memory(annotations, found, torch.cat((last[-2], last[-1]), -1), start)
+        return RecurrentMemory(annotations, found, torch.cat((last[-2], last[-1]), -1), start)
 
-    def begin(self, memory: Memory) -> State:
+    def begin(self, memory: RecurrentMemory) -> RecurrentState:
         """Return the state before the first target token; the attention's keys are projected once a sentence."""
-        return State(memory, None if self.attention is None else self.attention.project(memory.annotations), memory.start)
+        return RecurrentState(
+            memory, None if self.attention is None else self.attention.project(memory.annotations), memory.start
+        )
 
-    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Read one target token (b,) of each row; return the logits (b, n) of what comes after it, and the new state."""
         logits, state = self.decode(tokens.unsqueeze(1), state)
         return logits[:, 0], state
 
-    def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
+    def decode(self, targets: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
         words = self.dropout(self.vocabulary.embed_target(targets))
         states, contexts, hidden = (
@@ -144,9 +146,9 @@ class RecurrentTranslator(nn.Module):
         )
         seen = torch.cat((states, words, contexts), -1)
         output = self.dropout(self.readout(seen).tanh())
-        return self.vocabulary.compute_logits(output), State(state.memory, state.keys, hidden)
+        return self.vocabulary.compute_logits(output), RecurrentState(state.memory, state.keys, hidden)
 
-    def decode_with_summary(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, States]:
+    def decode_with_summary(self, words: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor, States]:
         """Run the decoder with the summary as each word's context.
 
         Returns the top layer's state after each word, the contexts, and the last states of all layers.
@@ -155,7 +157,7 @@ class RecurrentTranslator(nn.Module):
         states, hidden = self.run_cells(torch.cat((words, contexts), -1), state.hidden)
         return states, contexts, hidden
 
-    def decode_with_attention(self, words: Tensor, state: State, keys: Tensor) -> tuple[Tensor, Tensor, States]:
+    def decode_with_attention(self, words: Tensor, state: RecurrentState, keys: Tensor) -> tuple[Tensor, Tensor, States]:
         """Run the decoder with a context for each word, the attention of the state before it to the annotations.
 
         Returns the top layer's state after each word, the contexts, and the last states of all layers.

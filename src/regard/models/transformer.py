@@ -28,7 +28,7 @@ Pair = tuple[Tensor, Tensor]  # keys and values, (b, h, t, d)
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class TransformerMemory:
     """The encoder's output: a vector for each token, (b, s, c), and the number of tokens of each source without padding."""
 
     vectors: Tensor
@@ -36,17 +36,17 @@ class Memory:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class TransformerState:
     """The decoder's state: for each block the keys and values of the sources, and of the targets read so far."""
 
     sources: tuple[Pair, ...]
     lengths: Lengths
     targets: tuple[Pair, ...] = ()
 
-    def select_rows(self, index: Tensor) -> "State":
+    def select_rows(self, index: Tensor) -> "TransformerState":
         """Return the state of these rows, which may repeat."""
         sources, targets = (tuple((k[index], v[index]) for k, v in pairs) for pairs in (self.sources, self.targets))
-        return State(sources, tuple(self.lengths[row] for row in index.tolist()), targets)
+        return TransformerState(sources, tuple(self.lengths[row] for row in index.tolist()), targets)
 
 
 class Transformer(nn.Module):
@@ -106,25 +106,27 @@ class Transformer(nn.Module):
         check_token_matrix("targets", targets, self.context)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
-    def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
+    def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> TransformerMemory:
         """Encode the sources."""
         found = check_lengths(sources, lengths, self.context)
         mask = make_padding_mask(found, sources.shape[1])
         x = self.add_positions(self.vocabulary.embed_source(sources), 0)
         for block in self.encoder:
             x = block(x, mask)
-        return Memory(self.encoder_norm(x), found)
+        return TransformerMemory(self.encoder_norm(x), found)
 
-    def begin(self, memory: Memory) -> State:
+    def begin(self, memory: TransformerMemory) -> TransformerState:
         """Return the state before the first target token: each block's keys and values of the sources, computed once."""
-        return State(tuple(cast(DecoderBlock, block).cross.project(memory.vectors) for block in self.decoder), memory.lengths)
+        return TransformerState(
+            tuple(cast(DecoderBlock, block).cross.project(memory.vectors) for block in self.decoder), memory.lengths
+        )
 
-    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Read one target token (b,) of each row; return the logits (b, n) of what comes after it, and the new state."""
         logits, state = self.decode(tokens.unsqueeze(1), state)
         return logits[:, 0], state
 
-    def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
+    def decode(self, targets: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
         before = state.targets or (None,) * len(self.decoder)
         mask = make_padding_mask(state.lengths, state.sources[0][0].shape[2])
@@ -133,7 +135,7 @@ class Transformer(nn.Module):
         for block, source, past in zip(self.decoder, state.sources, before, strict=True):
             x, pair = block(x, past, source, mask)
             read.append(pair)
-        return self.vocabulary.compute_logits(self.decoder_norm(x)), State(state.sources, state.lengths, tuple(read))
+        return self.vocabulary.compute_logits(self.decoder_norm(x)), TransformerState(state.sources, state.lengths, tuple(read))
 
     def add_positions(self, x: Tensor, first: int) -> Tensor:
         """Add positions to vectors (b, t, c), counted from `first`."""
@@ -162,7 +164,7 @@ class Transformer(nn.Module):
         files.save_translator(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
 
 
-class SelfAttention(nn.Module):
+class FusedSelfAttention(nn.Module):
     """Attention of a sequence to itself, with q, k and v from one product."""
 
     def __init__(self, width: int, count: int) -> None:
@@ -241,7 +243,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads)
+        self.attention = FusedSelfAttention(width, heads)
         self.feed = FeedForward(width, inner)
         self.around_attention, self.around_feed = (Residual(width, dropout, first) for _ in range(2))
 
@@ -256,7 +258,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads)
+        self.attention = FusedSelfAttention(width, heads)
         self.cross = CrossAttention(width, heads)
         self.feed = FeedForward(width, inner)
         self.around_attention, self.around_cross, self.around_feed = (Residual(width, dropout, first) for _ in range(3))

@@ -14,7 +14,7 @@ from regard.matmul.float32_linear import LEAST
 from regard.models.compiled_decoder import (
     CompiledDecoder,
     DecoderDescription,
-    Part,
+    ExpectedTensor,
     is_modified,
     list_matrix_parts,
     list_norm_parts,
@@ -161,7 +161,7 @@ def describe_decoder(decoder: TransformersDecoder) -> DecoderDescription | None:
         epsilon=config.rms_norm_eps,
         scale=layers[0].self_attn.scaling,
         embed=lambda tokens, positions: embedding(tokens),
-        embedding=[Part(embedding.weight, (config.vocab_size, width), (torch.float32,))],
+        embedding=[ExpectedTensor(embedding.weight, (config.vocab_size, width), (torch.float32,))],
         parts=parts,
         has_rms_norms=True,
         make_angles=make_angles_of(model),

@@ -105,7 +105,7 @@ def replay_evictions(inputs: AttentionInputs, kept: Tensor, counts: Tensor, rece
 
 def replay_plainly(inputs: AttentionInputs, kept: Tensor, counts: Tensor, recent: Tensor, scores: Tensor, how: How) -> Tensor:
     """Return the end of each key as replay_evictions does, by torch, on any device and with any model's scores."""
-    cache = Cache(inputs, kept, counts, recent, scores)
+    cache = EvictionCache(inputs, kept, counts, recent, scores)
     for position in range(inputs.prompt, inputs.tokens):
         weights = cache.append_key(position)
         cache.scores = cache.scores + weights if how == "sum" else weights.mean(1, keepdim=True).repeat(1, kept.shape[1], 1)
@@ -113,7 +113,7 @@ def replay_plainly(inputs: AttentionInputs, kept: Tensor, counts: Tensor, recent
     return cache.ends
 
 
-class Cache:
+class EvictionCache:
     """The cache of a layer as it is filled: its slots, the key in each, and the score by which a key is evicted.
 
     counts (g,) is the size of each head's cache, recent (g,) how many of the last keys are never evicted. `ends` (b, g, t) is

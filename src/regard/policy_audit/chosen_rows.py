@@ -10,7 +10,7 @@ from regard.compiled.threads import run_parts
 from regard.map.plane import Plane
 from regard.mechanism.mask_algebra import Mask
 from regard.policies import AttentionInputs, ChosenPages, Lines
-from regard.policy_audit.kept_rows import Cache, CompleteRows, RowSoftmax, write_kept_rows
+from regard.policy_audit.kept_rows import CompleteRows, HeadCache, RowSoftmax, write_kept_rows
 from regard.policy_audit.row_measures import RowMeasures
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LARGEST_PART = 8  # pages with at least an eighth of the keys are faster in prod
 
 def measure_head(
     plane: Plane,
-    cache: Cache,
+    cache: HeadCache,
     inputs: AttentionInputs,
     masks: Sequence[Mask],
     complete: CompleteRows,
@@ -40,7 +40,7 @@ def measure_head(
 
 
 def attend_to_chosen_keys(
-    mask: ChosenPages | Lines, plane: Plane, cache: Cache, inputs: AttentionInputs, threads: int
+    mask: ChosenPages | Lines, plane: Plane, cache: HeadCache, inputs: AttentionInputs, threads: int
 ) -> "tuple[RowSoftmax, Integers]":
     """Return the softmax of the rows that choose keys over the keys chosen for them, and how many these are, (n,)."""
     from regard.policy_audit import numba_chosen_keys

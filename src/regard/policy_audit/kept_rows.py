@@ -125,7 +125,7 @@ class CompleteRows:
 
 def measure_head(
     plane: Plane,
-    cache: "Cache",
+    cache: "HeadCache",
     prompt: int,
     complete: CompleteRows,
     ends: "Sequence[Integers | None]",
@@ -189,7 +189,7 @@ def select_plane(ends: "Integers", plane: Plane) -> "Integers":
     return np.ascontiguousarray(ends[plane.b if len(ends) > 1 else 0, plane.h if ends.shape[1] > 1 else 0])
 
 
-class Cache:
+class HeadCache:
     """The queries, keys and values of one head, and the softmax over those that a cache holds."""
 
     def __init__(self, plane: Plane, v: Tensor) -> None:

@@ -44,7 +44,7 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
         v, own = select_values(inputs, values, plane), complete.get(plane)
         others: Sequence[int] = range(len(masks))
         if own is not None:
-            cache = kept_rows.Cache(plane, v)
+            cache = kept_rows.HeadCache(plane, v)
             kept_rows.measure_head(plane, cache, inputs.prompt, own, ends, found, threads)
             chosen_rows.measure_head(plane, cache, inputs, masks, own, found, threads)
             others = [n for n in others if ends[n] is None and not isinstance(masks[n], ChosenPages | Lines)]

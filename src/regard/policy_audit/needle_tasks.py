@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from regard.errors import DataError
 from regard.mechanism.arguments import check_choice, check_count
+from regard.text.encoder import Encoder
 
 COMMON_WORDS = "common words"
 KINDS = ("single", "multi key", "multi value", "variable tracking", COMMON_WORDS)
@@ -19,13 +19,6 @@ QUESTION = "The magic number of the {key} is"
 VALUES = 3  # numbers of a key, and variables of a chain
 DIGITS = 5  # of a number
 COMMON, RARE = 30, 3  # times that the common word is listed, and every other one, as in RULER
-
-
-class Encoder(Protocol):
-    """A vocabulary: the tokens of a text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return all tokens of a text."""
 
 
 @dataclass(frozen=True)

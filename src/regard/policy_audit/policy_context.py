@@ -35,7 +35,7 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
             found[:, :, first:last] = attend_to_all_keys(inputs, values, first, last)
 
     def fill_head(plane: Plane, threads: int) -> None:
-        cache = kept_rows.Cache(plane, values[plane.b, plane.h // inputs.heads_per_key])
+        cache = kept_rows.HeadCache(plane, values[plane.b, plane.h // inputs.heads_per_key])
         if isinstance(mask, ChosenPages | Lines):
             kept, _ = chosen_rows.attend_to_chosen_keys(mask, plane, cache, inputs, threads)
         elif ends is not None:

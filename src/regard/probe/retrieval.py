@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from regard.models import GPT2
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
 from regard.probe.repeated_tokens import find_context
+from regard.text.encoder import Encoder
 
 MOST_NEW_TOKENS = 50
 ANSWERED = 0.5  # of the needle's tokens that must be in what the model writes
@@ -26,13 +27,6 @@ NEEDLES = (  # what is asked for, and the answer
     ("The best thing to eat in the harbor town is", " smoked trout with pickled plums and rye bread."),
     ("The name of the captain's green parrot is", " Sir Bartholomew Crumb of Little Windham."),
 )
-
-
-class Encoder(Protocol):
-    """A vocabulary: the tokens of a text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return all tokens of a text."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
 from regard.probe.probe_heads import find_vocabulary
 from regard.probe.repeated_tokens import find_begin_token, make_probe_of_model
-from regard.probe.retrieval import Encoder
+from regard.text.encoder import Encoder
 
 SEQUENCES = (
     "Monday Tuesday Wednesday Thursday Friday Saturday Sunday Monday",

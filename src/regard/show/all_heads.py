@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.show.axis_words import choose_attention_kind
-from regard.show.color_scale import Linear, choose_scale
+from regard.show.color_scale import LinearScale, choose_scale
 from regard.show.figure import (
     COLORMAP,
     FAINT,
@@ -73,7 +73,7 @@ def draw_all_heads(
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double() for m in maps]
     tokens = max(max(m.shape[2:]) for m in maps)
     fits = choose_scale(torch.cat([found.flatten() for found in pooled]), tokens)
-    norm = Normalize(0, 1) if isinstance(fits, Linear) else LogNorm(fits.ends([])[0], 1)
+    norm = Normalize(0, 1) if isinstance(fits, LinearScale) else LogNorm(fits.ends([])[0], 1)
     for down, found in enumerate(pooled):
         if down % skip == 0:
             write_word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")

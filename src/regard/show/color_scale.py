@@ -16,7 +16,7 @@ SMALL_WEIGHTS_LIMIT = 1 / 3  # share of all attention on such small weights, abo
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearScale:
     """A linear scale from low to high; None is the smallest or the largest value."""
 
     low: float | None = None
@@ -90,14 +90,14 @@ class Signed:
 
     def share(self, value: float, ends: tuple[float, float]) -> float:
         """Return the position of a value between -high, 0, and high, 1; a value outside counts as the end."""
-        return Linear(*ends).share(value, ends)
+        return LinearScale(*ends).share(value, ends)
 
     def get_value(self, share: float, ends: tuple[float, float]) -> float:
         """Return the value at a share of the scale."""
-        return Linear(*ends).get_value(share, ends)
+        return LinearScale(*ends).get_value(share, ends)
 
 
-Scale = Linear | Log
+Scale = LinearScale | Log
 ColorScale = Scale | Signed
 
 
@@ -107,7 +107,7 @@ def choose_scale(weights: Tensor, tokens: int) -> Scale:
     if tokens <= MAX_LINEAR_TOKENS and (
         not len(seen) or seen[seen < SMALL_WEIGHT * seen.max()].sum() <= SMALL_WEIGHTS_LIMIT * seen.sum()
     ):
-        return Linear(low=0)
+        return LinearScale(low=0)
     return make_log_scale(seen)
 
 

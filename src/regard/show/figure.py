@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.mechanism import Steps
 from regard.show.color_ramp import choose_ink, shade, shade_signed
-from regard.show.color_scale import ColorScale, Linear, Log, Scale, Signed
+from regard.show.color_scale import ColorScale, LinearScale, Log, Scale, Signed
 from regard.show.step_descriptions import make_titles
 from regard.show.terminal import escape_text
 
@@ -45,7 +45,7 @@ HATCHES = (("////", "hidden (−∞)", np.isneginf), ("xxxx", "NaN or ∞", lamb
 # text size and smallest readable size, in points; line height in text sizes
 TEXT_SIZE, MIN_TEXT_SIZE, LINE_HEIGHT = 9.0, 5.5, 1.25
 POINTS_PER_INCH = 72  # points in an inch
-LINEAR, LINEAR_FROM_ZERO = Linear(), Linear(low=0)
+LINEAR, LINEAR_FROM_ZERO = LinearScale(), LinearScale(low=0)
 
 
 class Picture(Figure):

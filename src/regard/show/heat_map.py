@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.map import AttentionMap
 from regard.show.color_scale import MAX_LINEAR_TOKENS, choose_scale
 from regard.show.terminal import get_heat_style, truncate_end
-from regard.show.terminal_colors import Heat, Window, get_color
+from regard.show.terminal_colors import Heat, TerminalArea, get_color
 
 UPPER, LOWER = "▀", "▄"
 LABEL_CELLS = 14  # maximum cells of a row label
@@ -32,7 +32,7 @@ class Grid:
 
 
 def render_heat_map(
-    m: AttentionMap, words: Sequence[str], title: str, window: Window, asking: Sequence[str] | None = None
+    m: AttentionMap, words: Sequence[str], title: str, window: TerminalArea, asking: Sequence[str] | None = None
 ) -> Iterator[Text]:
     """Generate the lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
 
@@ -57,7 +57,7 @@ def render_heat_map(
         yield from wrap_sentence(f"The columns: {', '.join(row_labels)}.", window.width)
 
 
-def make_grid(m: AttentionMap, window: Window, side: int) -> Grid:
+def make_grid(m: AttentionMap, window: TerminalArea, side: int) -> Grid:
     """Pool the weights into bins where they are more than the window has cells."""
     q, k = m.shape[2:]
     halves = q > window.lines and window.colors is not None
@@ -82,7 +82,7 @@ def render_ruler(grid: Grid, keys: int, side: int) -> Text:
     return Text(line, style="dim")
 
 
-def render_rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Window) -> Iterator[Text]:
+def render_rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: TerminalArea) -> Iterator[Text]:
     """Generate the lines of cells, each after the number and the word of its first query."""
     number = len(f"{len(labels) - 1:,}")
     step = 2 if grid.has_half_blocks else 1

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
-from regard.show.color_scale import ColorScale, Linear, Log, Signed
+from regard.show.color_scale import ColorScale, LinearScale, Log, Signed
 from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Picture
 from regard.show.image_input import Pixels, load_image
 from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, describe_others
@@ -59,7 +59,7 @@ def draw_image_overlay(
 def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str | None = None) -> Picture:
     """Draw an image, and beside it the image under the numbers of each query, on one scale of colors."""
     values = np.concatenate([one.values.numpy().ravel() for one in found])
-    scale: ColorScale = Signed() if any(one.what.startswith("pull") for one in found) else Linear(low=0)
+    scale: ColorScale = Signed() if any(one.what.startswith("pull") for one in found) else LinearScale(low=0)
     ends = scale.ends(values.tolist())
     norm = (LogNorm if isinstance(scale, Log) else Normalize)(*ends, clip=True)
     colors = SIGNED_COLORMAP if isinstance(scale, Signed) else COLORMAP

@@ -24,7 +24,7 @@ from regard.observe.head_scores import UNBOUNDED_SCORES
 from regard.observe.run import KINDS
 from regard.show.axis_words import describe_implicit_layers, get_key_words
 from regard.show.color_ramp import choose_ink, shade
-from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
+from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, LinearScale, Log, Scale, choose_scale
 from regard.show.page.single_file import frame_page as frame_page  # Recording.page calls it here
 from regard.show.report_html import render_report
 from regard.show.step_descriptions import make_titles
@@ -98,8 +98,8 @@ def render_recording(recording: Recording) -> str:
     heads, layers = ([f"{name} {n}" for n in range(size)] for name, size in (("head", shapes[0][1]), ("layer", len(maps))))
     size = min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, max(sheet.shape) * 3.0)
     tile = min(q, TILE_CELLS), min(k, TILE_CELLS)
-    linear = isinstance(choose_scale(sheet, max(q, k)), Linear)
-    look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
+    linear = isinstance(choose_scale(sheet, max(q, k)), LinearScale)
+    look: tuple[Scale, tuple[float, float]] = (LinearScale(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
     matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
     sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
     summary = " ".join(
@@ -131,7 +131,7 @@ def render_steps(steps: Steps) -> str:
         weighs = name in ("weights", "dropped")
         step = getattr(one, name).double()
         values = pool_matrix(step.masked_fill(hidden if weighs else step == -torch.inf, torch.nan))
-        scale = Linear(low=0) if weighs else Linear()  # linear as in the other steps, which stand beside it
+        scale = LinearScale(low=0) if weighs else LinearScale()  # linear as in the other steps, which stand beside it
         look = scale, scale.ends(values.flatten().tolist())
         names = ("query", "number" if name == "context" else "key")
         pictures.append(render_figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))

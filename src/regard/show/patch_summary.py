@@ -11,17 +11,17 @@ from torch import Tensor
 from regard.observe import Recording
 from regard.observe.places import EMPTY, PatchGrid
 from regard.observe.text_table import align_columns
-from regard.show.color_scale import Linear
+from regard.show.color_scale import LinearScale
 from regard.show.heat_map import format_cell, format_half_blocks, get_cell_style, wrap_sentence
 from regard.show.patch_weights import PatchWeights, describe_others, find_patch_layers
-from regard.show.terminal_colors import Heat, Window
+from regard.show.terminal_colors import Heat, TerminalArea
 
 MAX_PATCHES = 4096  # of a layer whose numbers are computed: all of its weights are
 CELLS = 2  # cells of a patch, so that it looks square
 
 
 @dataclass(frozen=True)
-class LayerNumbers:
+class LayerMeans:
     """Means over the patches and heads of a layer, of the attention of a patch."""
 
     layer: int
@@ -31,7 +31,7 @@ class LayerNumbers:
     patches: float
 
 
-def compute_layer_numbers(recording: Recording, layer: int, part: str | None = None, row: int = 0) -> LayerNumbers:
+def compute_layer_numbers(recording: Recording, layer: int, part: str | None = None, row: int = 0) -> LayerMeans:
     """Compute the numbers of a layer of self-attention whose tokens are patches of one image."""
     grid = recording.axis_places(layer, "self", part)[1][0]
     assert isinstance(grid, PatchGrid)
@@ -52,7 +52,7 @@ def compute_layer_numbers(recording: Recording, layer: int, part: str | None = N
             itself = (inside * (far == 0)).sum()
             sums += torch.stack([(share * far).sum(), itself, (weights.sum() - inside.sum()), entropy.exp().sum()])
     means = sums / (m.shape[1] * grid.rows * grid.columns)
-    return LayerNumbers(layer, *means.tolist())
+    return LayerMeans(layer, *means.tolist())
 
 
 def measure_distances(keys: Tensor, queries: Tensor, columns: int) -> Tensor:
@@ -72,7 +72,7 @@ def render_layers(recording: Recording, part: str | None = None) -> Iterator[Tex
     yield from (Text(line) for line in align_columns(("layer", "dist", "itself", "others", "patches"), rows, ()))
 
 
-def render_patches(one: PatchWeights, window: Window) -> Iterator[Text]:
+def render_patches(one: PatchWeights, window: TerminalArea) -> Iterator[Text]:
     """Generate what a query looks at as a picture of the patches: colored cells, or digits where there is no color."""
     yield from wrap_sentence(f"{one.query}: what it looks at, {one.what}", window.width, "bold")
     values = one.values.nan_to_num(0.0)
@@ -83,7 +83,7 @@ def render_patches(one: PatchWeights, window: Window) -> Iterator[Text]:
         columns = window.width // wide
         rows = max(rows * columns // values.shape[1], 1)
         values = F.adaptive_max_pool2d(values[None], (rows, columns))[0]
-    scale = Linear(low=0)
+    scale = LinearScale(low=0)
     heat = Heat(scale, scale.ends(values.flatten().tolist()))
     for n in range(0, rows, 2 if halves else 1):
         line = Text()

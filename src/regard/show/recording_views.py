@@ -16,7 +16,7 @@ from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, wrap_sentence
 from regard.show.shaded_text import BLANK, BREAK, MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal import truncate_end, truncate_start
-from regard.show.terminal_colors import Heat, Window, get_color
+from regard.show.terminal_colors import Heat, TerminalArea, get_color
 
 PALEST_FRACTION = 0.01  # fraction of the largest value that has the palest color
 
@@ -37,7 +37,7 @@ def parse_layer_head(text: str) -> LayerHead:
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
-def render_text(recording: Recording, window: Window, show_all: bool, kind: str = "self") -> Iterator[Text]:
+def render_text(recording: Recording, window: TerminalArea, show_all: bool, kind: str = "self") -> Iterator[Text]:
     """Generate the words, shaded by their share of all attention."""
     count = recording.map(0, kind=kind).shape[3]
     if not recording.tokens:
@@ -60,7 +60,7 @@ def get_layer_words(recording: Recording, layer: int, kind: str) -> AxisWords:
     return get_axis_words(recording, layer, kind, None, 0, recording.map(layer, kind=kind).shape[2:])
 
 
-def render_head(recording: Recording, place: LayerHead, window: Window, kind: str = "self") -> Iterator[Text]:
+def render_head(recording: Recording, place: LayerHead, window: TerminalArea, kind: str = "self") -> Iterator[Text]:
     """Generate the heat map of a head, or of the mean of the heads of a layer."""
     m = recording.map(*place, kind=kind).select(batch=0)
     asking, answering = get_layer_words(recording, place[0], kind)
@@ -70,7 +70,7 @@ def render_head(recording: Recording, place: LayerHead, window: Window, kind: st
 
 
 def render_row(
-    recording: Recording, place: LayerHead | None, query_text: str, window: Window, show_all: bool, kind: str = "self"
+    recording: Recording, place: LayerHead | None, query_text: str, window: TerminalArea, show_all: bool, kind: str = "self"
 ) -> Iterator[Text]:
     """Generate what a word attends to, as shaded text and as bars: in one head, or the mean of a layer or of all layers."""
     layers = range(len(recording.layers(kind))) if place is None else [place[0]]
@@ -119,7 +119,9 @@ def describe_place(recording: Recording, place: LayerHead | None, attention: str
     return f"layer {layer}, head {number}" + next((f": {row.kind}" for row in rows if row.head == number), "")
 
 
-def render_bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, most: int = MAX_BARS) -> Iterator[Text]:
+def render_bars(
+    row: Tensor, words: Sequence[str], own: int | None, window: TerminalArea, most: int = MAX_BARS
+) -> Iterator[Text]:
     """Generate a line for each of the largest weights (k,): the weight, the word, its position, and a bar of that length.
 
     `own` is the key at the query's own position, if there is one.

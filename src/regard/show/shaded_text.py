@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.observe import Recording
 from regard.show.terminal import escape_text, get_heat_style, truncate_end
-from regard.show.terminal_colors import Heat, Window
+from regard.show.terminal_colors import Heat, TerminalArea
 
 MAX_LINES = 10  # lines of a text that is shown in part
 WORD_CELLS = 24  # maximum cells of a word
@@ -29,7 +29,7 @@ def compute_attention_shares(recording: Recording, row: int = 0, kind: str = "se
 
 
 def render_shaded_text(
-    words: Sequence[str], values: Tensor, heat: Heat, window: Window, marked: int | None = None
+    words: Sequence[str], values: Tensor, heat: Heat, window: TerminalArea, marked: int | None = None
 ) -> Iterator[Text]:
     """Generate the lines of a text, each word on its color, or above its digit; the marked one in brackets."""
     line, below = Text(), ""
@@ -51,7 +51,7 @@ def render_shaded_text(
         yield from render_line(line, below, window)
 
 
-def render_line(line: Text, below: str, window: Window) -> Iterator[Text]:
+def render_line(line: Text, below: str, window: TerminalArea) -> Iterator[Text]:
     """Generate a line of words, and its digits where there is no color."""
     yield line
     if window.colors is None:
@@ -74,7 +74,9 @@ def get_visible_text(word: str) -> str:
     return word.strip(" \n") or (BREAK * word.count("\n") if word.endswith("\n") else BLANK * len(word))
 
 
-def limit_lines(lines: Iterable[Text], show_all: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
+def limit_lines(
+    lines: Iterable[Text], show_all: bool, window: TerminalArea, count: int, marked: bool = False
+) -> Iterator[Text]:
     """Generate the first lines, or those up to the marked word, and a note on how to see the others."""
     all_lines, most = list(lines), MAX_LINES if window.colors else 2 * MAX_LINES
     ends = next(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.lectures.example_steps import Example, ExampleStep, Panel, number_labels
+from regard.lectures.example_steps import Example, ExampleStep, StepTable, number_labels
 from regard.mechanism import Steps
 from regard.show.number_format import format_number, format_rounded
 
@@ -102,7 +102,7 @@ def format_scaling(scale: float, width: int | None = None) -> str:
     return f"scores / √{d}" if d and math.isclose(scale, d**-0.5, rel_tol=1e-6) else f"scores · {format_number(scale)}"
 
 
-def make_panels(name: str, steps: Steps, right: Steps | None, sides: QueryKeyWords) -> tuple[Panel, ...]:
+def make_panels(name: str, steps: Steps, right: Steps | None, sides: QueryKeyWords) -> tuple[StepTable, ...]:
     """Make the tables of a step: one, or one per head; two, wrong and right, where `right` differs."""
     values = getattr(steps, name)
     if right is not None and not torch.equal(getattr(right, name), values):
@@ -113,12 +113,12 @@ def make_panels(name: str, steps: Steps, right: Steps | None, sides: QueryKeyWor
     return (make_panel(name, values, sides),)
 
 
-def make_panel(name: str, values: Tensor, sides: QueryKeyWords, title: str = "") -> Panel:
+def make_panel(name: str, values: Tensor, sides: QueryKeyWords, title: str = "") -> StepTable:
     """Make one table of a step: a row per query, and a column per key or per number of the context."""
     asking, answering = map(tuple, sides)
     if name == "context":
-        return Panel(values, asking, number_labels("c", values.shape[-1]), "words", title)
-    return Panel(values, asking, answering, "pairs", title)
+        return StepTable(values, asking, number_labels("c", values.shape[-1]), "words", title)
+    return StepTable(values, asking, answering, "pairs", title)
 
 
 def write_sentences(steps: Steps, words: Sequence[str], query: int = -1, sources: Sequence[str] = ()) -> dict[str, str]:

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from regard.lectures.example_steps import ExampleStep, Line, Panel
+from regard.lectures.example_steps import ExampleStep, Line, StepTable
 from regard.show.color_ramp import PAPER, choose_ink, find_terminal_shade, shade
 from regard.show.number_format import format_aligned
 from regard.terminal_escapes import LINES, ReaderGoneError, escape_controls
@@ -43,7 +43,7 @@ class TableView:
         start = min(self.start, max(length - 1, 0)) if moves else 0
         return range(start, min(start + self.count, length))
 
-    def get_columns(self, panel: Panel) -> range:
+    def get_columns(self, panel: StepTable) -> range:
         """Return the columns of a table that are shown."""
         if panel.axes == "pairs":
             return self.get_range(len(panel.columns), True)
@@ -140,7 +140,7 @@ def truncate_start(text: str, width: int) -> str:
     return f"…{shown}" if shown else ""
 
 
-def describe_hidden_columns(panels: Sequence[Panel], view: TableView) -> Iterator[str]:
+def describe_hidden_columns(panels: Sequence[StepTable], view: TableView) -> Iterator[str]:
     """Generate a note on the columns of numbers that the tables do not show; omitted words are up to the caller."""
     cut = [panel for panel in panels if panel.axes != "pairs" and len(view.get_columns(panel)) < len(panel.columns)]
     if cut:
@@ -149,7 +149,7 @@ def describe_hidden_columns(panels: Sequence[Panel], view: TableView) -> Iterato
         yield f"columns 1 to {len(view.get_columns(widest))} of {count}; --rows {count} shows all"
 
 
-def render_tables(panels: Sequence[Panel], view: TableView, width: int, colours: str | None) -> list[Text]:
+def render_tables(panels: Sequence[StepTable], view: TableView, width: int, colours: str | None) -> list[Text]:
     """Format the lines of all tables, side by side where they fit."""
     blocks = [block for panel in panels for block in render_panel(panel, view, width, colours)]
     lines: list[Text] = []
@@ -189,7 +189,7 @@ def pack_blocks(blocks: Sequence[list[Text]], width: int) -> Iterator[list[list[
         yield row
 
 
-def render_panel(panel: Panel, view: TableView, width: int, colours: str | None) -> Iterator[list[Text]]:
+def render_panel(panel: StepTable, view: TableView, width: int, colours: str | None) -> Iterator[list[Text]]:
     """Generate a panel as one block of lines, or as several where its columns do not fit on the screen."""
     rows = view.get_range(len(panel.rows), panel.axes != "numbers")
     columns = view.get_columns(panel)

@@ -17,7 +17,7 @@ MIN_WIDTH = 20  # minimum cells of a row
 
 
 @dataclass(frozen=True)
-class Window:
+class TerminalArea:
     """The area to draw on: width in cells, lines, and colors; None where colors or block characters are missing."""
 
     width: int
@@ -55,11 +55,11 @@ class Heat:
         return line
 
 
-def measure_window(console: Console) -> Window:
+def measure_window(console: Console) -> TerminalArea:
     """Return the drawing area of a console."""
     lines = console.height if console.is_terminal else PIPE_LINES
     blocks = console.encoding.lower().startswith("utf")
-    return Window(max(console.width, MIN_WIDTH), max(lines - RESERVED_LINES, 4), get_palette(console) if blocks else None)
+    return TerminalArea(max(console.width, MIN_WIDTH), max(lines - RESERVED_LINES, 4), get_palette(console) if blocks else None)
 
 
 def format_value(value: float) -> str:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.models import GPT2
 from regard.text import BytePair, Letters
-from regard.text.corpus import Batch, Corpus, Reader
+from regard.text.corpus import Corpus, Reader, TokenBatch
 from regard.train import fused_ops, loss
 from regard.train.config import TrainConfig
 from regard.train.seeds import derive_seed
@@ -66,22 +66,26 @@ class LanguageTask:
         model.text = self.text
         return wrap_blocks(model, activation_checkpointing=config.activation_checkpointing, compiled=config.compile)
 
-    def move_batch(self, batch: Batch, device: torch.device) -> Batch:
+    def move_batch(self, batch: TokenBatch, device: torch.device) -> TokenBatch:
         """Move a batch to a device."""
-        return batch if device.type == "cpu" else Batch(*(x.to(device) for x in (batch.tokens, batch.targets, batch.documents)))
+        return (
+            batch
+            if device.type == "cpu"
+            else TokenBatch(*(x.to(device) for x in (batch.tokens, batch.targets, batch.documents)))
+        )
 
-    def count_tokens(self, batch: Batch, world: int) -> int:
+    def count_tokens(self, batch: TokenBatch, world: int) -> int:
         """Return the number of tokens that all processes read: their shares are equal."""
         return batch.tokens.numel() * world
 
-    def compute_loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: TokenBatch, count: float) -> Tensor:
         """Compute the cross entropy of the targets, with the config's label smoothing."""
         config = self.config
         return loss.compute_loss(
             model, batch, count=count, mask_documents=config.mask_documents, smoothing=config.label_smoothing
         )
 
-    def compute_nats(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_nats(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """Compute Σ -log p(target)."""
         return loss.compute_loss(model, batch, count=1, mask_documents=self.config.mask_documents)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.mechanism import EVERYTHING, Documents
-from regard.text.corpus import Batch
+from regard.text.corpus import TokenBatch
 from regard.text.corpus.reader import NO_TARGET
-from regard.text.pairs import Batch as PairBatch
+from regard.text.pairs import PairBatch
 from regard.train.fused_ops import cross_entropy
 
 SPAN = 100  # batches in the running mean
@@ -17,7 +17,7 @@ LEAST = 0.5  # nats; a smaller spike is harmless, however steady the loss was
 
 
 def compute_loss(
-    model: nn.Module, batch: Batch, *, count: float | None = None, mask_documents: bool = False, smoothing: float = 0.0
+    model: nn.Module, batch: TokenBatch, *, count: float | None = None, mask_documents: bool = False, smoothing: float = 0.0
 ) -> Tensor:
     """Compute -Σ log p(target) / count over the real targets; count is their number, or their number in all batches of a step.
 
@@ -30,7 +30,7 @@ def compute_loss(
     return nats / max(count_targets(batch) if count is None else count, 1)
 
 
-def count_targets(batch: Batch | PairBatch) -> int:
+def count_targets(batch: TokenBatch | PairBatch) -> int:
     """Return the number of real targets of a batch."""
     return int((batch.targets != NO_TARGET).sum())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.generate.translation_search import Translator, translate
 from regard.text import BytePair
-from regard.text.pairs import Batch, PairReader, Pairs, Part, prepare
+from regard.text.pairs import PairBatch, PairReader, Pairs, PairSet, prepare
 from regard.text.pairs.sources import list_files
 from regard.text.prepared_folder import Origin, hash_files
 from regard.train.config import TrainConfig
@@ -54,7 +54,7 @@ class TranslationTask:
         """Return values that identify the training pairs, wherever they are stored."""
         return {"pairs": len(self.corpus.train), "checksum": self.corpus.checksum}
 
-    def drop_long_pairs(self, part: Part) -> Part:
+    def drop_long_pairs(self, part: PairSet) -> PairSet:
         """Return the pairs of a part without those that are too long."""
         return part.limit_words(self.config.most_words) if self.config.most_words else part
 
@@ -71,25 +71,25 @@ class TranslationTask:
         model.text = self.text
         return model
 
-    def move_batch(self, batch: Batch, device: torch.device) -> Batch:
+    def move_batch(self, batch: PairBatch, device: torch.device) -> PairBatch:
         """Move a batch to a device; the lengths of sources stay in the CPU's memory, where they are used."""
         if device.type == "cpu":
             return batch
         return replace(batch, **{name: getattr(batch, name).to(device) for name in ("sources", "before", "targets")})
 
-    def count_tokens(self, batch: Batch, world: int) -> int:
+    def count_tokens(self, batch: PairBatch, world: int) -> int:
         """Return the number of real tokens, of sources and targets, that all processes read."""
         return batch.tokens
 
-    def compute_loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
+    def compute_loss(self, model: nn.Module, batch: PairBatch, count: float) -> Tensor:
         """Compute the cross entropy of the targets, with the config's label smoothing, divided by count."""
         return self.sum_cross_entropy(model, batch, self.config.label_smoothing) / max(count, 1)
 
-    def compute_nats(self, model: nn.Module, batch: Batch) -> Tensor:
+    def compute_nats(self, model: nn.Module, batch: PairBatch) -> Tensor:
         """Compute Σ -log p(target)."""
         return self.sum_cross_entropy(model, batch, 0.0)
 
-    def sum_cross_entropy(self, model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+    def sum_cross_entropy(self, model: nn.Module, batch: PairBatch, smoothing: float) -> Tensor:
         """Compute the summed cross entropy of all targets, each predicted from the tokens before it."""
         logits = model(batch.sources, batch.lengths, batch.before)  # (b, t, n)
         return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
@@ -147,7 +147,7 @@ def fit_vocabulary(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
     return replace(config.model, sizes={**config.model.sizes, "vocabulary": vocabulary or size})
 
 
-def refuse_long_sentences(part: Part, context: int | None) -> None:
+def refuse_long_sentences(part: PairSet, context: int | None) -> None:
     """Raise ConfigError if a sentence is longer than the model's context."""
     longest = int(part.lengths.max()) + 1 if len(part) else 0
     if context is not None and longest > context:

@@ -13,7 +13,7 @@ NAMES = ("W_query", "W_key", "W_value")
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class Projection:
     """x weight + bias; the weight is (d_in, d_out)."""
 
     weight: Tensor
@@ -31,10 +31,10 @@ class Projections:
     heads is the number of heads in the names, None if there are none; causal, whether the lectures' mask is present.
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear | None = None
+    query: Projection
+    key: Projection
+    value: Projection
+    out: Projection | None = None
     heads: int | None = None
     causal: bool = False
 
@@ -68,7 +68,7 @@ def count_stacked_heads(tensors: Mapping[str, Tensor]) -> int | None:
     return max(numbers) + 1 if numbers else None
 
 
-def take_projection(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
+def take_projection(tensors: dict[str, Tensor], name: str, count: int | None) -> Projection:
     """Return a projection, with those of stacked heads side by side."""
     if count is None:
         return take_linear(tensors, name)
@@ -76,10 +76,10 @@ def take_projection(tensors: dict[str, Tensor], name: str, count: int | None) ->
     if len({part.weight.shape for part in parts}) > 1 or len({part.bias is None for part in parts}) > 1:
         raise WeightsError(f"the heads' {name} differ in shape: {[tuple(part.weight.shape) for part in parts]}.")
     biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts], -1), torch.cat(biases) if biases else None)
+    return Projection(torch.cat([part.weight for part in parts], -1), torch.cat(biases) if biases else None)
 
 
-def take_linear(tensors: dict[str, Tensor], name: str) -> Linear:
+def take_linear(tensors: dict[str, Tensor], name: str) -> Projection:
     """Remove a projection from the tensors and return it as (d_in, d_out), whichever way it is stored."""
     if name in tensors:
         weight = check_matrix(tensors.pop(name), name)
@@ -91,7 +91,7 @@ def take_linear(tensors: dict[str, Tensor], name: str) -> Linear:
     bias = tensors.pop(f"{name}.bias", None)
     if bias is not None and bias.shape != weight.shape[1:]:
         raise WeightsError(f"{name}.bias is {tuple(bias.shape)}, but {name} gives {weight.shape[1]} numbers.")
-    return Linear(weight, bias)
+    return Projection(weight, bias)
 
 
 def check_matrix(tensor: Tensor, name: str) -> Tensor:
@@ -101,7 +101,7 @@ def check_matrix(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def check_shapes(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None:
+def check_shapes(query: Projection, key: Projection, value: Projection, out: Projection | None) -> None:
     """Raise WeightsError if the shapes of the projections do not match."""
     shapes = {name: tuple(one.weight.shape) for name, one in zip(NAMES, (query, key, value), strict=True)}
     if len({d_in for d_in, _ in shapes.values()}) > 1 or query.weight.shape != key.weight.shape:

@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """Which keys each run of rows sees."""
 
     runs: Integers  # a line each: start, stop; first and last line of its ranges; first and last line of its partial ranges

@@ -12,13 +12,13 @@ from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.provenance import find_tensors
 from regard.observe.interception.thread_state import STATE
 
-MODULES = ("regard.models.recurrent", "regard.models.transformer")
+STATES = (("regard.models.recurrent", "RecurrentState"), ("regard.models.transformer", "TransformerState"))
 
 
 def build_patches() -> list[AttributePatch]:
-    """Return the attribute patches for `State.select_rows` of the translators that the program has imported."""
-    modules = [getattr(sys.modules.get(name), "State", None) for name in MODULES]
-    return [(state, "select_rows", wrap_rows(vars(state)["select_rows"])) for state in modules if state is not None]
+    """Return the attribute patches for `select_rows` of the states of translators that the program has imported."""
+    states = [getattr(sys.modules[module], name) for module, name in STATES if module in sys.modules]
+    return [(state, "select_rows", wrap_rows(vars(state)["select_rows"])) for state in states]
 
 
 def wrap_rows(rows: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.lectures.example_steps import Example, ExampleStep, Panel
+from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.lectures.examples import build_example
 from regard.map.plane import Plane
 from regard.mechanism import Steps
@@ -166,7 +166,7 @@ def convert_step(one: ExampleStep) -> dict[str, Any]:
     }
 
 
-def convert_panel(one: Panel) -> dict[str, Any]:
+def convert_panel(one: StepTable) -> dict[str, Any]:
     """Convert a table to JSON; a number that JSON cannot hold is a string, as in regard walk --json."""
     values = [[number if math.isfinite(number) else str(number) for number in row] for row in one.numbers]
     return {"title": one.title, "rows": list(one.rows), "columns": list(one.columns), "axes": one.axes, "values": values}

@@ -2,7 +2,7 @@
 
 from regard.text.corpus.corpus import Corpus
 from regard.text.corpus.prepare import prepare
-from regard.text.corpus.reader import Batch, Reader
+from regard.text.corpus.reader import Reader, TokenBatch
 from regard.text.corpus.sources import documents
 
-__all__ = ["Batch", "Corpus", "Reader", "documents", "prepare"]
+__all__ = ["Corpus", "Reader", "TokenBatch", "documents", "prepare"]

@@ -18,7 +18,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TokenBatch:
     """Rows of a corpus: the tokens read, the next token of each as its target, and the document that each token belongs to.
 
     Shapes: all (b, t), int64. Beyond the end of the corpus, targets are -100, tokens 0 and documents -1.
@@ -72,7 +72,7 @@ class Reader:
         """The number of whole batches in an epoch, at least one."""
         return max(self.windows // self.batch, 1)
 
-    def read(self, n: int) -> Batch:
+    def read(self, n: int) -> TokenBatch:
         """Return batch n, counted from 0, also beyond the first epoch."""
         if n < 0:
             raise ConfigError(f"batches are counted from 0, got {n}.")
@@ -87,7 +87,7 @@ class Reader:
         tokens, targets = read[:, :-1], read[:, 1:]
         documents = self.corpus.find_documents(starts[:, None] + np.arange(self.context))
         documents[tokens == NO_TARGET] = -1
-        return Batch(*map(torch.from_numpy, (np.maximum(tokens, 0), np.ascontiguousarray(targets), documents)))
+        return TokenBatch(*map(torch.from_numpy, (np.maximum(tokens, 0), np.ascontiguousarray(targets), documents)))
 
 
 def shuffle_places(places: NDArray[np.int64], count: int, seed: int, epochs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Sentence pairs: sentences and their translations as tokens on disk, in three parts, and a reader of batches by length."""
 
-from regard.text.pairs.pairs import Pairs, Part
+from regard.text.pairs.pairs import Pairs, PairSet
 from regard.text.pairs.prepare import prepare
-from regard.text.pairs.reader import Batch, PairReader
+from regard.text.pairs.reader import PairBatch, PairReader
 
-__all__ = ["Batch", "PairReader", "Pairs", "Part", "prepare"]
+__all__ = ["PairBatch", "PairReader", "PairSet", "Pairs", "prepare"]

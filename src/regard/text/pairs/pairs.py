@@ -47,7 +47,7 @@ class PairsIndex(FolderIndex):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PairSet:
     """The pairs of a part, or some of them: the tokens of each sentence, the lengths and the word counts."""
 
     name: str
@@ -79,7 +79,7 @@ class Part:
         """Return the sentences of a side as texts."""
         return [self.text.decode(self.get_sentence(side, number)) for number in range(len(self))]
 
-    def limit_words(self, words: int) -> "Part":
+    def limit_words(self, words: int) -> "PairSet":
         """Return the pairs of which neither side has more than `words` words."""
         return replace(self, places=self.places[self.words <= words])
 
@@ -94,9 +94,9 @@ class Pairs:
     folder: Path
     text: BytePair
     index: PairsIndex
-    train: Part
-    valid: Part
-    test: Part
+    train: PairSet
+    valid: PairSet
+    test: PairSet
 
     @classmethod
     def load(cls, folder: str | Path) -> "Pairs":
@@ -118,7 +118,7 @@ class Pairs:
         return f"Pairs({str(self.folder)!r}, {counts}, {self.text!r})"
 
 
-def load_part(folder: Path, text: BytePair, index: PairsIndex, name: str) -> Part:
+def load_part(folder: Path, text: BytePair, index: PairsIndex, name: str) -> PairSet:
     """Load a part and verify all its columns."""
     columns = {one: column.open_verified(folder) for one, column in index.parts[name].items()}
     count = len(columns["words"])
@@ -128,4 +128,4 @@ def load_part(folder: Path, text: BytePair, index: PairsIndex, name: str) -> Par
             raise make_damage_error(folder / PairsIndex.NAME, f"the {side} sentences of {name} do not follow one another")
         if columns[side].max(initial=0) >= text.vocabulary:
             raise make_damage_error(folder / PairsIndex.NAME, f"a {side} token of {name} is not below {text.vocabulary:,}")
-    return Part(name, text, columns, np.arange(count))
+    return PairSet(name, text, columns, np.arange(count))

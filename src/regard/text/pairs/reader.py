@@ -10,13 +10,13 @@ from torch import Tensor
 
 from regard.errors import ConfigError, DataError
 from regard.text.corpus.reader import NO_TARGET, check_reader, shuffle_places
-from regard.text.pairs.pairs import Part
+from regard.text.pairs.pairs import PairSet
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class PairBatch:
     """A batch of pairs: sources with their end tokens, the inputs of the decoder, and the targets with their end tokens.
 
     Shapes: sources (b, s), lengths (b,), before and targets (b, t), int64. Beyond the end of a sentence sources and before are
@@ -41,7 +41,7 @@ class PairReader:
     without one gets the first row again, without targets.
     """
 
-    part: Part
+    part: PairSet
     tokens: int
     seed: int = 0
     rank: int = 0
@@ -57,7 +57,7 @@ class PairReader:
         """The number of batches in an epoch."""
         return len(self.batch_bounds) - 1
 
-    def read(self, n: int) -> Batch:
+    def read(self, n: int) -> PairBatch:
         """Return batch n, counted from 0, also beyond the first epoch."""
         if n < 0:
             raise ConfigError(f"batches are counted from 0, got {n}.")
@@ -108,7 +108,7 @@ class PairReader:
             cuts.append(start + max(int(np.searchsorted(room, self.tokens, side="right")), 1))
         return np.array(cuts)
 
-    def pad_batch(self, rows: Places, tokens: int) -> Batch:
+    def pad_batch(self, rows: Places, tokens: int) -> PairBatch:
         """Return the batch of these pairs."""
         end, lengths = self.part.text.end, self.part.lengths[rows] + 1
         sources = np.zeros((len(rows), lengths[:, 0].max()), np.int64)
@@ -120,4 +120,4 @@ class PairReader:
             before[at, : len(target) + 1] = [end, *target]
             targets[at, : len(target) + 1] = [*target, end]
         one, count, two, three = map(torch.from_numpy, (sources, np.ascontiguousarray(lengths[:, 0]), before, targets))
-        return Batch(one, count, two, three, tokens)
+        return PairBatch(one, count, two, three, tokens)
