@@ -18,7 +18,7 @@ from recipes.lineage.alignments import CAPTIONS
 from recipes.lineage.measure import ALIGNMENTS, RESULTS
 from recipes.lineage.runs import MODELS, SHORT
 
-from regard.show.figure import FAINT, INKS, MARKERS, TEXT_SIZE, Linear, Picture, draw_sheet, make_panel, style_axes
+from regard.show.figure import FAINT, INKS, MARKERS, TEXT_SIZE, LinearScale, Picture, draw_sheet, make_panel, style_axes
 
 FOLDER = Path(__file__).parent
 COSTS = FOLDER.parents[1] / "benchmarks" / "results.json"
@@ -125,7 +125,7 @@ def alignments(seen: Mapping[str, Row], numbers: Sequence[int]) -> Picture:
         for name, row in seen.items():
             one = row["alignments"][number]
             title = f"{NAMES[name]}, layer {row['layer'] + 1} of {len(row['layers'])}" if name == "transformer" else NAMES[name]
-            look = {"title": title, "scale": Linear(0, 1), "room": 3.0 if len(numbers) == 1 else 2.0}
+            look = {"title": title, "scale": LinearScale(0, 1), "room": 3.0 if len(numbers) == 1 else 2.0}
             panels.append(make_panel(torch.tensor(one["weights"]), one["target"], one["source"], **look))
     return draw_sheet(panels, across=len(seen), shared=True)
 
