@@ -62,6 +62,16 @@ def test_a_link_reads_a_weight_of_both_heads(opened, address):
     assert exact == [expect_weight(Q, K, 1, 0, 5, 3), expect_weight(Q, K, 0, 2, 5, 3)]
 
 
+def test_the_weights_of_a_link_are_exact_where_those_of_the_picture_round_to_another_digit(opened, address):
+    (a, b) = (weights(Q, K, *side) for side in ((1, 0), (0, 2)))
+    coded = 2 ** ((2048 * a.log2()).round() / 2048)
+    q, k = next((q, k) for q in range(T) for k in range(q) if f"{a[q, k]:.3g}" != f"{coded[q, k]:.3g}")
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q={q}&k={k}"))
+    page.wait_for_selector(".compare-read .note")
+    expected = {"first": a[q, k], "second": b[q, k], "difference": b[q, k] - a[q, k]}
+    assert read(page) == {name: float(f"{value:.3g}") for name, value in expected.items()}
+
+
 def test_how_much_attention_lies_elsewhere_is_said(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])

@@ -7,16 +7,22 @@ import { quoteWord, renderWord } from "../../drawing/words.js";
 // Create the line that shows the numbers of a cell i, j of the pictures `now` on both sides; i is null for no cell.
 export function createReadingLine() {
   const element = el("p", { class: "compare-read numbers", "aria-live": "polite" });
+  let values = []; // the elements of both weights and of their difference
 
   function show(now, i, j) {
     if (i === null) return element.replaceChildren(`${isTouch() ? "Tap" : "Point at"} a cell to read its ${now.quantity.noun} in both.`);
     const [a, b] = now.parts.map((one) => (i < one.rows && j < one.columns ? one.weights[i * one.columns + j] : null));
     const inside = i < now.apart.rows && j < now.apart.columns && (a !== null || b !== null);
-    return element.replaceChildren(describeCell(now, i, j), renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned) : "");
+    values = [renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), ...(inside ? [renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned)] : [])];
+    return element.replaceChildren(describeCell(now, i, j), ...values);
   }
 
-  // Append the rank of the weights of both cells, with every digit in the title; a side without the cell is null.
+  // Write the exact weights of both cells in place of those of the picture, which are rounded, and append their ranks, with
+  // every digit in the title; a side without the cell is null.
   function exact(cells, isWeight) {
+    const found = cells.map((cell) => (cell?.visible ? cell.weight : null));
+    const numbers = [...found.map((weight) => weight !== null && formatThreeDigits(weight)), found.some((weight) => weight !== null) && formatSigned((found[1] ?? 0) - (found[0] ?? 0))];
+    if (isWeight) values.forEach(({ lastChild }, n) => numbers[n] && (lastChild.textContent = numbers[n]));
     const told = (cell) => (cell.visible ? `${isWeight ? "" : `${formatThreeDigits(cell.weight)}, `}rank ${cell.rank} of ${cell.of}` : "not visible");
     const name = (n) => `${n ? "second" : "first"}${isWeight ? "" : ", weight"}`;
     element.append(...cells.map((cell, n) => cell && el("span", { class: "note", title: cell.visible ? String(cell.weight) : null }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
