@@ -5,6 +5,9 @@ import { el } from "./elements.js";
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and similar
 const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters next to them
 
+// What the two sides of a matrix of weights are.
+export const AXES = "rows look (queries), columns are looked at (keys)";
+
 // Split a word into parts [kind, text] of the kinds text, space, end (of a line) and code (of an invisible character).
 export function splitWord(word) {
   const found = [];

@@ -76,7 +76,7 @@ export function buildLayout(app, { change, typed, pin, swap }) {
 
 // Render the box for a text that the second side shows.
 function renderTextForm(app, typed) {
-  const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "another text" });
+  const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "or type another text" });
   const form = el("form", { class: "compare-typed", hidden: !app.start.model, onsubmit: (event) => {
     event.preventDefault();
     typed(box.value, form);
