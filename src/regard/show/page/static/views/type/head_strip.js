@@ -4,7 +4,7 @@ import { el } from "../../drawing/elements.js";
 import { paintCodes, createPixelCanvas } from "../../drawing/matrix_image.js";
 import { AXES, renderBareWord } from "../../drawing/words.js";
 
-const WORDS = 24; // maximum number of words along an axis
+const [WORDS, MANY] = [40, 24]; // maximum number of words along an axis, and of a picture that is small
 
 export function createHeadStrip() {
   const canvas = createPixelCanvas({ class: "type-picture", role: "img" });
@@ -23,6 +23,7 @@ export function createHeadStrip() {
   function label(words, asking) {
     const roomy = Math.max(words.length, asking.length) <= WORDS;
     plot.classList.toggle("type-roomy", roomy);
+    plot.classList.toggle("type-many", Math.max(words.length, asking.length) > MANY);
     rows.replaceChildren(...(roomy ? asking.map(renderBareWord) : []));
     columns.replaceChildren(...(roomy ? words.map(renderBareWord) : []));
   }
