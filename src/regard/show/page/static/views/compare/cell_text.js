@@ -7,22 +7,16 @@ import { quoteWord, renderWord } from "../../drawing/words.js";
 // Create the line that shows the numbers of a cell i, j of the pictures `now` on both sides; i is null for no cell.
 export function createReadingLine() {
   const element = el("p", { class: "compare-read numbers", "aria-live": "polite" });
-  let values = []; // the elements of both weights and of their difference
 
   function show(now, i, j) {
     if (i === null) return element.replaceChildren(`${isTouch() ? "Tap" : "Point at"} a cell to read its ${now.quantity.noun} in both.`);
     const [a, b] = now.parts.map((one) => (i < one.rows && j < one.columns ? one.weights[i * one.columns + j] : null));
     const inside = i < now.apart.rows && j < now.apart.columns && (a !== null || b !== null);
-    values = [renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), ...(inside ? [renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned)] : [])];
-    return element.replaceChildren(describeCell(now, i, j), ...values);
+    return element.replaceChildren(describeCell(now, i, j), renderValue("first", a, now.quantity.write), renderValue("second", b, now.quantity.write), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), formatSigned) : "");
   }
 
-  // Write the exact weights of both cells in place of those of the picture, which are rounded, and append their ranks, with
-  // every digit in the title; a side without the cell is null.
+  // Append the rank of the weights of both cells, with every digit in the title; a side without the cell is null.
   function exact(cells, isWeight) {
-    const found = cells.map((cell) => (cell?.visible ? cell.weight : null));
-    const numbers = [...found.map((weight) => weight !== null && formatThreeDigits(weight)), found.some((weight) => weight !== null) && formatSigned((found[1] ?? 0) - (found[0] ?? 0))];
-    if (isWeight) values.forEach(({ lastChild }, n) => numbers[n] && (lastChild.textContent = numbers[n]));
     const told = (cell) => (cell.visible ? `${isWeight ? "" : `${formatThreeDigits(cell.weight)}, `}rank ${cell.rank} of ${cell.of}` : "not visible");
     const name = (n) => `${n ? "second" : "first"}${isWeight ? "" : ", weight"}`;
     element.append(...cells.map((cell, n) => cell && el("span", { class: "note", title: cell.visible ? String(cell.weight) : null }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
@@ -50,9 +44,12 @@ function renderValue(name, number, write) {
 
 // Render a list of cells [[row, column, difference]] with a button for each.
 export function renderFurthestCells(found, [a, b], { write }, pin) {
-  const line = ([i, j, by]) => el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
-    el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
-    el("span", { class: "numbers" }, `${write(a.weights[i * a.columns + j] ?? 0)} → ${write(b.weights[i * b.columns + j] ?? 0)}`),
-    el("span", { class: "numbers" }, formatSigned(by)));
+  const line = ([i, j]) => {
+    const [first, second] = [a, b].map((one) => one.weights[i * one.columns + j] ?? 0);
+    return el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
+      el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
+      el("span", { class: "numbers" }, `${write(first)} → ${write(second)}`),
+      el("span", { class: "numbers" }, formatSigned(second - first)));
+  };
   return [el("h2", {}, "Largest differences"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
 }
