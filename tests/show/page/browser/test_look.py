@@ -44,10 +44,11 @@ def test_what_is_hidden_is_not_taken_for_a_weight_of_0(opened, address, dark):
     page = settled(opened(f"{address}#view=map&r=r2", dark=dark))
     hidden, zero = page.evaluate(
         """() => {
+            const style = getComputedStyle(document.querySelector(".ramp"));
             const parts = (colour) => colour.match(/\\d+/g).slice(0, 3).map(Number);
             const probe = document.body.appendChild(document.createElement("i"));
             probe.style.color = "var(--hidden)";
-            return [getComputedStyle(probe).color, getComputedStyle(document.querySelector(".ramp")).backgroundImage.match(/rgb.*?\\)/)[0]].map(parts);
+            return [getComputedStyle(probe).color, style.backgroundImage.match(/rgb.*?\\)/)[0]].map(parts);
         }"""
     )
     assert (zero[2] - zero[0]) - (hidden[2] - hidden[0]) >= 20  # one is blue, the other is not

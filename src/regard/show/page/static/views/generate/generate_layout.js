@@ -2,7 +2,7 @@
 
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
-import { renderWord } from "../../drawing/words.js";
+import { renderTextWord, renderWord } from "../../drawing/words.js";
 import { createTokenPanel } from "./token_panel.js";
 import { createPromptForm } from "./prompt_form.js";
 
@@ -98,11 +98,11 @@ function createGeneratedText(pick) {
     // Split the prompt into words; the first `count` of them are loaded.
     read(words, count) {
       const rest = words.length < count ? prompt.textContent.slice(words.join("").length) : "";
-      prompt.replaceChildren(...words.map((word, place) => el("span", { class: "word", "data-place": place }, word)), rest);
+      prompt.replaceChildren(...words.flatMap((word, place) => renderTextWord({ "data-place": place }, word, word)), rest);
     },
     add({ word, place }, n) {
       const follows = element.scrollTop + element.clientHeight > element.scrollHeight - NEAR;
-      came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n, "data-place": place }, renderWord(word)), word.includes("\n") ? el("br") : "");
+      came.append(...renderTextWord({ role: "button", tabindex: n ? -1 : 0, "data-n": n, "data-place": place }, word, renderWord(word)), word.includes("\n") ? el("br") : "");
       if (follows) element.scrollTop = element.scrollHeight;
     },
   };
