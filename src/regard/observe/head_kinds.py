@@ -86,7 +86,7 @@ class Head:
             found += f", {score.chance:.2f} by chance" if score.chance > CHANCE * score else ""
             found += f": {', '.join(map(quote_word, self.words))}" if self.words else ""
             if self.kind == "first token" and "first value" in self.scores:
-                found += f"; its value is {self.scores['first value']:.2f} times as long as the others' median"
+                found += f"; that token's value vector has {self.scores['first value']:.2f} times the median length"
             if self.kind == "induction" and "copying" in self.scores:
                 found += f"; raises its logit by {describe_interval(self.scores['copying'])}"
             found += describe_effect(self.scores[EFFECT]) if EFFECT in self.scores else ""

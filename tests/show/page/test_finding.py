@@ -61,10 +61,29 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     assert f"averaged over {row.scores[what].count} words, {GETS[what]} {100 * row.scores[what]:.0f} % (" in average
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
+    assert "in all" not in average  # of one word
     share = f"{100 * weights.max():.0f} % of its attention, shown by the strongest color, on"
     assert f"The marked word, the 2nd ‘{recording.tokens[found.q].strip()}’, puts {share}" in average
     others = f"; Heads shows all {len(targets)} heads" if len(targets) > 1 else ""
     assert touch == (f"Select another word to see where it looks{others}.",)
+
+
+def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
+    size = 3 * len(WORDS)
+    keys = 40 * torch.eye(size, dtype=torch.float64)[None, None]
+    queries = torch.zeros(1, 1, size, size, dtype=torch.float64)
+    for q in range(size):  # what followed each earlier place of the same word, all equally
+        followed = [k for k in range(1, q + 1) if (k - 1) % len(WORDS) == q % len(WORDS) and k - 1 < q]
+        queries[0, 0, q, followed or [0]] = 1
+    recording = rows_and_keys(queries, keys)
+    recording.tokens = WORDS * 3
+    found = find(recording)
+    weights = recording.map(0)[0, 0, found.q]
+    whole = float(weights[found.q - 2 * len(WORDS) + 1 :: len(WORDS)].sum())
+    assert (found.what, found.q >= 2 * len(WORDS)) == ("induction", True)
+    assert whole > 1.9 * weights.max()
+    assert f"puts {100 * weights.max():.0f} % of its attention" in found.sentences[1]
+    assert f"; in all, what followed the same word before gets {100 * whole:.0f} % of it; averaged" in found.sentences[1]
 
 
 @pytest.mark.parametrize(

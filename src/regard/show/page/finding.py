@@ -123,7 +123,8 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     head = attention.head_numbers[row.layer].index(row.head)
     place = Place(attention.kind, attention.part, 0, row.layer, head)
     words, _ = entry.get_axis_words(place)
-    q = choose_query(compute_query_scores(entry, place, row.kind), words)
+    scores = compute_query_scores(entry, place, row.kind)
+    q = choose_query(scores, words)
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
@@ -131,7 +132,8 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     sentences = (
         f"{introduce_head(attention, row)} {DOES[row.kind]}.",
         f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
-        f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; averaged over {score.count:,} words, "
+        f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; "
+        f"{describe_whole(row.kind, scores[0][q], weights[k])}averaged over {score.count:,} words, "
         f"{GETS[row.kind]} {format_share(score)} ({limits} with 95 % confidence).",
         describe_controls(attention),
     )
@@ -170,6 +172,12 @@ def explain_key(kind: str, words: Sequence[str], q: int, k: int) -> str:
     if kind == "duplicate" and words[k] == words[q]:
         return ", the same word"
     return ", the word just before" if kind == "previous token" and k == q - 1 else ""
+
+
+def describe_whole(kind: str, score: Tensor, largest: Tensor) -> str:
+    """Return the score of the query where it counts more keys than the one with the largest weight, else an empty string."""
+    more = format_share(score) != format_share(largest) and score > largest
+    return f"in all, {GETS[kind]} {format_share(score)} of it; " if more else ""
 
 
 def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Finding | None:

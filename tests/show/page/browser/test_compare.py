@@ -1,5 +1,6 @@
 """The Compare view: two heads, prompts or recordings and their difference, the numbers attend's, by mouse and by keyboard."""
 
+import itertools
 import re
 
 import pytest
@@ -60,6 +61,29 @@ def test_a_link_reads_a_weight_of_both_heads(opened, address):
     page.wait_for_selector(".compare-read .note")
     exact = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => Number(one.title))")  # on pointing
     assert exact == [expect_weight(Q, K, 1, 0, 5, 3), expect_weight(Q, K, 0, 2, 5, 3)]
+
+
+def find_rounded_cell():
+    """Two heads and one of their largest differences, whose first weight has other digits in the picture."""
+    for one, other in itertools.permutations(itertools.product(range(LAYERS), range(HEADS)), 2):
+        a, b = weights(Q, K, *one), weights(Q, K, *other)
+        coded = 2 ** ((2048 * a.log2()).round() / 2048)
+        for place in (b - a).abs().flatten().topk(6).indices.tolist():
+            q, k = divmod(place, T)
+            if f"{a[q, k]:.3g}" != f"{coded[q, k]:.3g}":
+                return one, other, q, k, a[q, k], b[q, k]
+    raise AssertionError("no such cell")
+
+
+def test_the_weights_of_a_link_are_exact_where_those_of_the_picture_round_to_another_digit(opened, address):
+    (layer, head), (layer2, head2), q, k, a, b = find_rounded_cell()
+    state = f"layer={layer}&head={head}&layer2={layer2}&head2={head2}&q={q}&k={k}"
+    page = drawn(opened(f"{address}#view=compare&r=r1&{state}"))
+    page.wait_for_selector(".compare-read .note")
+    expected = {"first": a, "second": b, "difference": b - a}
+    assert read(page) == {name: float(f"{value:.3g}") for name, value in expected.items()}
+    listed = page.locator(".compare-place .numbers:nth-child(2)").all_inner_texts()
+    assert f"{a:#.3g} → {b:#.3g}" in listed
 
 
 def test_how_much_attention_lies_elsewhere_is_said(opened, address):

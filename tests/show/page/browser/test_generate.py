@@ -67,6 +67,13 @@ def bars(page, which: int) -> list[tuple[str, float]]:
     return found
 
 
+def test_the_page_says_what_comes_until_there_are_words(opened, address):
+    page = quiet(opened(f"{address}#view=generate"))
+    hint = page.get_by_text("The model continues the text, one word at a time.")
+    assert hint.is_visible()
+    assert not written(page).get_by_text(hint.inner_text()).is_visible()
+
+
 def test_the_words_are_those_that_the_model_writes(opened, address, model):
     page = written(opened(f"{address}#view=generate"))
     assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))

@@ -57,6 +57,15 @@ def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(ope
     assert link(page)["q"] == "27"
 
 
+def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(opened, addresses):
+    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2&q=27"))
+    expect_caption(page, "patch 3,5 (row, column)")
+    assert "patch" in page.locator(".image-links .link-word").first.inner_text()
+    assert page.locator(".image-links .mark-space").count() == 0
+    page.keyboard.press("Home")
+    expect_caption(page, "class token (which stands for the whole image)")
+
+
 def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(opened, addresses):
     page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2&q=1"))
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):

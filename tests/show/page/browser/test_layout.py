@@ -96,6 +96,45 @@ def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_ap
     assert page.evaluate(CROWDED) == []
 
 
+@pytest.mark.parametrize("setting", ["pull", "cut"])
+@pytest.mark.parametrize("view", ["text", "heads", "map", "steps", "compare"])
+def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_logit(drawn, view, setting):
+    page = drawn(view, "phone", f"&show={setting}")
+    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    assert page.locator("#bar select[data-control=show]").input_value() == setting
+    assert page.evaluate(LINES, "#bar > .control") <= 2
+    outside = "[...document.querySelectorAll('#bar *')].filter((one) => one.getBoundingClientRect().right > innerWidth).length"
+    assert page.evaluate(outside) == 0
+
+
+@pytest.mark.parametrize(("view", "words"), [("type", ".type-words"), ("generate", ".generate-words")])
+@pytest.mark.parametrize("screen", ["laptop", "phone", "zoomed"])
+def test_no_word_of_a_text_is_torn_apart_at_the_end_of_a_line(drawn, view, words, screen):
+    page = drawn(view, screen)
+    torn = "(all) => all.filter((one) => one.getClientRects().length > 1).map((one) => one.textContent)"
+    assert page.locator(f"{words} .word").count() > 10
+    assert page.locator(f"{words} .word").evaluate_all(torn) == []
+    lines = len(set(page.locator(f"{words} .word").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().top)")))
+    assert lines > 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_words_of_a_finding_are_in_sight_at_a_zoom_of_200_percent(opened, address):
+    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
+    page.wait_for_selector("#finding:not([hidden])")
+    quiet(page)
+    selected = page.locator(".word.selected").first
+    assert selected.bounding_box()["y"] < 400
+
+
+@pytest.mark.parametrize(("screen", "count"), [("laptop", 0), ("wide", 29)])
+def test_a_large_picture_of_type_has_its_words_at_its_sides(drawn, screen, count):
+    page = drawn("type", screen)
+    for side in ("rows", "columns"):
+        words = page.locator(f".type-{side} span")
+        assert sum(one.is_visible() for one in words.all()) == count
+
+
 @pytest.mark.parametrize(
     ("view", "selectors", "share"),
     [

@@ -39,6 +39,21 @@ def test_the_dark_page_is_dark_and_the_light_one_light(opened, address):
     assert settled(opened(f"{address}#view=map", dark=True)).evaluate(ground) < 0.05
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_is_hidden_is_not_taken_for_a_weight_of_0(opened, address, dark):
+    page = settled(opened(f"{address}#view=map&r=r2", dark=dark))
+    hidden, zero = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.querySelector(".ramp"));
+            const parts = (colour) => colour.match(/\\d+/g).slice(0, 3).map(Number);
+            const probe = document.body.appendChild(document.createElement("i"));
+            probe.style.color = "var(--hidden)";
+            return [getComputedStyle(probe).color, style.backgroundImage.match(/rgb.*?\\)/)[0]].map(parts);
+        }"""
+    )
+    assert (zero[2] - zero[0]) - (hidden[2] - hidden[0]) >= 20  # one is blue, the other is not
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_list_of_keys_opens_and_closes(opened, address, view):
     page = settled(opened(f"{address}#view={view}"))

@@ -327,3 +327,11 @@ def test_a_tap_selects_the_weight_whose_pictures_are_shown(opened, address):
     page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", width=390, height=844, has_touch=True))
     page.locator(".panel tbody tr").nth(4).locator("td").nth(2).tap()
     check_trace(page, 4, 2)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_caption_says_what_the_sides_of_the_tables_of_a_step_are(opened, address, step):
+    page = drawn(opened(f"{address}#view=steps&r=r1&step={step}"))
+    caption, first = page.locator("#caption").inner_text(), page.locator(".panel thead th:not(:empty)").first.inner_text()
+    assert ("columns are the numbers of their vectors" in caption) == (first in ("q1", "c1"))
+    assert ("rows look (queries), columns are looked at (keys)" in caption) == (first == "the")

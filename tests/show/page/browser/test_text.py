@@ -45,6 +45,13 @@ def darker(light: list[int], row) -> None:
             assert light[a] < light[b]
 
 
+def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_are_any(opened, address):
+    for q, way, hides in ((11, "", True), (T - 1, "", False), (11, "&way=to", False)):
+        page = settled(opened(f"{address}#view=text&layer=1&head=2&q={q}{way}"))
+        assert ("cannot see the gray words" in page.locator("#caption").inner_text()) == hides
+        assert page.locator(".word.hidden-word").count() == (T - 1 - q if not way else q)
+
+
 def test_hovering_a_word_shades_what_it_looked_at(opened, address):
     page = settled(opened(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()

@@ -1,11 +1,12 @@
 // Codes of weights: 0 is a hidden entry, and a code c from 1 up is the weight 2 ** ((c - 65535) / 2048).
 
+export const HIDDEN = 0;
 export const TOP = 65535;
 const STEPS = 2048;
 
 // Return the weight of a code, or null for a hidden entry.
 export function decodeWeight(code) {
-  return code === 0 ? null : code === 1 ? 0 : 2 ** ((code - TOP) / STEPS);
+  return code === HIDDEN ? null : code === 1 ? 0 : 2 ** ((code - TOP) / STEPS);
 }
 
 // Return the code of a visible weight.

@@ -3,7 +3,11 @@
 import { el } from "./elements.js";
 
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and similar
+const WHOLE = 24; // maximum number of letters of a word that is not broken at the end of a line
 const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters next to them
+
+// What the two sides of a matrix of weights are.
+export const AXES = "rows look (queries), columns are looked at (keys)";
 
 // Split a word into parts [kind, text] of the kinds text, space, end (of a line) and code (of an invisible character).
 export function splitWord(word) {
@@ -50,6 +54,12 @@ export const cutText = (text, most) => (text.length <= most ? text : `${text.sli
 
 // Return whether a word has a letter or a digit.
 export const hasLetters = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
+
+// Render a word of a running text with the line break that may come before it: a space at its start goes with it to the next line.
+export const renderTextWord = (attributes, word, children) => [
+  /^\s/.test(word) ? el("wbr") : "",
+  el("span", { ...attributes, class: word.length <= WHOLE ? "word whole" : "word" }, children),
+];
 
 // Return the children of an element that shows a word, of at most `most` letters.
 export function renderWord(word, most = Infinity) {

@@ -99,7 +99,8 @@ export function renderSettingSwitch(app, state) {
     select.value = now;
     choose(name);
   } }, [...reasons.keys()].map((name) => el("option", { value: name, ...describe(name), selected: name === now }, name)));
-  return el("span", { class: "control" }, el("span", { class: "name" }, "show"), choice, select);
+  const name = el("span", { class: isAboutTarget(now) ? "name at-width" : "name" }, "show"); // on a phone: "pull of ‘They’ after ‘.’"
+  return el("span", { class: "control" }, name, choice, select);
 }
 
 // Render the choice of the logit that pull and cut are about: a likely word, after the last word or after the selected one.
@@ -107,7 +108,7 @@ export function renderTargetChoice(app, state) {
   if (!isAboutTarget(app.settings.get(state))) return null;
   const target = app.settings.target(state);
   return el("span", { class: "control target", title: "The logit is the score that a word has as the next one: the higher, the more probable. This is the word whose score is explained" },
-    el("span", { class: "name" }, "logit of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
+    el("span", { class: "name" }, el("span", { class: "at-width" }, "logit "), "of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
 }
 
 function renderTokens(app, state, target) {

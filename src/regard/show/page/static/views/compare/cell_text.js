@@ -44,9 +44,12 @@ function renderValue(name, number, write) {
 
 // Render a list of cells [[row, column, difference]] with a button for each.
 export function renderFurthestCells(found, [a, b], { write }, pin) {
-  const line = ([i, j, by]) => el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
-    el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
-    el("span", { class: "numbers" }, `${write(a.weights[i * a.columns + j] ?? 0)} → ${write(b.weights[i * b.columns + j] ?? 0)}`),
-    el("span", { class: "numbers" }, formatSigned(by)));
+  const line = ([i, j]) => {
+    const [first, second] = [a, b].map((one) => one.weights[i * one.columns + j] ?? 0);
+    return el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
+      el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
+      el("span", { class: "numbers" }, `${write(first)} → ${write(second)}`),
+      el("span", { class: "numbers" }, formatSigned(second - first)));
+  };
   return [el("h2", {}, "Largest differences"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
 }

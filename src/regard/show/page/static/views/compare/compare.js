@@ -4,6 +4,7 @@ import * as colour from "../../drawing/color.js";
 import { makeDifferenceScale } from "../../drawing/legend.js";
 import { formatSigned, formatThreeDigits } from "../../drawing/number_format.js";
 import { createQuantity } from "../../drawing/quantity.js";
+import { AXES } from "../../drawing/words.js";
 import { findAttention } from "../../frame/controls.js";
 import { getHeadNumber } from "../../frame/selected_word.js";
 import { isAboutTarget } from "../../frame/setting_switch.js";
@@ -106,7 +107,7 @@ function renderPictures(it, state) {
   page.list(level ? [] : listFurthestCells(apart, LISTED), parts);
   page.mark(it.drawn, state.q, state.k);
   const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${getHeadNumber(layer, place.head)}`);
-  app.caption(app.el("b", {}, `${a} against ${b}`), quantity.description ? ` · ${describeQuantities(quantities)} · ` : ": ", "rows are queries, columns are keys; in the difference, blue is more in the second, orange is less.");
+  app.caption(app.el("b", {}, `${a} against ${b}`), quantity.description ? ` · ${describeQuantities(quantities)} · ` : ": ", `${AXES}; in the difference, blue is more in the second, orange is less.`);
   if (state.q !== undefined && state.k !== undefined) page.exact(fetchExactWeights(it, state));
 }
 

@@ -36,6 +36,12 @@ export function buildLayout(app, { change, typed, pin, swap }) {
     read.show(now, i, j);
   }
 
+  function renderList() {
+    const { found, parts } = now.listed;
+    list.hidden = !found.length;
+    list.replaceChildren(...renderFurthestCells(found, parts, now.quantity, pin));
+  }
+
   // Select the pane that is shown where only one fits.
   function turn(shown) {
     const button = (name, n) => el("button", { "data-control": `pane ${n}`, "aria-pressed": String(n === shown), onclick: () => app.go({ pane: n === DIFFERENCE ? null : n }, { replace: true }) }, name);
@@ -60,23 +66,33 @@ export function buildLayout(app, { change, typed, pin, swap }) {
     async exact(cells) {
       const mine = now;
       const found = await cells;
-      if (now === mine && !now.level) read.exact(found, now.quantity.name === "weight");
+      if (now !== mine || now.level) return;
+      const isWeight = now.quantity.name === "weight";
+      if (isWeight) writeExactWeights(now, found);
+      point(...now.pinned);
+      renderList();
+      read.exact(found, isWeight);
     },
     told(sentence, said) {
       told.textContent = sentence;
       note.textContent = said;
     },
     list(found, parts) {
-      list.hidden = !found.length;
-      list.replaceChildren(...renderFurthestCells(found, parts, now.quantity, pin));
+      now.listed = { found, parts };
+      renderList();
     },
     sheet: () => snapshotAsSvg(row, "form, .compare-swap"),
   };
 }
 
+// Write the weights of the pinned cell in place of those of the pictures, which are rounded.
+function writeExactWeights({ parts, pinned: [q, k] }, cells) {
+  cells.forEach((cell, n) => cell?.visible && (parts[n].weights[q * parts[n].columns + k] = cell.weight));
+}
+
 // Render the box for a text that the second side shows.
 function renderTextForm(app, typed) {
-  const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "another text" });
+  const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "or another text" });
   const form = el("form", { class: "compare-typed", hidden: !app.start.model, onsubmit: (event) => {
     event.preventDefault();
     typed(box.value, form);

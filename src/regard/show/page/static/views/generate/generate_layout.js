@@ -2,11 +2,13 @@
 
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
-import { renderWord } from "../../drawing/words.js";
+import { renderTextWord, renderWord } from "../../drawing/words.js";
 import { createTokenPanel } from "./token_panel.js";
 import { createPromptForm } from "./prompt_form.js";
 
 const NEAR = 60; // maximum pixels from the end of the text at which it scrolls along with new words
+
+const HINT = "The model continues the text, one word at a time. Then select a word of it to see where the model looked, and which other words were likely there.";
 
 // Build the layout; user input calls run, stop and pick(n).
 export function buildLayout(app, { run, stop, pick }) {
@@ -16,7 +18,8 @@ export function buildLayout(app, { run, stop, pick }) {
   const progress = el("p", { class: "note generate-count", role: "status" });
   const after = el("nav", { class: "generate-after", "aria-label": "The same words in other views" });
   const body = el("div", { class: "generate-body", hidden: true }, el("section", {}, text.element, progress, after), word.element);
-  const root = el("div", { class: "generate-page" }, ask.element, body);
+  const hint = el("p", { class: "note" }, HINT);
+  const root = el("div", { class: "generate-page" }, ask.element, hint, body);
 
   return {
     root,
@@ -26,12 +29,12 @@ export function buildLayout(app, { run, stop, pick }) {
     busy: ask.busy,
     isBusy: ask.isBusy,
     begin(beginning) {
-      [body.hidden, word.element.hidden] = [false, true];
+      [hint.hidden, body.hidden, word.element.hidden] = [true, false, true];
       text.begin(beginning);
       after.replaceChildren();
       progress.textContent = "";
     },
-    hide: () => (body.hidden = true),
+    hide: () => ([hint.hidden, body.hidden] = [false, true]),
     add: text.add,
     read: text.read,
     shade: text.shade,
@@ -95,11 +98,11 @@ function createGeneratedText(pick) {
     // Split the prompt into words; the first `count` of them are loaded.
     read(words, count) {
       const rest = words.length < count ? prompt.textContent.slice(words.join("").length) : "";
-      prompt.replaceChildren(...words.map((word, place) => el("span", { class: "word", "data-place": place }, word)), rest);
+      prompt.replaceChildren(...words.flatMap((word, place) => renderTextWord({ "data-place": place }, word, word)), rest);
     },
     add({ word, place }, n) {
       const follows = element.scrollTop + element.clientHeight > element.scrollHeight - NEAR;
-      came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n, "data-place": place }, renderWord(word)), word.includes("\n") ? el("br") : "");
+      came.append(...renderTextWord({ role: "button", tabindex: n ? -1 : 0, "data-n": n, "data-place": place }, word, renderWord(word)), word.includes("\n") ? el("br") : "");
       if (follows) element.scrollTop = element.scrollHeight;
     },
   };

@@ -3,6 +3,7 @@
 import { el } from "../../drawing/elements.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { paintCodes } from "../../drawing/matrix_image.js";
+import { AXES } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/selected_word.js";
 import { renderClearestHeads } from "./clearest_heads.js";
 import { EFFECT, SENTENCES, isProbed, renderHeadControls } from "./kind_filter.js";
@@ -259,7 +260,7 @@ function describePicture(it, state) {
   const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : `its largest ${it.app.settings.quantity(state).noun}`;
   const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
-  it.app.caption(el("b", {}, count), ` · rows are queries, columns are keys${pooled}`);
+  it.app.caption(el("b", {}, count), ` · 3.1 is head 1 of layer 3; ${AXES}${pooled}`);
 }
 
 // Return the scores of the shown heads as records, in their order.

@@ -23,6 +23,8 @@ export const view = {
   mount,
 };
 
+const MEANT = { "class token": "which stands for the whole image" };
+
 // Return whether a recording has an image, so that this view can be shown.
 export const hasImage = (summary) => Boolean(summary?.images?.length);
 
@@ -198,8 +200,9 @@ function describeQuery(it, patch) {
   let inside = 0;
   shown.codes.forEach((code, key) => (inside += grid.patches[shown.window][key] === NONE ? 0 : quantity.decode(code) ?? 0));
   const said = patch === NONE ? nameToken(it, shown.q) : namePatch(patch, grid.columns);
+  const meant = patch === NONE ? MEANT[said] : "row, column";
   const [which, what] = getKind(it, state) === "rollout" ? [`Rollout up to layer ${state.layer}`, "its share in "] : [`Layer ${state.layer}, ${nameSelectedHeads(app, state)}`, "the attention of "];
-  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), `; all patches get ${quantity.write(inside)}`);
+  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; all patches get ${quantity.write(inside)}`);
 }
 
 // Return the name of a query that is no patch: its own, or its word.
@@ -242,7 +245,8 @@ function listLinks(it) {
   links.replaceChildren(app.el("h2", {}, "Looks most at"), listStrongestLinks(found, go, quantity));
 }
 
-const nameKey = (it, key) => it.grid.nameKey(key, it.shown.window) ?? it.app.word(it.app.attention().columns, key) ?? `token ${key}`;
+// Return the name of a key, without spaces that would be marked as those of a text, or its word.
+const nameKey = (it, key) => it.grid.nameKey(key, it.shown.window)?.replaceAll(" ", "\u00a0") ?? it.app.word(it.app.attention().columns, key) ?? `token ${key}`;
 
 function hoverQuery(it, query) {
   it.hovered = query;

@@ -5,6 +5,7 @@ import { TILE, countLevels, createTileCache } from "../../data/tile_cache.js";
 import { readBackground, chooseScaleName } from "../../drawing/color.js";
 import { createCanvasPen, createSvgPen } from "../../drawing/canvas_pen.js";
 import { formatCount } from "../../drawing/number_format.js";
+import { AXES } from "../../drawing/words.js";
 import { getStateHeadNumber } from "../../frame/selected_word.js";
 import { createViewport } from "./viewport.js";
 import { listenToPointer } from "./pointer_input.js";
@@ -13,7 +14,7 @@ import { createReadout } from "./cell_readout.js";
 
 const MOST_NUMBERS = 2 ** 19; // that are saved as a table
 const SETTLED = 250; // milliseconds without movement before the link stores the viewport
-const NAME = "Map of one head: rows are queries, columns are keys. Arrow keys move by one token.";
+const NAME = `Map of one head: ${AXES}. Arrow keys move by one token.`;
 
 export const view = {
   name: "map",
@@ -102,7 +103,7 @@ async function openHead(it, of, place, state) {
 
 function describePicture({ app, at }, state) {
   const kind = at.kind ? ` · ${at.kind}` : "";
-  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), at.quantity.description ? ` · ${at.quantity.description}` : "", " · rows are queries, columns are keys");
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), at.quantity.description ? ` · ${at.quantity.description}` : "", ` · ${AXES}; gray cells are hidden from their row`);
 }
 
 // Draw once, with the next frame of the screen.

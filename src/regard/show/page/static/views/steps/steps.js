@@ -1,6 +1,7 @@
 // The Steps view: the computation of one head, one step at a time, with its numbers and switches.
 
 import { chooseQuery, getStateHeadNumber } from "../../frame/selected_word.js";
+import { AXES } from "../../drawing/words.js";
 import { writeArithmetic } from "./arithmetic.js";
 import { fetchEffect } from "./effect_scene.js";
 import { makeNamer } from "./narration.js";
@@ -217,8 +218,14 @@ function describePicture(it, state) {
   const { data } = it.loaded;
   const ofExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source} (notes that code attention from scratch; nothing else is needed to follow them)` : ""];
   const ofHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
-  const axes = data.partial ? ": rows are keys, the column is the query." : data.rows.length ? ": rows are queries, columns are keys." : ".";
-  app.caption(...(getExample(it, state) ? ofExample() : ofHead()), axes);
+  app.caption(...(getExample(it, state) ? ofExample() : ofHead()), describeAxes(data, getScene(it)));
+}
+
+// Return what the sides of the tables of a scene are.
+function describeAxes(data, { panels }) {
+  if (!data.rows.length) return ".";
+  if (panels.some(({ axes }) => axes === "words")) return ": rows are words, columns are the numbers of their vectors.";
+  return data.partial ? ": rows are keys, the column is the query." : `: ${AXES}.`;
 }
 
 function copyNumbers(it) {

@@ -55,7 +55,7 @@ function renderExamples(app) {
   const chips = app.start.examples.map(({ name, title, summary }) =>
     el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
   const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
-  const all = [own, el("span", { class: "note", title: "From lecture notes that code attention from scratch; nothing else is needed to follow them" }, "examples of the lectures:"), ...chips, translation].flat().filter(Boolean);
+  const all = [own, el("span", { class: "note", title: "From lecture notes that code attention from scratch; nothing else is needed to follow them" }, "small examples:"), ...chips, translation].flat().filter(Boolean);
   const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
 
   function pick(example) {

@@ -1,5 +1,6 @@
 // The Text view: the words, shaded by the weights of one selected word, as a query or as a key.
 
+import { HIDDEN } from "../../data/weight_codes.js";
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatCount } from "../../drawing/number_format.js";
@@ -172,7 +173,7 @@ async function describePicture(it, state) {
   if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · each word is shaded by ${quantity.explain(incoming)} `, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
   const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
     : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : "; it cannot see the gray words");
 }
 
 // Fetch and list the strongest links with their exact weights.

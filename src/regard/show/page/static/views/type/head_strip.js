@@ -2,9 +2,9 @@
 
 import { el } from "../../drawing/elements.js";
 import { paintCodes, createPixelCanvas } from "../../drawing/matrix_image.js";
-import { renderBareWord } from "../../drawing/words.js";
+import { AXES, renderBareWord } from "../../drawing/words.js";
 
-const WORDS = 24; // maximum number of words along an axis
+const [WORDS, MANY] = [40, 24]; // maximum number of words along an axis, and of a picture that is small
 
 export function createHeadStrip() {
   const canvas = createPixelCanvas({ class: "type-picture", role: "img" });
@@ -17,12 +17,13 @@ export function createHeadStrip() {
   const alike = el("p", { class: "note" }, "Each head has its own weights; the mean is over all heads.");
   const element = el("aside", { class: "type-side", "aria-label": "Heads of the layer" },
     el("section", {}, title, alike, strip),
-    el("figure", {}, plot, el("figcaption", { class: "note" }, "rows are queries, columns are keys")));
+    el("figure", {}, plot, el("figcaption", { class: "note" }, AXES)));
 
   // Write the words along both axes, if they fit.
   function label(words, asking) {
     const roomy = Math.max(words.length, asking.length) <= WORDS;
     plot.classList.toggle("type-roomy", roomy);
+    plot.classList.toggle("type-many", Math.max(words.length, asking.length) > MANY);
     rows.replaceChildren(...(roomy ? asking.map(renderBareWord) : []));
     columns.replaceChildren(...(roomy ? words.map(renderBareWord) : []));
   }
@@ -43,7 +44,7 @@ export function createHeadStrip() {
     title.textContent = h === 1 ? "The head of the layer" : "Heads of the layer";
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
     paintCodes(canvas, mean(selected), rows, columns, paint);
-    canvas.setAttribute("aria-label", `${quantity.noun}, layer ${layer}, ${selected.length > 1 ? `mean of ${selected.length} heads` : `head ${selected[0]}`}: rows are queries, columns are keys`);
+    canvas.setAttribute("aria-label", `${quantity.noun}, layer ${layer}, ${selected.length > 1 ? `mean of ${selected.length} heads` : `head ${selected[0]}`}: ${AXES}`);
     Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
   }
 

@@ -3,7 +3,7 @@
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatCount } from "../../drawing/number_format.js";
-import { renderWord } from "../../drawing/words.js";
+import { renderTextWord, renderWord } from "../../drawing/words.js";
 import { formatLink, parseLink } from "../../frame/page_link.js";
 import { createHeadStrip } from "./head_strip.js";
 import { createNextWords } from "./next_words.js";
@@ -90,7 +90,7 @@ function createParagraph(label) {
   });
 
   function set(words, total, pick) {
-    const one = (word, n) => [el("span", { class: "word", role: pick && "button", tabindex: pick && -1, "data-n": n }, renderWord(word)), word.includes("\n") ? el("br") : ""];
+    const one = (word, n) => [...renderTextWord({ role: pick && "button", tabindex: pick && -1, "data-n": n }, word, renderWord(word)), word.includes("\n") ? el("br") : ""];
     const stands = standing.words.join("\0") === words.join("\0") && Boolean(standing.pick) === Boolean(pick);
     if (!stands) element.replaceChildren(...words.flatMap(one));
     standing = { words, pick };
