@@ -1,7 +1,8 @@
-"""Read a bias of scores that is linear in the distance of a key, as ALiBi's: -slope * (i - j) for query i and key j."""
+"""Read which keys a call hides, and a bias linear in the distance of a key, as ALiBi's: -slope * (i - j)."""
 
 from torch import Tensor
 
+from regard.examination import mask_requirements
 from regard.examination.inner_calls import InnerCall
 from regard.mechanism import Causal
 
@@ -25,6 +26,21 @@ def read_slopes(one: InnerCall) -> Tensor | None:
         return None
     slopes: Tensor = steps[..., 0].reshape(-1, steps.shape[-2] if steps.dim() > 1 else 1)[0]  # of the first sequence
     return slopes
+
+
+def read_seen(one: InnerCall) -> Tensor | None:
+    """Return which keys are not hidden, bool (b, q, k), in any head; None if only weights are known."""
+    call = one.call
+    if one.is_stored_as_weights:
+        return None
+    b, _, q, _ = call.q.shape
+    if call.mask.batch not in (1, b):
+        return None
+    seen = mask_requirements.expand_mask(call.mask, b, q, call.k.shape[2], call.offset)
+    if call.bias is None:
+        return seen
+    shown = call.bias > HIDDEN
+    return seen & (shown.any(-3) if shown.dim() > 2 else shown).cpu()
 
 
 def describe_slopes(slopes: Tensor) -> str:

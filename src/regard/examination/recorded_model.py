@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.examination import call_checks, evidence, mask_requirements, matrix_checks, replay
+from regard.examination import bucket_reading, call_checks, evidence, mask_requirements, matrix_checks, replay
 from regard.examination.inner_calls import InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown
@@ -74,6 +74,7 @@ def collect_results(
     yield check_visibility(calls, expects, offset)
     for what, result in call_checks.iterate_checks(calls, scale, in_model=True):
         yield result if result is not None else Unknown(f"whether {what}", evidence.ALONE, what in call_checks.REQUIRED)
+    yield from bucket_reading.check_buckets(calls, module)
     yield from replay.examine_layers(module, run, dict.fromkeys(one.name for one in calls), expects, scale)
     for name, reason in missed.items():
         yield Unknown(f"any property of the attention in {name or 'the module'}: {reason}", TOKENS, is_required=True)

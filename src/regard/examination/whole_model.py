@@ -1,9 +1,11 @@
 """Examine a whole model of token ids: each layer's recorded attention, and which token moves which output."""
 
+import contextlib
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.examination import (
+    bucket_reading,
     cached_decoding,
     call_checks,
     evidence,
@@ -224,8 +227,21 @@ class ModelExamination:
             else:
                 needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
+        yield from bucket_reading.check_buckets(self.record_bucket_calls(calls), self.model.module)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
+
+    def record_bucket_calls(self, calls: list[InnerCall]) -> list[InnerCall]:
+        """Return the calls for many tokens, which show buckets of distances; empty if no bias is rows of a table."""
+        model = self.model
+        if not any(bucket_reading.has_table(one, model.module) for one in calls):
+            return []
+        for t in reversed(model_lengths.LENGTHS):
+            if not model.is_sampled or t <= model.sample_length:
+                ids = model_lengths.draw_ids(model, t, 0)
+                with contextlib.suppress(SubjectError):  # refusing another length is allowed
+                    return record_inner_calls(model.module, partial(model.run, ids)).calls
+        return calls
 
     def suggest_layer(self, names: Sequence[str]) -> str:
         """Return how to examine one of these layers alone, of those that were tried."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from regard.examination import bias_reading, call_checks, mask_requirements
 from regard.examination.case import Case
@@ -57,29 +56,14 @@ def find_repeated_position(calls: Sequence[InnerCall]) -> Finding | None:
 
 def is_causal(one: InnerCall) -> bool:
     """Return whether each query sees the tokens up to its own, and no other."""
-    seen = read_seen(one)
+    seen = bias_reading.read_seen(one)
     return seen is not None and seen.shape[1] == seen.shape[2] and bool((seen == torch.ones_like(seen).tril()).all())
-
-
-def read_seen(one: InnerCall) -> Tensor | None:
-    """Return which keys are not hidden, bool (b, q, k), in any head; None if only weights are known."""
-    call = one.call
-    if one.is_stored_as_weights:
-        return None
-    b, _, q, _ = call.q.shape
-    if call.mask.batch not in (1, b):
-        return None
-    seen = mask_requirements.expand_mask(call.mask, b, q, call.k.shape[2], call.offset)
-    if call.bias is None:
-        return seen
-    shown = call.bias > bias_reading.HIDDEN
-    return seen & (shown.any(-3) if shown.dim() > 2 else shown).cpu()
 
 
 def find_hidden_key(case: Case, calls: Sequence[InnerCall]) -> Finding | None:
     """Return the finding of a key that the expected mask allows and that every call hides."""
     t = max(one.call.q.shape[2] for one in calls)
-    tables = [read_seen(one) for one in calls]
+    tables = [bias_reading.read_seen(one) for one in calls]
     seen = [one for one in tables if one is not None and one.shape[1:] == (t, t)]
     if len(seen) < len(tables):
         return None
