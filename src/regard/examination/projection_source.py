@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.examination.call_conventions import parse_role
+
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
 
@@ -43,11 +45,14 @@ class ProjectionSource(NamedTuple):
 
 
 def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
-    """Return the last output of which every head of x (b, h, t, d) has the norms, up to one factor; None if there is none."""
+    """Return the last output of which every head of x (b, h, t, d) has the norms, up to one factor; None if there is none.
+
+    A module that rotates heads keeps the norms of the projection: outputs in heads whose names state no role come after others.
+    """
     near = NEAR.get(x.dtype)
     if near is None or x.shape[-1] < 2:
         return None
-    for one in reversed(outputs):
+    for one in sorted(outputs, key=lambda one: one.output.dim() != 4 or bool(parse_role(one.name.rpartition(".")[2])))[::-1]:
         for part in iterate_parts(x, one.output):
             y = arrange_tokens(one.output, part)
             found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)
