@@ -83,7 +83,8 @@ def check_scale(calls: Sequence[InnerCall], stated: float | None, in_model: bool
     found = get_scale(wrong)
     alike = all(is_near(get_scale(one), found) for one in scored)
     design = in_model and (not is_mistake(wrong) or (alike and any(is_near(found, one) for one in (1.0, 1 / wrong.width))))
-    return report_scale(wrong, stated, design or wrong.call.bias is not None or has_norm(wrong))
+    has_bias = wrong.call.bias is not None and not is_scaled_by_all_heads(wrong)
+    return report_scale(wrong, stated, design or has_bias or has_norm(wrong))
 
 
 def check_cosines(factors: Sequence[float]) -> Checked | Unknown:
@@ -108,6 +109,13 @@ def is_mistake(one: InnerCall) -> bool:
     widths = () if one.absorbed is None else (one.call.q.shape[-1], one.absorbed.columns)
     wrong = (*list_wrong_scales(d), inside**-0.5, 1 / inside, *(n**-0.5 for n in widths))
     return any(is_near(found, known) for known in wrong)
+
+
+def is_scaled_by_all_heads(one: InnerCall) -> bool:
+    """Return whether a scale is 1 / √(h d), of all heads together, and no scale of a design beside it."""
+    h, d = one.call.q.shape[1], one.width
+    found = get_scale(one)
+    return h > 1 and is_near(found, (h * d) ** -0.5) and not is_near(found, 1 / d)
 
 
 def is_stated(one: InnerCall) -> bool:
@@ -151,6 +159,8 @@ def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) ->
     meant = f"1 / √{one.width} =" if stated is None else "the stated"
     sentence = f"in {one.name or 'the layer'} the products of queries and keys are multiplied by {found:.4g}, not by {meant} "
     sentence += f"{expected:.4g}"
+    if is_scaled_by_all_heads(one):
+        sentence += f": {one.call.q.shape[1] * one.width} is the width of all heads, not of one"
     if stated is None and may_be_intended:
         return Unknown(f"{SCALE}: {sentence}, as in some designs", f"scale={found:.4g}, if it is intended", is_required=True)
     return Finding(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.examination.attention_output import list_parts
 from regard.examination.call_conventions import parse_role
 from regard.examination.changed_sources import find_changed_source, find_decayed_sources, find_mixed_source
+from regard.examination.functional_projections import watch_projections
 from regard.examination.latent_reading import AbsorbedQueries, read_absorbed_queries
 from regard.examination.localize import hook_parts
 from regard.examination.output_reading import OutputReading, read_output
@@ -192,9 +193,17 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
         outputs.extend(project_inputs("", part, inputs))
         returned.extend(ModuleOutput("", one.detach()) for one in list_tensors(output))
 
+    def keep_projection(name: str, output: Tensor) -> None:
+        outputs.extend(ModuleOutput(name, one.detach().clone()) for one in list_tensors(output))
+
     own = module.register_forward_hook(keep_own)
     try:
-        with hook_parts(module, keep_output), interception.watch_modules(collector, modules), torch.no_grad():
+        with (
+            hook_parts(module, keep_output),
+            watch_projections(module, keep_projection),
+            interception.watch_modules(collector, modules),
+            torch.no_grad(),
+        ):
             run()
     finally:
         own.remove()

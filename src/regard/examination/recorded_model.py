@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.examination import bucket_reading, call_checks, evidence, mask_requirements, matrix_checks, replay
+from regard.examination.bias_reading import read_seen
 from regard.examination.inner_calls import InnerCall, RecordedCalls, record_inner_calls
 from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Unknown
@@ -17,6 +18,7 @@ from regard.mechanism.mask_algebra import Offset
 END_TO_END = "which outputs depend on which tokens: it returns no output for each token"
 TOKENS = "the layers, or a function x -> y (b, t, c) of the tokens"
 NO_CALL = "any property of its attention: no attention call was recorded"
+HIDING = 50.0  # below the largest bias of a row: windows are hidden by -100
 HIDE = "Hide in that call what the expected mask hides: pass it as attn_mask, or is_causal=True."
 SHOW = "Hide no more than the expected mask does, or pass expects= as it is meant."
 
@@ -83,7 +85,7 @@ def collect_results(
 
 def check_visibility(calls: list[InnerCall], expects: Mask, offset: Offset) -> Finding | Checked | Unknown:
     """Return the first call in which a query sees what it may not or misses what it may, or that there is none."""
-    compared = 0
+    compared = shifted = 0
     for one in calls:
         seen = read_visibility(one)
         if seen is None or expects.key_count not in (None, seen.shape[2]):
@@ -92,14 +94,18 @@ def check_visibility(calls: list[InnerCall], expects: Mask, offset: Offset) -> F
             continue
         b, q, k = seen.shape
         allowed = mask_requirements.expand_mask(expects, b, q, k, offset).to(seen.device)
-        wrong = seen != allowed
+        regions = find_regions(one) if expects == EVERYTHING and q == k else None
+        shifted += regions is not None
+        wrong = seen != allowed if regions is None else regions.to(seen.device) & ~seen
         if wrong.any():
             return report_visibility(one, seen, wrong)
         compared += 1
     if not compared:
         what = "who sees whom: no recorded call has as many queries as keys"
         return Unknown(what, "expects= of each layer, and the layer alone", is_required=True)
-    return Checked(f"every query sees the tokens that {expects} allows, and no other", f"in {compared} recorded calls")
+    what = f"every query sees the tokens that {expects} allows, and no other"
+    what += f"; of its own region in {shifted} calls, as in shifted windows" * (shifted > 0)
+    return Checked(what, f"in {compared} recorded calls")
 
 
 def read_visibility(one: InnerCall) -> Tensor | None:
@@ -108,6 +114,22 @@ def read_visibility(one: InnerCall) -> Tensor | None:
         return (one.call.build_map(one.call.k).dense() > 0).any(1)
     except RegardError:  # too large to be dense
         return None
+
+
+def find_regions(one: InnerCall) -> Tensor | None:
+    """Return who sees whom in windows of which some are shifted over an edge, bool (b, q, k); None for any other call.
+
+    The tokens of such a window are of several regions, and see those of their own; another window of the call is one region.
+    """
+    seen, bias = read_seen(one), one.call.bias
+    if seen is None or len(seen) != len(one.call.q):
+        return None
+    if bias is not None and bias.dim() == 4:
+        seen = seen & (bias > bias.amax(-1, keepdim=True) - HIDING).any(1).cpu()
+    reached = (seen.float() @ seen.float()) > 0
+    is_one = seen.flatten(1).all(-1)
+    is_region = bool((reached == seen).all()) and bool((seen == seen.mT).all()) and bool(seen.diagonal(dim1=1, dim2=2).all())
+    return seen if is_region and is_one.any() and not is_one.all() else None
 
 
 def report_visibility(one: InnerCall, seen: Tensor, wrong: Tensor) -> Finding:

@@ -1,0 +1,89 @@
+"""Projections by F.linear with the weight of a part that is not called, as torchvision's windows compute them, are seen."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination.wrong_calls import C, D, H
+from regard import Everything
+from regard.examination import examine
+
+SIDE, WINDOW = 6, 3  # tokens along an axis of a picture, and of a window
+
+
+class Windows(nn.Module):
+    """Attention in windows of a picture (b, SIDE, SIDE, c), shifted by one token; `hide` makes their bias."""
+
+    def __init__(self, scale=D**-0.5, size=1.0, hide=None):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.scale, self.size, self.hide = scale, size, hide
+
+    def forward(self, x):
+        b, n = len(x), WINDOW**2
+        x = torch.roll(x, (-1, -1), (1, 2)).unflatten(2, (-1, WINDOW)).unflatten(1, (-1, WINDOW))
+        x = x.transpose(2, 3).reshape(-1, n, C)  # (b windows, n, c)
+        qkv = F.linear(x * self.size, self.qkv.weight, self.qkv.bias).unflatten(-1, (3, H, D))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        scores = q * self.scale @ k.mT + 0.1 * torch.arange(n).cos()
+        if self.hide is not None:
+            scores = (scores.unflatten(0, (b, -1)) + self.hide(make_regions())[None, :, None]).flatten(0, 1)
+        y = F.linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias)
+        return y.view(b, SIDE // WINDOW, SIDE // WINDOW, WINDOW, WINDOW, C).transpose(2, 3).reshape(b, SIDE, SIDE, C)
+
+
+def make_regions():
+    """The region of each token of each window, (windows, n): a row and a column come from the other end of the picture."""
+    last = (torch.arange(SIDE) == SIDE - 1).long()
+    regions = (2 * last[:, None] + last).unflatten(1, (-1, WINDOW)).unflatten(0, (-1, WINDOW))
+    return regions.transpose(1, 2).reshape(-1, WINDOW**2)
+
+
+def hide_regions(regions):
+    return -100.0 * (regions[:, :, None] != regions[:, None])
+
+
+def hide_later_regions(regions):
+    return -100.0 * (regions[:, :, None] < regions[:, None])
+
+
+def hide_first_everywhere(regions):
+    return hide_regions(torch.zeros_like(regions).index_fill_(1, torch.tensor([0]), 1))
+
+
+def examine_windows(**settings):
+    torch.manual_seed(0)
+    return examine(Windows(**settings), expects=Everything(), sample=torch.randn(2, SIDE, SIDE, C))
+
+
+def test_the_scale_and_the_heads_are_known():
+    report = examine_windows()
+    assert report
+    what = [one.what for one in report.checked]
+    assert f"the scale of the scores, {D**-0.5:.4g}" in what
+    assert f"heads are independent: {H} of width {D}" in what
+
+
+def test_the_width_of_all_heads_is_a_finding_beside_a_bias():
+    (finding,) = examine_windows(scale=C**-0.5).findings
+    assert finding.kind == "wrong scale"
+    assert finding.evidence.endswith(f"{C} is the width of all heads, not of one")
+    assert not examine_windows(scale=1.0).findings  # as T5's
+
+
+@pytest.mark.parametrize("size", [1.0, 5.0])
+def test_the_regions_of_shifted_windows_are_no_wrong_mask(size):
+    report = examine_windows(hide=hide_regions, size=size)
+    assert not report.findings
+    (seen,) = [one.what for one in report.checked if one.what.startswith("every query sees")]
+    assert seen.endswith("; of its own region in 1 calls, as in shifted windows")
+
+
+def test_without_a_mask_nothing_is_said_of_shifted_windows():
+    assert not any("shifted" in one.what for one in examine_windows(hide=lambda regions: 0 * hide_regions(regions)).checked)
+
+
+@pytest.mark.parametrize("hide", [hide_later_regions, hide_first_everywhere])
+def test_other_windows_that_hide_tokens_are_a_wrong_mask(hide):
+    assert [one.kind for one in examine_windows(hide=hide, size=5.0).findings] == ["wrong mask"]
