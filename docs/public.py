@@ -2,7 +2,8 @@
 
 The first three come with `pip install ".[bench]"`. torch-multi-head-attention asks for torchvision, which it does not import:
 `pip install --no-deps torch-multi-head-attention`. The others: `pip install` with the names of this table. Some want versions
-that exclude each other: `pip install --no-deps`, and what they import.
+that exclude each other: `pip install --no-deps`, and what they import. torchvision's wheel on PyPI is built for CUDA: beside
+torch for CPUs, install the one for CPUs, or define the operator `torchvision::nms`, which only its import needs.
 """
 
 import contextlib
@@ -113,6 +114,39 @@ def litgpt(name: str) -> nn.Module:
     small = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_query_groups": 2, "head_size": 8, "intermediate_size": 40}
     config = import_module("litgpt").Config.from_name(name, padded_vocab_size=101, **small)
     found: nn.Module = import_module("litgpt").GPT(config)
+    return found
+
+
+def torchtune_attention() -> nn.Module:
+    """torchtune's attention with rotary positions and two key heads."""
+    modules = import_module("torchtune.modules")
+    projections = {f"{name}_proj": nn.Linear(WIDTH, n * 6, bias=False) for name, n in (("q", 4), ("k", 2), ("v", 2))}
+    found: nn.Module = modules.MultiHeadAttention(
+        embed_dim=WIDTH,
+        num_heads=HEADS,
+        num_kv_heads=2,
+        head_dim=6,
+        **projections,
+        output_proj=nn.Linear(WIDTH, WIDTH, bias=False),
+        pos_embeddings=modules.RotaryPositionalEmbeddings(6, max_seq_len=512),
+        attn_dropout=0.0,
+    )
+    return found
+
+
+def torchtune_model(name: str) -> nn.Module:
+    """torchtune's model of a family, small."""
+    make = getattr(import_module(f"torchtune.models.{name}"), name)
+    sizes = {"vocab_size": 101, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "embed_dim": 32, "max_seq_len": 512}
+    found: nn.Module = make(**sizes, intermediate_dim=40)
+    return found
+
+
+def swin_v2() -> nn.Module:
+    """torchvision's Swin of version 2, whose scores are cosines, small."""
+    swin = import_module("torchvision.models.swin_transformer")
+    v2 = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
+    found: nn.Module = swin.SwinTransformer([4, 4], WIDTH, [2, 2], [3, 6], [4, 4], num_classes=3, **v2)
     return found
 
 
@@ -528,6 +562,42 @@ FURTHER = [
     ),
     layer("palm-rlhf-pytorch", "palm_rlhf_pytorch.palm", "ParallelTransformerBlock", WIDTH, **HEADED, told=NONE),
     layer("yet-another-retnet", "yet_another_retnet.retention", "MultiScaleRetention", 32, HEADS, told=NONE),
+    layer(
+        "torchvision",
+        "torchvision.models.swin_transformer",
+        "ShiftedWindowAttention",
+        WIDTH,
+        window_size=[4, 4],
+        shift_size=[2, 2],
+        num_heads=HEADS,
+        told={**ALL, "sample": drawn(2, 8, 8, WIDTH)},
+    ),
+    Public(
+        "torchvision",
+        f"`SwinTransformer` of two stages, pixels, {EVERY}",
+        made("torchvision.models.swin_transformer", "SwinTransformer", [4, 4], WIDTH, [2, 2], [3, 6], [4, 4], num_classes=3),
+        PICTURE,
+    ),
+    Public("torchvision", f"`SwinTransformer` of version 2, pixels, {EVERY}", swin_v2, PICTURE),
+    layer("torchvision", "torchvision.models.vision_transformer", "EncoderBlock", HEADS, WIDTH, 40, 0.0, 0.0, told=ALL),
+    Public(
+        "torchvision",
+        f"`VisionTransformer` of two layers, pixels, {EVERY}",
+        made("torchvision.models", "VisionTransformer", 32, 8, 2, HEADS, WIDTH, 40, num_classes=3),
+        PICTURE,
+    ),
+    layer(
+        "torchvision",
+        "torchvision.models.maxvit",
+        "RelativePositionalMultiHeadAttention",
+        WIDTH,
+        6,
+        16,
+        told={**ALL, "sample": drawn(2, 3, 16, WIDTH)},
+    ),
+    Public("torchtune", "`MultiHeadAttention` with rotary positions and two key heads", torchtune_attention),
+    Public("torchtune", "`llama3_1`, two layers", partial(torchtune_model, "llama3_1")),
+    Public("torchtune", "`qwen2`, two layers", partial(torchtune_model, "qwen2")),
     Public("fair-esm", f"`TransformerLayer(use_rotary_embeddings=True)`, tokens first, {EVERY}", esm, ALL),
     Public("clip-anytorch", f"`ResidualAttentionBlock`, tokens first, {EVERY}", clip, ALL),
 ]
