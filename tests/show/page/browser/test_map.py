@@ -178,6 +178,7 @@ def test_a_tile_that_does_not_come_is_told_on_the_map_and_the_last_picture_stays
     page.locator("canvas").focus()
     for _ in range(4):
         page.keyboard.press("+")
+    until(page, "location.hash.includes('zoom=')")  # the link stores the viewport, which dismisses nothing
     page.wait_for_selector("#stage .error")
     assert "does not answer" in page.locator("#stage .error").first.inner_text()
     assert page.evaluate(

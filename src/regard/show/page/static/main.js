@@ -103,8 +103,9 @@ function renderTools(page) {
     colour,
     el,
     state: () => clampState(page, parseLink(location.hash)),
-    go(changes, options) {
-      page.notice.clear();
+    // Change the link and show what it states; without `dismiss`, for a change that the visitor did not ask for, errors stay.
+    go(changes, { dismiss = true, ...options } = {}) {
+      if (dismiss) page.notice.clear();
       updateLink({ ...parseLink(location.hash), ...changes }, options);
       showState(page, app);
     },

@@ -176,7 +176,7 @@ function handleMove(it) {
     const { x, y, zoom } = it.at.camera.here;
     const where = zoom > 1.001 ? { x: roundNumber(x), y: roundNumber(y), zoom: roundNumber(zoom) } : { x: null, y: null, zoom: null };
     it.written = JSON.stringify([where.x, where.y, where.zoom]);
-    it.app.go(where, { replace: true });
+    it.app.go(where, { replace: true, dismiss: false });
   }, SETTLED);
 }
 
