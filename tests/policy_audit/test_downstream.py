@@ -25,6 +25,7 @@ class Letters:
 
 HAYSTACK = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 40
 STORY = "Once upon a time a small cat found the red ball under that old tree, and they played with it all day long. " * 30
+TASK = NeedleTask("single", (1, 2, 3), 1, 2)
 NUMBER = re.compile(r"\nThe magic number of the (\w+) is (\d{5})\.\n")
 
 
@@ -181,6 +182,8 @@ def test_tasks_are_the_same_for_a_seed_and_others_for_another():
             "needs [34]\\d\\d tokens",
         ),
         (lambda: find_needles(make_model(), []), ConfigError, "no tasks"),
+        (lambda: find_needles(make_model(), [TASK], ["h2o"]), ConfigError, "a policy must be a Policy"),
+        (lambda: find_needles(make_model(), [TASK], Knorm()), ConfigError, "policies"),
         (lambda: measure_downstream(make_model(), torch.ones(3), [Knorm()], prompt=3), ShapeError, "whole numbers"),
         (lambda: measure_downstream(make_model(), draw_tokens(), [Knorm()], prompt=99), ConfigError, "prompt"),
     ],

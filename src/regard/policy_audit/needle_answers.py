@@ -11,6 +11,7 @@ from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_sequence
 from regard.observe.intervene import intervene
 from regard.policies import Policy
+from regard.policies.policy import check_policy
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch
 from regard.policy_audit.needle_tasks import NeedleTask
@@ -33,12 +34,13 @@ def find_needles(
     if not check_sequence("tasks", tasks):
         raise ConfigError("there are no tasks: pass those of make_needle_tasks.")
     device = next(model.parameters()).device
-    choices = [None, *check_sequence("policies", policies)]
+    chosen = [check_policy(one) for one in check_sequence("policies", policies)]
+    choices, is_shared = [None, *chosen], any(policy.reads_whole_prompt for policy in chosen)
     found = [[False] * len(tasks) for _ in choices]
     with evaluate_mode(model), torch.no_grad():
         for number, task in enumerate(watch(tasks, len(tasks))):
             ids = torch.tensor([task.tokens], device=device)
-            context = ReadContext.read(model, ids[:, : task.context])
+            context = ReadContext.read(model, ids[:, : task.context]) if is_shared else None
             for answers, policy in zip(found, choices, strict=True):
                 answers[number] = is_answered(task, answer_question(model, task, ids, policy, context))
                 if policy is None and not answers[number]:

@@ -1,6 +1,7 @@
 """ReadContext: the prompt of a text, read once by a model of transformers, and continued with many policies."""
 
 import copy
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +31,15 @@ class ReadContext:
         transformers = sys.modules.get("transformers")
         if transformers is None or not isinstance(model, transformers.PreTrainedModel):
             return None
-        with record(model, keep="values") as recording:
-            output = model(input_ids=ids, use_cache=True)
-        cache = getattr(output, find_cache_name(model), None)
-        kinds = {type(layer) for layer in getattr(cache, "layers", ())}
+        name, cache = find_cache_name(model), transformers.DynamicCache(config=model.config)
+        kinds = {type(layer) for layer in cache.layers}
+        if name not in inspect.signature(model.forward).parameters or kinds != {transformers.cache_utils.DynamicLayer}:
+            return None
+        body: nn.Module = model.base_model  # without the head: nobody needs the logits of the context
+        with record(body, keep="values") as recording:
+            body(input_ids=ids, use_cache=True, **{name: cache})
         layers = range(len(recording.layers()))
-        has_bias = any(recording.map(layer)._request.bias is not None for layer in layers)
-        if recording.missed or has_bias or kinds != {transformers.cache_utils.DynamicLayer}:
+        if recording.missed or any(recording.map(layer)._request.bias is not None for layer in layers):
             return None
         return cls(model, ids.shape[1], cache, recording)
 
