@@ -92,9 +92,15 @@ def hide_needles(
     hidden = [vocabulary.encode(f"\n{needle}\n") for needle in needles]
     all_ids, first = join_question(vocabulary, question, answer)
     room = length - sum(map(len, hidden)) - len(all_ids)
-    if not 1 <= room <= len(text):
+    if room < 1:
         raise DataError(
-            f"the text has {len(text):,} tokens; tasks of {length:,} tokens need {max(room, 1):,} and their needles."
+            f"tasks of {length:,} tokens have no room for a text beside needles and a question, which take {length - room:,}: "
+            f"they need at least {length - room + 1:,} tokens."
+        )
+    if room > len(text):
+        raise DataError(
+            f"the text has {len(text):,} tokens; tasks of {length:,} tokens need {room:,} of a text. Pass a longer text or a "
+            "smaller length."
         )
     places = sorted(draw.randrange(room) for _ in hidden)
     tokens: list[int] = []
