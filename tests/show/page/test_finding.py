@@ -12,7 +12,7 @@ from regard.mechanism import Causal, Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import finding as findings
-from regard.show.page.finding import DOES, GETS, LEAK, find_finding, name_word
+from regard.show.page.finding import DOES, GETS, LEAK, describe_average, explain_key, find_finding, name_word
 from regard.show.page.model_adapter import record_text
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import LEAK_ID, Session
@@ -56,16 +56,14 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     (row,) = [one for one in regard.heads(recording) if one.head == found.place.head]
     assert (found.what, row.kind, found.k) == (what, what, key(found.q))
     seen, average, touch = found.sentences[0], found.sentences[1], found.sentences[2:]
-    among = f"Of {len(targets)} attention heads, each looking from word to word, head" if len(targets) > 1 else "Head"
-    assert seen.startswith(f"{among} {row.head} of layer 0 is ")
-    assert f"averaged over {row.scores[what].count} words, {GETS[what]} {100 * row.scores[what]:.0f} % (" in average
+    assert seen.startswith(f"Head {row.head} of layer 0 is ")
     weights = recording.map(0)[0, found.place.head, found.q]
     assert found.k == int(weights.argmax())
-    assert "in all" not in average  # of one word
-    share = f"{100 * weights.max():.0f} % of its attention, shown by the strongest color, on"
-    assert f"The marked word, the 2nd ‘{recording.tokens[found.q].strip()}’, puts {share}" in average
-    others = f"; Heads shows all {len(targets)} heads" if len(targets) > 1 else ""
-    assert touch == (f"Select another word to see where it looks{others}.",)
+    marked = f"The marked word, the 2nd ‘{recording.tokens[found.q].strip()}’, puts {100 * weights.max():.0f} %"
+    assert average.startswith(f"{marked} of its attention on ")
+    assert average.endswith(f"; on average it is {100 * row.scores[what]:.0f} % ({row.scores[what].count} words).")
+    others = f", or see all {len(targets)} heads in Heads" if len(targets) > 1 else ""
+    assert touch == (f"The stronger a color, the more it looks there; select another word{others}.",)
 
 
 def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
@@ -83,7 +81,7 @@ def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
     assert (found.what, found.q >= 2 * len(WORDS)) == ("induction", True)
     assert whole > 1.9 * weights.max()
     assert f"puts {100 * weights.max():.0f} % of its attention" in found.sentences[1]
-    assert f"; in all, what followed the same word before gets {100 * whole:.0f} % of it; averaged" in found.sentences[1]
+    assert f"; all such words get {100 * whole:.0f} %, on average " in found.sentences[1]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +90,13 @@ def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
 def test_a_word_is_named_by_its_occurrence_among_those_that_look_alike(count, place, name):
     words = ["it", *[" it"] * (count - 1), " sat"]
     assert (name_word(words, place), name_word(words, count)) == (name, "‘sat’")
+
+
+def test_a_key_that_does_not_show_the_kind_is_not_said_to_and_the_average_says_of_what_it_is():
+    assert explain_key("induction", ["a", "b", "a", "c"], 2, 0) == ""
+    score, largest = torch.tensor(0.2), torch.tensor(0.6)
+    assert describe_average("induction", score, largest, "") == f"on average {GETS['induction']} "
+    assert describe_average("induction", largest, score, "") == f"{GETS['induction']} 60 %, on average "
 
 
 def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():

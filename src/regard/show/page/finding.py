@@ -128,13 +128,12 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
-    limits = f"{format_share(score.low, '')} to {format_share(score.high)}"
+    reason = explain_key(row.kind, words, q, k)
     sentences = (
-        f"{introduce_head(attention, row)} {DOES[row.kind]}.",
-        f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention, shown by the strongest "
-        f"color, on {name_word(words, k)}{explain_key(row.kind, words, q, k)}; "
-        f"{describe_whole(row.kind, scores[0][q], weights[k])}averaged over {score.count:,} words, "
-        f"{GETS[row.kind]} {format_share(score)} ({limits} with 95 % confidence).",
+        f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
+        f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
+        f"{name_word(words, k)}{reason}; {describe_average(row.kind, scores[0][q], weights[k], reason)}{format_share(score)} "
+        f"({score.count:,} words).",
         describe_controls(attention),
     )
     return Finding(row.kind, place, q, k, sentences)
@@ -168,16 +167,19 @@ def choose_query(scores: tuple[Tensor, Tensor], words: Sequence[str]) -> int:
 def explain_key(kind: str, words: Sequence[str], q: int, k: int) -> str:
     """Return what the key has to do with the query, by the kind of the head, where that is so."""
     if kind == "induction" and k and words[k - 1] == words[q]:
-        return f", because {quote_word(words[k])} followed an earlier {quote_word(words[q])}"
+        return f", which followed an earlier {quote_word(words[q])}"
     if kind == "duplicate" and words[k] == words[q]:
         return ", the same word"
-    return ", the word just before" if kind == "previous token" and k == q - 1 else ""
+    places = {"previous token": (q - 1, "the word just before"), "first token": (0, "the first word"), "itself": (q, "itself")}
+    place, meaning = places.get(kind, (None, ""))
+    return f", {meaning}" if k == place else ""
 
 
-def describe_whole(kind: str, score: Tensor, largest: Tensor) -> str:
-    """Return the score of the query where it counts more keys than the one with the largest weight, else an empty string."""
-    more = format_share(score) != format_share(largest) and score > largest
-    return f"in all, {GETS[kind]} {format_share(score)} of it; " if more else ""
+def describe_average(kind: str, score: Tensor, largest: Tensor, reason: str) -> str:
+    """Return what the average is of, with the score of the query where it counts more than the key of the largest weight."""
+    if format_share(score) == format_share(largest) or score < largest:
+        return "on average it is " if reason else f"on average {GETS[kind]} "
+    return f"{'all such words get' if reason else GETS[kind]} {format_share(score)}, on average "
 
 
 def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Finding | None:
@@ -255,21 +257,15 @@ def find_maximum(attention: AttentionLayers, layer: int, weights: Tensor) -> tup
 
 
 def describe_controls(attention: AttentionLayers) -> str:
-    """Return what a reader can touch next."""
+    """Return what the colors mean, and what a reader can touch next."""
     count = sum(shape[1] for shape in attention.shapes)
-    others = f"; Heads shows all {count:,} heads" if count > 1 else ""
-    return f"Select another word to see where it looks{others}."
+    others = f", or see all {count:,} heads in Heads" if count > 1 else ""
+    return f"The stronger a color, the more it looks there; select another word{others}."
 
 
 def name_head(layer: int, head: int) -> str:
     """Name a head in words."""
     return f"Head {head} of layer {layer}"
-
-
-def introduce_head(attention: AttentionLayers, row: Head) -> str:
-    """Name a head in words as one of all, for readers who do not know what a head is."""
-    count, name = sum(shape[1] for shape in attention.shapes), name_head(row.layer, row.head)
-    return f"Of {count:,} attention heads, each looking from word to word, {name.lower()}" if count > 1 else name
 
 
 def name_word(words: Sequence[str], place: int) -> str:

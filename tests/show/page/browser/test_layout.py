@@ -16,6 +16,7 @@ SCREENS = {
     "laptop": (1280, 800),
     "wide": (1920, 1080),
     "phone": (390, 844),
+    "small phone": (360, 740),
     "landscape": (844, 390),
     "zoomed": (640, 400),
 }  # zoomed: 1280 x 800 at 200 %
@@ -85,6 +86,54 @@ def settled_or_quiet(page, view):
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
 def test_no_label_is_cut(drawn, view, screen):
     assert drawn(view, screen).evaluate(CUT) == []
+
+
+@pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
+def test_no_sentence_and_no_number_reaches_beyond_the_screen(drawn, view, screen):
+    beyond = """() => [...document.querySelectorAll("p, h1, h2, h3, figcaption, .numbers")]
+        .filter((one) => one.checkVisibility() && !one.closest(".type-heads, .chips, .panel") && one.textContent)
+        .filter((one) => {
+            const range = document.createRange();
+            range.selectNodeContents(one);
+            return range.getBoundingClientRect().right > innerWidth - 4;
+        }).map((one) => one.textContent)"""
+    assert drawn(view, screen).evaluate(beyond) == []
+
+
+def test_a_note_above_many_heads_of_type_is_as_wide_as_a_phone(drawn):
+    page = drawn("type", "phone")
+    page.locator(".type-heads").evaluate("(one) => { for (let n = 0; n < 9; n++) one.append(one.firstChild.cloneNode(true)); }")
+    assert page.locator(".type-side .note").first.evaluate("(one) => one.getBoundingClientRect().right <= innerWidth")
+
+
+def test_a_small_number_beside_a_bar_of_steps_is_no_wider_than_its_column(drawn):
+    page = drawn("steps", "wide")
+    number = page.locator(".steps-bar .numbers").first
+    number.evaluate("(one) => (one.textContent = '8.88e−10')")
+    assert number.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
+
+
+@pytest.mark.parametrize("name", ["induction", "previous", "sink", "leak", "translation", "long"])
+def test_a_finding_takes_at_most_three_lines_of_a_laptop(opened, address, name):
+    page = opened(f"{address}#view=map&find={name}")
+    page.wait_for_selector("#finding:not([hidden])")
+    heights = page.locator("#finding").evaluate(
+        """(one) => {
+            const range = document.createRange();
+            range.selectNodeContents(one);
+            return [range.getBoundingClientRect().height, parseFloat(getComputedStyle(one).lineHeight)];
+        }"""
+    )
+    assert heights[0] <= 3.2 * heights[1]
+
+
+def test_at_200_percent_a_text_below_its_finding_shows_six_lines(opened, serving):
+    address = serving(Session(recorded(*some(1, 2, 131), spaced(PLAIN, 131))))
+    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
+    page.wait_for_selector("#finding:not([hidden])")
+    end = page.locator(".prose").evaluate("(one) => one.getBoundingClientRect().bottom + 1")
+    ends = page.locator(".prose-line").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().bottom)")
+    assert sum(one <= end for one in ends) >= 6
 
 
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(["text", "heads", "map", "compare"], SCREENS)))
@@ -171,9 +220,9 @@ def test_the_controls_of_a_laptop_stand_in_one_line(drawn, view):
     assert max(middles) - min(middles) < 8
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(drawn, view):
-    page = drawn(view, "phone")
+@pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, ["phone", "small phone"])))
+def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(drawn, view, screen):
+    page = drawn(view, screen)
     assert page.evaluate(LINES, "#top > .brand, #views a, #tools > *") == 2
     assert page.evaluate(LINES, "#bar > .control, #bar > .choice, #bar > button") <= 2
 

@@ -99,7 +99,7 @@ export function renderSettingSwitch(app, state) {
     select.value = now;
     choose(name);
   } }, [...reasons.keys()].map((name) => el("option", { value: name, ...describe(name), selected: name === now }, name)));
-  const name = el("span", { class: isAboutTarget(now) ? "name at-width" : "name" }, "show"); // on a phone: "pull of ‘They’ after ‘.’"
+  const name = el("span", { class: "name at-width" }, "show"); // on a phone "weight" alone, or "pull of ‘They’ after ‘.’"
   return el("span", { class: "control" }, name, choice, select);
 }
 

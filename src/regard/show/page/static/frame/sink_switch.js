@@ -17,5 +17,5 @@ export function renderSinkSwitch(app, state) {
   if (app.settings.get(state) !== "weight") return null;
   const reason = app.source.file ? IN_FILE : null;
   const press = () => (reason ? app.fail(reason) : app.go({ sink: isFirstOut(app, state) ? null : "out" }));
-  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? MEANT, "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first word"));
+  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? MEANT, "aria-label": "skip first word", "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first", el("span", { class: "at-width" }, " word")));
 }
