@@ -32,6 +32,17 @@ def picture(found, name, shape):
     return torch.from_numpy(np.frombuffer(found[name], "<u2").astype(np.int32)).view(shape)
 
 
+class Grouped(torch.nn.Module):
+    """Attention whose key heads serve several query heads."""
+
+    def __init__(self, *given):
+        super().__init__()
+        self.given = given
+
+    def forward(self):
+        return torch.nn.functional.scaled_dot_product_attention(*self.given, is_causal=True, enable_gqa=True)
+
+
 @pytest.fixture(scope="module")
 def recording():
     return recorded(keep="values")
@@ -66,8 +77,30 @@ def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(written, record
     assert [line["row"]["kind"] for line in rows] == [row.kind for row in regard.heads(recording)]
     assert last["detectors"]
     assert json.loads(found[f"r1/open?{HEAD}"])["levels"] == 1
-    assert len(json.loads(found[f"r1/steps?{HEAD}"])["q"]) == 11
+    assert json.loads(found[f"r1/steps?{HEAD}"])["rows"] == list(TEXT)
     assert {"example?name=simple", "example?name=heads", "example?name=heads&head=1"} <= set(found)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 32), (torch.bfloat16, 32), (torch.float64, 64)])
+def test_the_vectors_of_steps_have_every_digit_and_keys_that_heads_share_are_stored_once(tmp_path, dtype, bits):
+    q, k, v = (torch.randn(1, heads, 7, 5, dtype=dtype, generator=torch.Generator().manual_seed(heads)) for heads in (6, 3, 2))
+    k, v = k[:, :2], v[:, :2]
+    layer = Grouped(q, k, v)
+    with regard.record(layer, keep="values") as recording, torch.no_grad():
+        layer()
+    regard.page(recording, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found = {name.partition("/")[2]: data for name, data in entries(text).items()}
+    names = [name for name, _ in ENTRY.findall(text)]
+    assert len(names) == len(set(names))
+    for head in range(6):
+        steps = json.loads(found[f"steps?kind=self&part=&b=0&layer=0&head={head}"])
+        for name, exact in (("q", q[0, head]), ("k", k[0, head // 3]), ("v", v[0, head // 3])):
+            told = steps[name]
+            assert told["bits"] == bits
+            stored = np.frombuffer(found[told["name"].partition("/")[2]], f"<f{bits // 8}").reshape(-1, told["columns"])
+            assert np.array_equal(stored, exact.double().numpy())
+    assert sum(name.startswith("numbers?") for name in found) == 6 + 2 + 2
 
 
 def test_it_starts_with_what_the_live_page_starts_with_and_has_no_model(written):

@@ -5,10 +5,11 @@ import gzip
 import hashlib
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,7 +111,7 @@ def render_page(entry: RecordingEntry, wanted: str | None = None, framed: bool =
             f"This file contains pictures with {2**finest} x {2**finest} weights per pixel and coarser, as many as fit; "
             "regard serve shows every weight."
         )
-    parts = [render_script(name, data) for name, data in iterate_answers(entry, finest, wanted)]
+    parts = [render_script(name, data) for name, data in drop_repeated(iterate_answers(entry, finest, wanted))]
     return render_document(entry, parts, framed)
 
 
@@ -185,7 +186,33 @@ def iterate_head_answers(entry: RecordingEntry, place: Place, finest: int) -> It
         scores = look.get_plane(0, 0).compute_masked_scores(torch.arange(q), torch.arange(k))
         yield f"{entry.id}/scores?{named}", encode_little_endian(scores, "<f4")
     if max(q, k) <= MAX_STEP_WORDS:
-        yield f"{entry.id}/steps?{named}", encode_json(compute_head_steps(entry, place, None, MAX_STEP_WORDS))
+        steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)
+        for name in ("q", "k", "v"):
+            if steps[name] is not None:
+                steps[name], data = encode_table(entry, steps[name])
+                yield steps[name]["name"], data
+        yield f"{entry.id}/steps?{named}", encode_json(steps)
+
+
+def encode_table(entry: RecordingEntry, rows: list[list[float]]) -> tuple[dict[str, Any], bytes]:
+    """Encode a table as little-endian numbers of 32 bits if they hold its digits, else of 64, with what JSON says in its place.
+
+    It is named by its content, so that a key head that several query heads share is stored once.
+    """
+    table = np.array(rows)
+    kind = "<f4" if (table.astype("<f4") == table).all() else "<f8"
+    data = table.astype(kind).tobytes()
+    name = f"{entry.id}/numbers?{hashlib.sha256(data).hexdigest()[:24]}"
+    return {"name": name, "bits": 32 if kind == "<f4" else 64, "columns": table.shape[-1]}, data
+
+
+def drop_repeated(answers: Iterable[NamedAnswer]) -> Iterator[NamedAnswer]:
+    """Generate the answers whose name did not occur before."""
+    seen: set[str] = set()
+    for name, data in answers:
+        if name not in seen:
+            seen.add(name)
+            yield name, data
 
 
 def join_tiles(opened: OpenedHead, level: int, how: str) -> Tensor:

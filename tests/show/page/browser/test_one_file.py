@@ -130,6 +130,19 @@ def test_its_numbers_and_the_servers_are_the_same(opened, address, serving, reco
     assert told[2] == told[3]
 
 
+@pytest.mark.parametrize("step", ["q, k", "scores", "weights"])
+def test_the_numbers_of_its_steps_and_the_servers_are_the_same(opened, address, serving, recording, step):
+    from regard.show.page.session import Session
+
+    told = []
+    for at in (address, serving(Session(recording))):
+        page = settled(opened(f"{at}#view=steps&layer=1&head=2&q=9&step={step}"))
+        page.locator(".panel td").first.wait_for()
+        told.append(page.evaluate("[...document.querySelectorAll('.panel td')].map((one) => [one.textContent, one.title])"))
+    assert len(told[0]) >= T * T
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("view", ["type", "generate", "nothing"])
 def test_a_link_to_a_view_that_needs_a_model_opens_the_text(opened, address, view):
     page = settled(opened(f"{address}#view={view}&q=5"))

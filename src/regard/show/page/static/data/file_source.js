@@ -122,7 +122,9 @@ export function createFileSource() {
     column,
     top,
     async steps(r, place) {
-      return json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
+      const found = await json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
+      for (const name of ["q", "k", "v"]) if (found[name]) found[name] = readTable(found[name], await bytes(found[name].name));
+      return found;
     },
     finding: (r) => json(`${r}/finding`, "This file does not contain what its clearest head is."),
     async example({ name, head }) {
@@ -145,6 +147,14 @@ async function unpackData(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Return the rows of a table of little-endian numbers.
+function readTable({ bits, columns }, data) {
+  const view = new DataView(data.buffer);
+  const read = (n) => (bits === 32 ? view.getFloat32(4 * n, true) : view.getFloat64(8 * n, true));
+  const rows = (8 * data.byteLength) / (bits * columns);
+  return Array.from({ length: rows }, (_, row) => Array.from({ length: columns }, (_, column) => read(row * columns + column)));
 }
 
 // Return the weight and score at k of a row of scores; an entry of code 0 is hidden.
