@@ -327,6 +327,27 @@ def test_no_other_head_is_shown_before_that_of_the_finding(opened, address):
     assert [one for one in asked if "/row?" in one and "head" in one] == [one for one in asked if "/row?" in one]
 
 
+CONTROLS = "#bar .name, #bar .choice button, #bar > button, .generate-settings .name, .steps-switches .name"
+OF_HEADS = ".heads-controls .name, .heads-controls [data-control=probe], .heads-controls [data-control=sight]"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_word_of_every_control_is_explained_by_the_help(drawn, view):
+    page = drawn(view, "laptop")
+    labels = {one.strip() for one in page.locator(f"{CONTROLS}, {OF_HEADS}").all_inner_texts()} - {"show"}
+    page.get_by_role("button", name="Help").click()
+    terms = ", ".join(page.locator("dialog .terms dt").all_inner_texts()).split(", ")
+    assert labels
+    assert labels - set(terms) == set()
+    assert all(len(text) > 20 for text in page.locator("dialog .terms dd").all_inner_texts())
+
+
+def test_what_the_buttons_of_heads_and_the_settings_of_generate_do_stands_beside_them(drawn):
+    assert "what heads do on any text" in drawn("heads", "laptop").locator(".heads-controls .note").inner_text()
+    for screen in ("laptop", "phone"):
+        assert "always takes the likeliest word" in drawn("generate", screen).locator(".generate-settings .note").inner_text()
+
+
 def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(opened, address):
     page = quiet(opened(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
     until(page, "document.querySelector('[role=alert], .error')")

@@ -90,6 +90,7 @@ def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opene
     assert page.evaluate("[...document.querySelectorAll('dialog dt')].map((one) => one.innerText)").count("+ =") == 1
     assert page.locator("dialog h2").all_inner_texts() == [
         "What is seen",
+        "Words",
         "Keys of this view",
         "Keys of every view",
         "Mouse and touch",

@@ -3,6 +3,7 @@
 import { TILE } from "../data/tile_cache.js";
 import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
+import { TERMS } from "./glossary.js";
 import { renderOffButton } from "./heads_off.js";
 import { getHeadNumber } from "./selected_word.js";
 import { renderSinkSwitch } from "./sink_switch.js";
@@ -44,9 +45,9 @@ export function renderControls(line, view, app, state) {
 const MEANT = {
   attention: "The kind of attention: from a text to itself, or to another text",
   text: "One of the texts of the batch",
-  layer: "A model has several layers; each computes on the output of the previous one",
+  layer: TERMS.layer,
   image: "One of the images of the text",
-  head: "Each layer has several heads, and each head has its own attention weights",
+  head: TERMS.head,
 };
 
 const CONTROLS = {
@@ -73,14 +74,14 @@ const CONTROLS = {
     const count = app.attention().layers[state.layer].grids?.length ?? 1;
     return count < 2 ? null : renderStepper(app, "image", "image", Math.min(state.image ?? 0, count - 1), listNumbers(count));
   },
-  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
+  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights", TERMS["mean, max"]),
   off: renderOffButton,
   show: renderSettingSwitch,
   sink: renderSinkSwitch,
   target: renderTargetChoice,
   scale(app, state) {
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
-    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale: linear shows the large weights, log also the small ones");
+    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale", TERMS["log, linear"]);
   },
 };
 
@@ -102,7 +103,7 @@ function renderStepper(app, name, key, value, options) {
 }
 
 // Render a choice among a few options as a row of buttons.
-export function renderChoice(app, key, value, options, label) {
-  return el("span", { class: "choice", role: "group", "aria-label": label, title: label }, options.map(([name, text]) =>
+export function renderChoice(app, key, value, options, label, title = label) {
+  return el("span", { class: "choice", role: "group", "aria-label": label, title }, options.map(([name, text]) =>
     el("button", { "data-control": `${key} ${name}`, "aria-pressed": String(name === value), onclick: () => app.go({ [key]: name }) }, text)));
 }

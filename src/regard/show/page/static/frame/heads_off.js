@@ -1,6 +1,7 @@
 // The heads that are switched off when the model predicts the next word; the link lists them: off=3.1,3.4.
 
 import { el } from "../drawing/elements.js";
+import { TERMS } from "./glossary.js";
 import { getHeadNumber, getSelectedHeads } from "./selected_word.js";
 
 // Return the heads that a state switches off, as "layer.head".
@@ -34,5 +35,5 @@ export function nameHeads(app, heads) {
 export function renderOffButton(app, state) {
   const reason = app.settings.explainModel(state);
   const press = () => (reason ? app.fail(reason) : app.go({ view: "type", ...switchHeads(state, state.layer, getSelectedHeads(app, state), true) }));
-  return el("button", { "data-control": "off", "aria-disabled": reason ? "true" : null, title: reason ?? "Switch this head off, and see in Type what the model predicts without it", "aria-label": "Switch this head off", onclick: press }, "head off");
+  return el("button", { "data-control": "off", "aria-disabled": reason ? "true" : null, title: reason ?? TERMS["head off"], "aria-label": "Switch this head off", onclick: press }, "head off");
 }

@@ -1,6 +1,7 @@
 // The keyboard: the keys of every view, the keys of the mounted view, the list of keys, and the search for a word.
 
 import { el } from "../drawing/elements.js";
+import { listTerms } from "./glossary.js";
 import { createSearch } from "./word_search.js";
 
 const OWNERS = "input, textarea, select, dialog, [contenteditable], [role=slider], [role=listbox]"; // elements that handle keys themselves
@@ -33,6 +34,7 @@ export function createKeyboard(app, ofView, hands) {
     const shared = common.filter(([key]) => !own.some(([other]) => other === key));
     const dialog = el("dialog", { "aria-label": "What is seen, and keys", onclose: () => dialog.remove() },
       ...renderPicture(app),
+      ...renderTerms(app),
       ...renderKeyGroup("Keys of this view", own),
       ...renderKeyGroup("Keys of every view", shared),
       ...renderKeyGroup("Mouse and touch", hands(), "span"),
@@ -60,6 +62,9 @@ const PICTURES = {
 
 // Render what the picture of the view shows.
 const renderPicture = (app) => [el("h2", {}, "What is seen"), el("p", { class: "explained" }, PICTURES[app.state().view], " ", WEIGHTS)];
+
+// Render the words of the view's controls, and what they mean.
+const renderTerms = (app) => [el("h2", {}, "Words"), el("dl", { class: "terms" }, listTerms(app.state().view).map(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]))];
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", " ": "Space" };
 

@@ -4,13 +4,9 @@ import { createQuantity } from "../drawing/quantity.js";
 import { el } from "../drawing/elements.js";
 import { formatCount } from "../drawing/number_format.js";
 import { quoteWord } from "../drawing/words.js";
+import { TERMS } from "./glossary.js";
 
-const MEANT = {
-  weight: "The share of a query’s attention on a key",
-  carried: "How much a key writes to its query: the weight times the length of its value after the output projection",
-  pull: "How the weight moves the logit of the next word: the weight times the gradient with respect to it",
-  cut: "How the logit of the next word changes, to first order, if the query cannot see the key",
-};
+const NAMES = ["weight", "carried", "pull", "cut"];
 const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which word comes next, and why?", cut: "Which word comes next, and why?" };
 const NO_MODEL = "A file cannot run a model, which this needs. Run `regard serve --model NAME` and type the text.";
 const SECOND = "The second side shows weights alone. ";
@@ -59,7 +55,7 @@ export function createSettings(app) {
       const second = !first && (other || state.kind2) ? explainOf(other ?? summary, state.kind2 ?? state.kind, name) : null;
       return second ? SECOND + second : first;
     },
-    get: (state) => (state.show in MEANT && !reasonOf(app, state) ? state.show : "weight"),
+    get: (state) => (NAMES.includes(state.show) && !reasonOf(app, state) ? state.show : "weight"),
     // Return the parameters of a request for what a state shows.
     query: (state) => ({ show: state.show, ...(isAboutTarget(state.show) ? { at: state.at, token: state.token } : {}) }),
     // Return the logit that pull and cut are about, or undefined until it is known.
@@ -89,9 +85,9 @@ export const askQuestion = (app, state) => QUESTIONS[app.settings.get(state)];
 // Render the switch; a setting that cannot be shown says why.
 export function renderSettingSwitch(app, state) {
   const now = app.settings.get(state);
-  const reasons = new Map(Object.keys(MEANT).map((name) => [name, app.settings.explain(state, name)]));
+  const reasons = new Map(NAMES.map((name) => [name, app.settings.explain(state, name)]));
   const choose = (name) => (reasons.get(name) ? app.fail(reasons.get(name)) : app.go({ show: name, ...(state.view === "steps" && { step: name === "weight" ? "weights" : name }) })); // its own step
-  const describe = (name) => ({ title: reasons.get(name) ?? MEANT[name], "aria-disabled": reasons.get(name) ? "true" : null });
+  const describe = (name) => ({ title: reasons.get(name) ?? TERMS[name], "aria-disabled": reasons.get(name) ? "true" : null });
   const buttons = [...reasons.keys()].map((name) => el("button", { "data-control": `show ${name}`, ...describe(name), "aria-pressed": String(name === now), onclick: () => choose(name) }, name));
   const choice = el("span", { class: "choice at-width", role: "group", "aria-label": LABEL }, buttons);
   const select = el("select", { class: "on-phone", "data-control": "show", "aria-label": LABEL, onchange: () => { // a row of buttons takes a line of a phone
@@ -107,7 +103,7 @@ export function renderSettingSwitch(app, state) {
 export function renderTargetChoice(app, state) {
   if (!isAboutTarget(app.settings.get(state))) return null;
   const target = app.settings.target(state);
-  return el("span", { class: "control target", title: "The logit is the score that a word has as the next one: the higher, the more probable. This is the word whose score is explained" },
+  return el("span", { class: "control target", title: `${TERMS.logit} This is the word whose score is explained.` },
     el("span", { class: "name" }, el("span", { class: "at-width" }, "logit "), "of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
 }
 

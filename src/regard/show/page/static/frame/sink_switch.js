@@ -1,12 +1,10 @@
 // The switch that takes the first word, which many heads use as a sink, out of the weights, the colors and the scores.
 
 import { el } from "../drawing/elements.js";
+import { TERMS } from "./glossary.js";
 
 export const WITHOUT_FIRST = ":rest"; // after the id of a recording in the addresses of the server
 
-const MEANT =
-  "Take the first word out: many heads attend to it when they have nothing to add. Each weight becomes its share of the attention " +
-  "on the other words, in the colors and in the scores.";
 const IN_FILE = "A file holds the weights as they are. Run `regard serve` with the recording to take the first word out.";
 
 // Return whether a state takes the first word out; what the other settings show is not a share of the attention.
@@ -17,5 +15,5 @@ export function renderSinkSwitch(app, state) {
   if (app.settings.get(state) !== "weight") return null;
   const reason = app.source.file ? IN_FILE : null;
   const press = () => (reason ? app.fail(reason) : app.go({ sink: isFirstOut(app, state) ? null : "out" }));
-  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? MEANT, "aria-label": "skip first word", "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first", el("span", { class: "at-width" }, " word")));
+  return el("span", { class: "choice" }, el("button", { "data-control": "sink", title: reason ?? TERMS["skip first word"], "aria-label": "skip first word", "aria-pressed": String(isFirstOut(app, state)), "aria-disabled": reason ? "true" : null, onclick: press }, "skip first", el("span", { class: "at-width" }, " word")));
 }

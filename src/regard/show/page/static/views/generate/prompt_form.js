@@ -2,9 +2,11 @@
 
 import { el } from "../../drawing/elements.js";
 import { cutText } from "../../drawing/words.js";
+import { TERMS } from "../../frame/glossary.js";
 import { readModel, renderModelChoice, setModel } from "../../frame/model_choice.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
+const NOTE = "Temperature 0 always takes the likeliest word, 1 draws by the model’s probabilities; the same seed draws the same words.";
 const LETTERS = 72; // maximum number of letters of an example sentence
 
 // Create the form; it calls run({text, tokens, temperature, seed, model, chat}) and stop(). `set` sets how words are sampled, `busy` whether
@@ -61,16 +63,16 @@ function renderSamplingControls(app) {
   };
   const named = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
   const element = el("div", { class: "generate-settings" },
-    named("words", tokens, null, "Maximum number of words to generate"),
-    named("temperature", warmth, told, "0 always selects the likeliest word, 1 samples from the model’s probabilities, 2 samples from flatter ones"),
-    named("seed", seed, null, "Seed of the random numbers: the same seed gives the same words"));
+    named("words", tokens, null, TERMS.words),
+    named("temperature", warmth, told, TERMS["temperature of sampling"]),
+    named("seed", seed, null, TERMS.seed));
   const models = app.start.models.filter(({ writes }) => writes);
   const ofModel = () => models.find(({ name }) => name === readModel(element)) ?? models[0];
   const chat = el("input", { type: "checkbox", name: "chat" });
-  const asked = named("as a chat", chat, null, "Put the prompt into the model’s own chat template, as a message that it answers");
+  const asked = named("as a chat", chat, null, TERMS["as a chat"]);
   const offerChat = () => (asked.hidden = !ofModel()?.chats);
   element.prepend(...[renderModelChoice(models, offerChat)].filter(Boolean));
-  element.append(asked);
+  element.append(asked, el("p", { class: "note" }, NOTE));
   offerChat();
   const values = () => ({ model: readModel(element), chat: chat.checked && !asked.hidden ? 1 : undefined, tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
   const set = (given) => {

@@ -1,6 +1,7 @@
 // The descriptions of the kinds of heads, and the controls that sort and filter heads.
 
 import { el } from "../../drawing/elements.js";
+import { TERMS } from "../../frame/glossary.js";
 import { canExamine } from "./visibility_panel.js";
 
 export const SENTENCES = {
@@ -29,15 +30,16 @@ export function renderHeadControls(element, app, state, { rows, detectors, whole
     el("option", { value: "" }, "layer and head"), effect || null, detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
   const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
   const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
-  const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
+  const seen = canExamine(app.summary()) && el("button", { class: "chip", title: TERMS["Who may see whom?"], "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
   const reason = app.settings.explainModel(state);
   const probe = () => (reason ? app.fail(reason, element) : app.go({ probe: isProbed(app, state) ? null : 1, by: null, only: null }));
-  const probed = el("button", { class: "chip", "data-control": "probe", "aria-pressed": String(isProbed(app, state)), "aria-disabled": reason ? "true" : null, title: reason ?? "Run the model on random words that are repeated: what its heads do on any text, not only on this one", onclick: probe }, "Probe the model");
+  const probed = el("button", { class: "chip", "data-control": "probe", "aria-pressed": String(isProbed(app, state)), "aria-disabled": reason ? "true" : null, title: reason ?? TERMS["Probe the model"], onclick: probe }, "Probe the model");
   element.replaceChildren(
     el("label", { class: "control" }, el("span", { class: "name" }, "sort by"), select),
     el("span", { class: "chips", role: "group", "aria-label": "Kinds of heads" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
     probed,
     seen || "",
+    seen ? el("span", { class: "note at-width" }, "The probe shows what heads do on any text; the other checks that no word sees a later one.") : "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }

@@ -153,7 +153,7 @@ function drawProfiles(pen, at, box, inks) {
     const most = Math.max(...side, 1e-9);
     const x = box.x + box.width + 6;
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    if (!narrow) pen.text(`spread of each row (entropy), up to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    if (!narrow) pen.text(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words (entropy ${formatThreeDigits(most)} nats)`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
   }
   if (under) {
     const most = Math.max(...under, 1e-9);

@@ -1,0 +1,44 @@
+// The words of the page in plain language: the titles of its controls, and what "?" explains of each view.
+
+export const TERMS = {
+  layer: "A model has several layers; each computes on the output of the previous one.",
+  head: "Each layer has several heads, and each head has its own attention weights.",
+  weight: "The share of a word’s attention that another word gets; the shares of a word add up to 1.",
+  carried: "How much a word passes on: its weight times the length of what it has to give, its value after the output projection.",
+  pull: "How the weight moved the logit, the score of the next word: + raised it, − lowered it. It is the weight times the gradient.",
+  cut: "How the logit of the next word would change, to first order, if the one word could not see the other.",
+  logit: "The score that a word has as the next one: the higher, the more probable. It is chosen where pull and cut are shown.",
+  "skip first word": "Take the first word out: many heads attend to it when they have nothing to add. Each weight becomes its share of the attention on the other words, in the colors and in the scores.",
+  "head off": "Set the output of the head to 0, and see in Type what the model predicts without it.",
+  "log, linear": "The scale of the colors: linear shows the large weights, log also the small ones.",
+  "mean, max": "What a pixel that covers many weights shows: their mean, or the largest.",
+  "spread of each row": "The number of words that would have the same entropy if the attention on them were even: 1 where all is on one word. Entropy is its logarithm, in nats.",
+  score: "q · k / √d, how well the query and the key fit; the softmax of the scores of a row gives its weights.",
+  rank: "The place of the weight among those of its row, the largest first.",
+  mask: "What a word may see: causal hides the words that come later.",
+  "divide by √d": "Divide the scores by the root of their width d, so that they do not grow with it.",
+  temperature: "What the scores are divided by: below 1 the largest weights grow, above 1 all become more even.",
+  "sort by": "The order of the heads: as in the model, or by a score.",
+  "Probe the model": "Run the model on random words that are repeated: what its heads do on any text, not only on this one.",
+  "Who may see whom?": "Change each word in turn, and see which others notice: none may notice a word that comes later.",
+  rollout: "The weights of all layers up to this one together: how much each patch counts for the selected one, where half of each layer passes on what it got.",
+  words: "The maximum number of words to write.",
+  "temperature of sampling": "0 always takes the likeliest word, 1 draws words by the model’s probabilities, 2 by flatter ones.",
+  seed: "The start of the random numbers: the same seed writes the same words.",
+  "as a chat": "Put the prompt into the model’s own chat template, as a message that it answers.",
+};
+
+const SHOWN = ["weight", "carried", "pull", "cut", "logit"];
+const OF_VIEWS = {
+  type: ["layer", "head", ...SHOWN, "skip first word"],
+  image: ["layer", "head", "rollout"],
+  text: ["layer", "head", ...SHOWN, "head off", "skip first word", "log, linear"],
+  heads: ["Probe the model", "Who may see whom?", "sort by", ...SHOWN, "skip first word", "log, linear"],
+  map: ["layer", "head", "mean, max", "spread of each row", "score", "rank", ...SHOWN, "head off", "skip first word", "log, linear"],
+  steps: ["layer", "head", "mask", "divide by √d", "temperature", ...SHOWN],
+  compare: ["layer", "head", ...SHOWN, "log, linear"],
+  generate: ["words", "temperature of sampling", "seed", "as a chat", ...SHOWN],
+};
+
+// List the words of a view with what they mean: [[word, text]].
+export const listTerms = (view) => OF_VIEWS[view].map((name) => [name === "temperature of sampling" ? "temperature" : name, TERMS[name]]);
