@@ -4,6 +4,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
@@ -82,7 +83,9 @@ def handle_tile(session: Session, request: Request, found: HeadData) -> Response
     query = request.query_params
     level, row, column = (params.parse_integer(query, name) for name in ("level", "row", "column"))
     (pyramid,) = found
-    return make_binary_response(pyramid.codes(level, row, column, params.parse_name(query, "how", "mean")))
+    place = level, row, column, params.parse_name(query, "how", "mean")
+    codes = pyramid.codes(*place)
+    return make_weight_response(request, pyramid.tile(*place), codes != 0) if "exact" in query else make_binary_response(codes)
 
 
 def handle_cell(session: Session, request: Request, found: HeadData) -> Response:
@@ -100,14 +103,12 @@ def handle_cell(session: Session, request: Request, found: HeadData) -> Response
 
 def handle_row(session: Session, request: Request, found: HeadData) -> Response:
     """Return the weights of a query."""
-    return make_binary_response(exact_weights.encode_visible_weights(*get_requested_row(session, request)))
+    return make_weight_response(request, *get_requested_row(session, request))
 
 
 def handle_column(session: Session, request: Request, found: HeadData) -> Response:
     """Return the weights on a key."""
-    return make_binary_response(
-        exact_weights.encode_visible_weights(*exact_weights.get_column(found, params.parse_integer(request.query_params, "k")))
-    )
+    return make_weight_response(request, *exact_weights.get_column(found, params.parse_integer(request.query_params, "k")))
 
 
 def handle_top(session: Session, request: Request, found: HeadData) -> Response:
@@ -269,6 +270,13 @@ def make_number_response(numbers: Tensor, headers: dict[str, str] | None = None)
     data = numbers.cpu().contiguous().numpy().astype("<f4").tobytes()
     shape = ",".join(map(str, numbers.shape))
     return Response(data, media_type="application/octet-stream", headers={"x-shape": shape, **(headers or {})})
+
+
+def make_weight_response(request: Request, weights: Tensor, seen: Tensor) -> Response:
+    """Make a response of weights: codes, or numbers of 32 bits, NaN where nothing is visible, if the request says `exact`."""
+    if "exact" in request.query_params:
+        return make_number_response(weights.masked_fill(~seen, torch.nan))
+    return make_binary_response(exact_weights.encode_visible_weights(weights, seen))
 
 
 def make_binary_response(codes: Tensor, headers: dict[str, str] | None = None) -> Response:

@@ -15,15 +15,18 @@ from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.browser.patience import settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, expect_weight, recorded, some, spaced
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 T, LAYER, HEAD, QUERY = 13, 1, 2, 7
 
 
+Q, K = some(2, 3, T)
+
+
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(*some(2, 3, T), spaced(PLAIN, T))
+    return recorded(Q, K, spaced(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +46,25 @@ def save(page, kind: str, folder: Path) -> str:
     return place.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("view", ["text", "map", "compare"])
-def test_the_weights_on_screen_are_saved_with_all_their_digits(opened, address, recording, view, tmp_path):
-    page = settled(opened(f"{address}#view={view}&r=r1&layer={LAYER}&head={HEAD}&q={QUERY}&head2={HEAD}&layer2={LAYER}"))
+@pytest.fixture(scope="module")
+def in_file(recording, tmp_path_factory):
+    path = tmp_path_factory.mktemp("file") / "page.html"
+    regard.page(recording, path)
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("kind", ["server", "file"])
+@pytest.mark.parametrize("view", ["text", "text&way=to", "map", "compare", "type"])
+def test_the_weights_on_screen_are_saved_with_all_their_digits(opened, address, in_file, view, kind, tmp_path):
+    if view == "type" and kind == "file":
+        view = "text"  # which a file shows in its place
+    place = f"layer={LAYER}&head={HEAD}&q={QUERY}&head2={HEAD}&layer2={LAYER}"
+    page = settled(opened(f"{address}#view={view}&r=r1&{place}" if kind == "server" else f"{in_file}#view={view}&{place}"))
     rows = list(csv.DictReader(save(page, "CSV", tmp_path).splitlines()))
-    exact = recording.map(LAYER, HEAD)[0, 0]
     shown = [one for one in rows if one.get("picture", "first") == "first" and one["weight"] not in ("", "0")]
-    assert len(shown) == (QUERY + 1 if view == "text" else T * (T + 1) // 2)
+    assert len(shown) == {"text": QUERY + 1, "type": QUERY + 1, "text&way=to": T - QUERY}.get(view, T * (T + 1) // 2)
     for one in shown:
-        assert float(one["weight"]) == pytest.approx(float(exact[int(one["query"]), int(one["key"])]), rel=4e-4)
+        assert float(one["weight"]) == expect_weight(Q, K, LAYER, HEAD, int(one["query"]), int(one["key"]))
     if view == "text":
         assert [one["word"] for one in rows] == spaced(PLAIN, T)
 
@@ -63,6 +76,7 @@ def test_each_view_saves_json_that_says_what_it_is(opened, address, view, tmp_pa
     assert found["view"] == view
     assert found["caption"] == page.locator("#caption").inner_text()
     assert found["link"] == page.url
+    assert "float32" in found["precision"]
     if view == "heads":
         assert len(found["rows"]) == 36
         assert {"layer", "head", "kind", "sentence", "induction"} <= set(found["rows"][0])

@@ -51,6 +51,18 @@ def drawn(page, count: int):
     return page
 
 
+def test_the_words_of_a_recording_that_was_given_stand_in_the_text_field_and_can_be_run(opened, serving, model, right):
+    recording, _ = right
+    recording.tokens = list(TEXT)
+    page = opened(f"{serving(Session(recording, adapt_model(model)))}#view=type")
+    drawn(page, len(TEXT))
+    box = page.get_by_role("textbox", name="Your words")
+    assert box.input_value() == TEXT
+    box.press("Enter")
+    until(page, "location.hash.includes('text=')")
+    assert drawn(page, len(TEXT)).locator(".type-next li").count() > 0
+
+
 def weights(page) -> list[float]:
     """The weight that the title of each word tells, NaN where it is not visible."""
     titles = [word.get_attribute("title") or "" for word in page.locator(".type-words .word").all()]

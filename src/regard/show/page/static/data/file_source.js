@@ -63,6 +63,32 @@ export function createFileSource() {
     });
   }
 
+  // Return all weights of a head, NaN where one is hidden: of its scores, or rounded to the digits of the codes.
+  async function numbers(r, place) {
+    const { codes, rows, columns } = await whole(r, place);
+    const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
+    const scores = kept && new Float32Array(kept.buffer);
+    const line = (q, all) => all.subarray(q * columns, (q + 1) * columns);
+    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes)) : Array.from(line(q, codes), roundCode));
+    return Array.from({ length: rows }, (_, q) => read(q));
+  }
+
+  // Return the weights of a row, a column or a tile as numbers, of one head or the mean of several.
+  async function exact(r, what, query) {
+    if (what === "tile") return exactTile(r, query);
+    const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
+    const all = await Promise.all(heads.map((head) => numbers(r, { ...query, head })));
+    const lines = all.map((one) => (what === "row" ? one[query.q] : one.map((line) => line[query.k])));
+    return lines[0].map((_, n) => lines.reduce((sum, line) => sum + line[n], 0) / lines.length);
+  }
+
+  async function exactTile(r, { level, row: down, column: across, how, ...place }) {
+    const { codes, shape } = cutTile(await picture(r, place, level, how), level, down, across, how);
+    if (level) return Array.from(codes, roundCode);
+    const found = await numbers(r, place);
+    return Array.from(codes, (_, n) => found[down * TILE + Math.floor(n / shape[1])][across * TILE + (n % shape[1])]);
+  }
+
   const row = (r, query) => mean(r, query, size(r, query).keys, (one, k) => one.codes[query.q * one.columns + k]);
   const column = (r, query) => mean(r, query, size(r, query).queries, (one, q) => one.codes[q * one.columns + query.k]);
 
@@ -120,6 +146,7 @@ export function createFileSource() {
     },
     row,
     column,
+    exact,
     top,
     async steps(r, place) {
       const found = await json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
@@ -157,17 +184,27 @@ function readTable({ bits, columns }, data) {
   return Array.from({ length: rows }, (_, row) => Array.from({ length: columns }, (_, column) => read(row * columns + column)));
 }
 
-// Return the weight and score at k of a row of scores; an entry of code 0 is hidden.
+// Return the weight and score at k of a row of scores.
 function computeWeight(scores, line, k) {
+  return line[k] ? { weight: computeRow(scores, line)[k], score: scores[k] } : { weight: 0, score: null };
+}
+
+// Return the weights of a row of scores, NaN where the code is 0, which is hidden.
+function computeRow(scores, line) {
   let most = -Infinity;
   for (let n = 0; n < line.length; n++) if (line[n]) most = Math.max(most, scores[n]);
   let sum = 0;
   for (let n = 0; n < line.length; n++) if (line[n]) sum += Math.exp(scores[n] - most);
-  if (!line[k]) return { weight: 0, score: null };
-  const [exact, near] = [Math.exp(scores[k] - most) / sum, decodeWeight(line[k])];
-  const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took part of the weight, which the scores do not show
-  return { weight: sunk ? near : exact, score: scores[k] };
+  return Array.from(line, (code, n) => {
+    if (!code) return NaN;
+    const [exact, near] = [Math.exp(scores[n] - most) / sum, decodeWeight(code)];
+    const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took part of the weight, which the scores do not show
+    return sunk ? roundCode(code) : exact;
+  });
 }
+
+// Return the weight of a code with the four digits that it has, NaN for a hidden entry.
+const roundCode = (code) => (code ? Number(decodeWeight(code).toPrecision(4)) : NaN);
 
 // Cut a tile of a level out of a picture of the whole head at that level or a coarser one.
 function cutTile(whole, level, down, across, how) {

@@ -25,6 +25,8 @@ function createServerSource() {
     cell: (r, query, signal) => fetchJson(at(r, "cell", query), { signal }),
     row: async (r, query, signal) => (await fetchBinary(at(r, "row", query), signal)).codes,
     column: async (r, query, signal) => (await fetchBinary(at(r, "column", query), signal)).codes,
+    // Return the weights of a "row", a "column" or a "tile" with the digits of a float32, NaN where one is hidden.
+    exact: async (r, what, query) => (await fetchBinary(at(r, what, { ...query, exact: 1 }), undefined, readNumbers)).codes,
     top: (r, query, signal) => fetchJson(at(r, "top", query), { signal }),
     settings: (r, signal) => fetchJson(at(r, "settings", {}), { signal }),
     target: (r, query, signal) => fetchJson(at(r, "target", query), { signal }),

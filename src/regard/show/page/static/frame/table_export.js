@@ -10,10 +10,12 @@ export function formatCsv(records) {
   return [columns, ...records.map((one) => columns.map((name) => one[name]))].map((line) => line.map(quote).join(",")).join("\r\n") + "\r\n";
 }
 
+const PRECISION = "Weights have the digits of a float32, or four digits where a file holds no scores of its heads and in a rollout.";
+
 // Format records as JSON, with what they are and the link to it; numbers that JSON does not have are text.
 export function formatJson(view, caption, link, records) {
   const keep = (_, value) => (typeof value === "number" && !Number.isFinite(value) ? String(value) : value);
-  return JSON.stringify({ view, caption, link, rows: records }, keep, 1) + "\n";
+  return JSON.stringify({ view, caption, link, precision: PRECISION, rows: records }, keep, 1) + "\n";
 }
 
 // Write the HTML that shows the page in a frame, in the state of its link. A file is named as it lies next to the other page.

@@ -8,7 +8,7 @@ import { AXES } from "../../drawing/words.js";
 import { findAttention } from "../../frame/controls.js";
 import { getHeadNumber } from "../../frame/selected_word.js";
 import { isAboutTarget } from "../../frame/setting_switch.js";
-import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords } from "./difference.js";
+import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords, measureTile } from "./difference.js";
 import { readModel } from "../../frame/model_choice.js";
 import { linkRequest } from "../../frame/page_link.js";
 import { DIFFERENCE, buildLayout } from "./compare_layout.js";
@@ -175,12 +175,20 @@ async function runSecondText({ app }, typed, form) {
 }
 
 // Return the numbers of both sides and of the difference as records; a pixel of a long text stands at its first query and key.
-function listNumbers({ drawn }) {
+async function listNumbers({ app, drawn }) {
   if (!drawn) return [];
   const { name } = drawn.quantity;
+  const parts = name === "weight" ? await Promise.all(drawn.both.map((side, n) => fetchExactPicture(app, side, drawn.parts[n], drawn.level))) : drawn.parts;
+  const apart = subtractWeights(...parts, drawn.common, drawn.level);
   const side = 2 ** drawn.level;
-  return [["first", drawn.parts[0]], ["second", drawn.parts[1]], ["difference", drawn.apart]].flatMap(([picture, { weights, columns }]) =>
+  return [["first", parts[0]], ["second", parts[1]], ["difference", apart]].flatMap(([picture, { weights, columns }]) =>
     weights.map((weight, n) => ({ picture, query: Math.floor(n / columns) * side, key: (n % columns) * side, [name]: weight })).filter((one) => one[name] !== null));
+}
+
+// Fetch the weights of a side with every digit.
+async function fetchExactPicture({ source }, { summary, place, layer }, part, level) {
+  const fetch = async (query) => ({ codes: await source.exact(summary.id, "tile", { ...place, ...query }), shape: measureTile(part, query) });
+  return { ...part, ...(await fetchPicture(layer, level, fetch, (number) => (Number.isNaN(number) ? null : number))) };
 }
 
 function stepCell(it, rows, columns) {

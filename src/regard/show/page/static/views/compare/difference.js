@@ -24,6 +24,9 @@ export async function fetchPicture({ queries, keys }, level, fetch, decode) {
   return { weights, rows, columns };
 }
 
+// Return the rows and columns of a tile of a picture.
+export const measureTile = ({ rows, columns }, { row, column }) => [Math.min(TILE, rows - row * TILE), Math.min(TILE, columns - column * TILE)];
+
 // Return the part of two texts that can be compared, {rows, columns, said}: all, their common beginning, or nothing.
 export function matchWords(a, b) {
   const same = a.rows.length === b.rows.length && a.columns.length === b.columns.length;

@@ -135,7 +135,7 @@ async function showQuery(it, state) {
     const codes = await app.source[kind === "rollout" ? "rollout" : "row"](app.summary().id, query, control.signal);
     if (control !== it.asking) return;
     app.ready();
-    it.shown = { codes, q, window };
+    it.shown = { codes, q, window, kind, query };
     paint(it);
     listLinks(it);
   } catch (fault) {
@@ -187,10 +187,12 @@ function dressWord({ grid, shown }, chip, look) {
 }
 
 // Return the numbers of the patches and the words as records.
-function listNumbers({ app, grid, shown }) {
+async function listNumbers({ app, grid, shown }) {
   if (!grid || !shown) return [];
-  const quantity = app.settings.quantity({ ...app.state(), show: "weight" });
-  return Array.from(shown.codes, (code, key) => ({ query: shown.q, key, patch: grid.patches[shown.window][key] === NONE ? null : grid.patches[shown.window][key], weight: quantity.decode(code) }));
+  const { decode } = app.settings.quantity({ ...app.state(), show: "weight" });
+  const read = (code) => (code ? Number(decode(code).toPrecision(4)) : NaN); // the digits of a code
+  const numbers = shown.kind === "rollout" ? Array.from(shown.codes, read) : await app.source.exact(app.summary().id, "row", shown.query);
+  return Array.from(numbers, (number, key) => ({ query: shown.q, key, patch: grid.patches[shown.window][key] === NONE ? null : grid.patches[shown.window][key], weight: Number.isNaN(number) ? null : number }));
 }
 
 function describeQuery(it, patch) {

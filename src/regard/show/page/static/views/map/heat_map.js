@@ -283,20 +283,20 @@ const HANDS = [
 ];
 
 // Return the numbers on screen as records, without what is hidden; a pixel of many weights stands at its first query and key.
-function listNumbers({ at }) {
+async function listNumbers({ app, at }) {
   if (!at.camera) return [];
-  const z = chooseTileLevel(at);
+  const tiles = listVisibleTiles(at, chooseTileLevel(at)).map((place) => [...place, at.tiles.at(...place)]).filter(([, , , tile]) => tile);
+  const count = tiles.reduce((sum, [, , , tile]) => sum + tile.codes.filter((code) => at.quantity.decode(code) !== null).length, 0);
+  if (count > MOST_NUMBERS) throw new Fault(`${formatCount(count)} numbers are on screen: zoom in until there are at most ${formatCount(MOST_NUMBERS)}.`);
+  const isWeight = at.quantity.name === "weight";
   const found = [];
-  for (const [level, row, column] of listVisibleTiles(at, z)) {
-    const tile = at.tiles.at(level, row, column);
-    if (!tile) continue;
+  for (const [level, row, column, tile] of tiles) {
     const [side, width] = [2 ** level, tile.shape[1]];
-    tile.codes.forEach((code, n) => {
-      const value = at.quantity.decode(code);
-      if (value !== null) found.push({ query: (row * TILE + Math.floor(n / width)) * side, key: (column * TILE + (n % width)) * side, [at.quantity.name]: value });
+    const numbers = isWeight ? await app.source.exact(at.of, "tile", { ...app.place(), level, row, column, how: at.how }) : tile.codes;
+    numbers.forEach((value, n) => {
+      if (!Number.isNaN(value)) found.push({ query: (row * TILE + Math.floor(n / width)) * side, key: (column * TILE + (n % width)) * side, [at.quantity.name]: value });
     });
   }
-  if (found.length > MOST_NUMBERS) throw new Fault(`${formatCount(found.length)} numbers are on screen: zoom in until there are at most ${formatCount(MOST_NUMBERS)}.`);
   return found;
 }
 

@@ -106,7 +106,7 @@ async function fetchCodes(it, query, of) {
       : (await app.source.attribution(app.summary().id, { ...query, ...app.settings.query(app.state()) }, control.signal)).codes;
     if (control !== it.asking) return;
     app.ready();
-    it.shown = { ...of, codes };
+    it.shown = { ...of, codes, query, id: app.shownId() };
     markWords(it, app.state());
     it.later = setTimeout(() => fetchLinks(it, query, control.signal), it.hovered ? REST : 0);
   } catch (fault) {
@@ -120,11 +120,12 @@ async function fetchCodes(it, query, of) {
 // Return the shaded numbers as records.
 async function listNumbers({ app, shown }) {
   if (!shown) return [];
-  const quantity = app.settings.quantity(app.state());
+  const { name } = app.settings.quantity(app.state());
+  const numbers = shown.setting === "weight" ? await app.source.exact(shown.id, shown.incoming ? "column" : "row", shown.query) : shown.codes;
   const { rows, columns } = app.attention();
   const words = await app.words(shown.incoming ? rows : columns, 0, shown.codes.length);
   const [asked, other] = shown.incoming ? ["key", "query"] : ["query", "key"];
-  return Array.from(shown.codes, (code, n) => ({ [asked]: shown.place, [other]: n, word: words[n], [quantity.name]: quantity.decode(code) }));
+  return Array.from(numbers, (number, n) => ({ [asked]: shown.place, [other]: n, word: words[n], [name]: Number.isNaN(number) ? null : number }));
 }
 
 // Shade the words and the overview strips.

@@ -84,7 +84,7 @@ async function drawView(it, state) {
   const { signal } = (it.asking = new AbortController());
   const q = chooseQuery(app, state);
   const told = await fetchWords(it, q);
-  if (it.drawn !== summary.id) beginText(it, summary);
+  if (it.drawn !== summary.id) beginText(it, summary, told.words);
   renderWords(it, state, q, told);
   const { row, thumbs } = await fetchRow(it, state, q, signal);
   if (signal.aborted) return;
@@ -118,13 +118,14 @@ async function fetchWords({ app }, q) {
   return { words, asking, asker };
 }
 
-// Reset the view for another recording; the text field has its text, as far as a link or the server holds it.
-function beginText(it, summary) {
+// Reset the view for another recording; the text field has its text: that of a link or of the server, else its words.
+function beginText(it, summary, all) {
   const { text, words, model } = parseLink(location.hash);
   const box = it.page.form.elements.text;
   setModel(it.page.form, model);
   const { request } = summary;
-  const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? request?.text ?? "";
+  const given = isCrossText(summary, it.app.attention()) || all.length === MOST ? "" : all.join("").trim();
+  const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? request?.text ?? given;
   if (it.drawn || (read && (text || !box.value))) box.value = read; // what a visitor is typing already stays
   it.page.offer();
   it.kept.clear();
@@ -155,6 +156,7 @@ async function fetchRow(it, state, q, signal) {
   const selected = getSelectedHeads(app, state);
   const heads = selected.length > 1 ? selected.join() : null;
   const shown = app.settings.get(state) === "weight" ? null : app.settings.query(state);
+  it.asked = shown ? null : [id, "row", { ...place, q, heads }];
   const askRow = () => (shown ? fetchEffects(it, "attribution", { ...place, q, heads, ...shown }, signal) : app.source.row(id, { ...place, q, heads }, signal));
   const askThumbs = () => (shown ? fetchEffects(it, "attributionThumbs", { kind, part, b, layer, ...shown }, signal) : app.source.thumbs(id, { kind, part, b, layer }, signal));
   const [row, thumbs] = await Promise.all([
@@ -215,7 +217,11 @@ function describePicture({ app }, state, asker) {
 }
 
 // Return the shaded numbers and those of the predicted next words as records.
-const listNumbers = ({ numbers, nextWords }) => [...(numbers ?? []), ...(nextWords ?? []).map(({ word, ...shares }) => ({ next: word, ...shares }))];
+async function listNumbers({ app, numbers, asked, nextWords }) {
+  const exact = asked && (await app.source.exact(...asked));
+  const own = (numbers ?? []).map((one, n) => (exact && one.weight !== null ? { ...one, weight: exact[n] } : one));
+  return [...own, ...(nextWords ?? []).map(({ word, ...shares }) => ({ next: word, ...shares }))];
+}
 
 // Append a predicted word to the text, and run the model.
 async function appendWord(it, word) {
