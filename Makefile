@@ -24,7 +24,7 @@ demo: .venv/ready
 	@echo "All of it is also on a page, a file that needs no network: build/story.html."
 	@echo "More in the terminal, in another window: . .venv/bin/activate && regard heads build/story.reg --head 4.1"
 	@echo "And the page live, with whatever you type. Open this address in a browser:"
-	@$(BIN)/regard serve build/story.reg --model pocket
+	@$(BIN)/regard serve --model pocket --text "$(STORY)"
 
 test: .venv/ready-for-work
 	@echo "Running the everyday tests: some five minutes on two cores."

@@ -94,6 +94,15 @@ def test_a_short_table_has_the_clearest_of_each_kind(table):
     assert len(clearest) <= 3 * len({row.kind for row in table})
 
 
+def test_kinds_stand_in_the_order_of_what_they_tell_and_heads_without_a_clear_kind_last(table):
+    kinds = ["unclear", "broad", "first token", "unclear", "local", "induction", "previous token"]
+    some = Heads(tuple(replace(table.rows[n], kind=kind) for n, kind in enumerate(kinds)), ())
+    ordered = ["induction", "previous token", "first token", "local", "broad", "unclear"]
+    said = [line.plain for line in render_kinds(some, 200)]
+    assert [line.split("  ")[0].removeprefix("1 ").removeprefix("2 ").strip() for line in said] == ordered
+    assert list(dict.fromkeys(row.kind for row in select_clearest(some))) == ordered
+
+
 def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_on_the_first_token(recording):
     head = recording.map(2, 1)
     query, key, weight = find_strongest_link(head)

@@ -4,7 +4,6 @@ Of a short text, every weight of every head too, as small grids of tenths: 7 is 
 """
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.head_kinds import ACTIONS, UNCLEAR, Head, Heads
+from regard.observe.head_kinds import ACTIONS, STRIPE, UNCLEAR, Head, Heads
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
 from regard.show.shaded_text import BREAK, get_visible_text
@@ -22,6 +21,7 @@ from regard.show.terminal import get_heat_style, join_blocks, pack_blocks, trunc
 
 MAX_PER_KIND = 3  # heads of a kind in a short table
 RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "unclear": "entropy"}  # ranks a kind
+KIND_ORDER = ("induction", "duplicate", "previous token", "first token", STRIPE, "itself", "local", "broad", UNCLEAR)
 UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
 KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is clearly above its threshold and the others"}
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
@@ -30,11 +30,18 @@ MAX_TOKENS = 16  # maximum tokens of a text whose heads are drawn
 LABEL_CELLS = 6  # maximum cells of a row label
 
 
+def list_kinds(heads: Heads) -> list[str]:
+    """List the kinds of some heads, the most telling first; those that KIND_ORDER does not name come before all others."""
+    kinds = dict.fromkeys(row.kind for row in heads)
+    return sorted(kinds, key=lambda kind: KIND_ORDER.index(kind) if kind in KIND_ORDER else -1)
+
+
 def render_kinds(heads: Heads, width: int) -> Iterator[Text]:
     """Generate lines with the number of heads of each kind and the meaning of the kind."""
-    counts = Counter(row.kind for row in heads).most_common()
-    number, kind_width = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
-    for kind, count in counts:
+    counts = {kind: len(heads.select_kind(kind)) for kind in list_kinds(heads)}
+    number = max((len(str(count)) for count in counts.values()), default=0)
+    kind_width = max((len(kind) for kind in counts), default=0)
+    for kind, count in counts.items():
         start = f"{count:>{number}} {kind:<{kind_width}}  "
         for sentence in textwrap.wrap(KIND_MEANINGS.get(kind, ""), max(width - len(start), 8)) or [""]:
             yield Text.assemble(start, (sentence, "dim"))
@@ -42,9 +49,8 @@ def render_kinds(heads: Heads, width: int) -> Iterator[Text]:
 
 
 def select_clearest(heads: Heads) -> Heads:
-    """Select the three clearest heads of each kind, the most frequent kind first."""
-    order = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
-    best = [heads.select_kind(kind).sort_by(RANKING_SCORES.get(kind, kind)).rows[:MAX_PER_KIND] for kind in order]
+    """Select the three clearest heads of each kind, the most telling kind first."""
+    best = [heads.select_kind(kind).sort_by(RANKING_SCORES.get(kind, kind)).rows[:MAX_PER_KIND] for kind in list_kinds(heads)]
     return Heads(tuple(row for rows in best for row in rows), heads.notes)
 
 
@@ -78,7 +84,7 @@ def render_links(recording: Recording, heads: Heads, width: int, kind: str = "se
     telling = [row for row in select_clearest(heads) if row.kind not in UNINFORMATIVE_KINDS]
     if telling:
         yield from wrap_sentence("strongest links: a word with those before it → the word it attends to", width)
-    for row in sorted(telling, key=lambda row: row.kind):
+    for row in telling:
         query, key, weight = find_strongest_link(recording.map(row.layer, row.head, kind), kind)
         yield render_link(row, words, query, key, weight, width, kind)
 

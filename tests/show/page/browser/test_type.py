@@ -58,6 +58,8 @@ def test_the_words_of_a_recording_that_was_given_stand_in_the_text_field_and_can
     drawn(page, len(TEXT))
     box = page.get_by_role("textbox", name="Your words")
     assert box.input_value() == TEXT
+    page.locator("[data-control='show pull']").click(force=True)
+    assert "press Run in Type" in page.locator("[role=alert]").inner_text()
     box.press("Enter")
     until(page, "location.hash.includes('text=')")
     assert drawn(page, len(TEXT)).locator(".type-next li").count() > 0

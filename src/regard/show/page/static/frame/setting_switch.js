@@ -11,6 +11,7 @@ const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which wo
 const NO_MODEL = "A file cannot run a model, which this needs. Run `regard serve --model NAME` and type the text.";
 const SECOND = "The second side shows weights alone. ";
 const NOT_TYPED = "This is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
+const NOT_RUN = "This is for a text that the model of this page read: press Run in Type.";
 
 const LABEL = "What is shown of the attention";
 const RETRY = 5000; // milliseconds
@@ -74,7 +75,7 @@ export function createSettings(app) {
 
 function explainText(app, summary, kind) {
   if (app.source.file) return NO_MODEL;
-  return summary?.attributable && kind === "self" ? null : NOT_TYPED;
+  return summary?.attributable && kind === "self" ? null : app.start.model ? NOT_RUN : NOT_TYPED;
 }
 
 const reasonOf = (app, state) => app.settings.explain(state, state.show);
