@@ -60,7 +60,7 @@ def main() -> None:
                 opening(browser, server.address, "page-opening.png")
         if not named or "sight" in named:
             with Server(read(unmasked(), BALLS)) as server:
-                shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
+                shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png", shown=".sight-square")
         if not named or "pull" in named:
             with Server(read(model, RED)) as server:
                 shoot(browser, f"{server.address}#view=type&layer=5&heads=all&show=pull", "page-pull.png")
@@ -120,12 +120,13 @@ def read(model: regard.GPT2, text: str) -> Session:
     return session
 
 
-def shoot(browser: Any, address: str, name: str, dark: bool = False, width: int = 1280) -> None:
-    """A picture of an address, once it is quiet."""
+def shoot(browser: Any, address: str, name: str, dark: bool = False, width: int = 1280, shown: str = "#stage") -> None:
+    """A picture of an address, once `shown` is there and it is quiet."""
     look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": 800}}
     with browser.new_context(**look) as context:
         page = context.new_page()
         page.goto(address)
+        page.wait_for_selector(shown, timeout=120_000)
         settle(page)
         page.screenshot(path=FOLDER / name)
 
