@@ -246,7 +246,7 @@ def test_a_weight_that_does_not_fit_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_long_map_never_has_the_block_of_queries_keys_and_numbers(compiled, monkeypatch):
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     monkeypatch.undo()
     q, k, weight = torch.randn(1, 1, 751, 256), torch.randn(1, 1, 20_011, 256), torch.randn(256)
@@ -255,6 +255,6 @@ def test_a_long_map_never_has_the_block_of_queries_keys_and_numbers(compiled, mo
     found = AttentionMap(q, k, Padding([19_000]), weight=weight)
     asked = [lambda: found[0, 0, few], lambda: found[0, 0, 7, 9:14], lambda: found[0, 0, few, few + 3]]
     asked += [lambda: additive.scores(q[0, 0, :40], k[0, 0], weight)]  # 3 MB
-    assert max(peak_megabytes(ask) for ask in asked) < 15  # a row of the block alone is 20 MB
+    assert max(measure_peak_megabytes(ask) for ask in asked) < 15  # a row of the block alone is 20 MB
     if compiled:
-        assert peak_megabytes(found.overview) < 1000  # some blocks of 16 MB; the block of all numbers is 15 GB
+        assert measure_peak_megabytes(found.overview) < 1000  # some blocks of 16 MB; the block of all numbers is 15 GB

@@ -134,7 +134,7 @@ def test_what_rows_are_divided_by_is_found_once(monkeypatch):
 
 @pytest.mark.slow
 def test_a_long_diagonal_is_answered_without_its_matrix():
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     q, k = torch.randn(2, 1, 1, 16_411, 16)
     found = AttentionMap(q, k, Causal())
@@ -142,7 +142,7 @@ def test_a_long_diagonal_is_answered_without_its_matrix():
     t = range(16_411)
     asked = [lambda: found[0, 0, t, t], lambda: found.diagonal(5), lambda: found.mass(slice(0, 4))]
     for ask in asked:
-        peak = peak_megabytes(ask)
+        peak = measure_peak_megabytes(ask)
         assert peak is None or peak < 200
     weights = found.diagonal(0)[0, 0]
     score = gamma(torch.float32, 16 + 4) * (q * k)[0, 0].double().abs().sum(-1) / 4  # what rows are divided by is the same

@@ -301,10 +301,10 @@ def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux's /proc")
 def test_a_long_map_is_overseen_in_bounded_memory():
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     q = torch.randn(1, 1, 65_536, 64)
     found = AttentionMap(q, q, Window(256, 0))
-    assert peak_megabytes(found.overview) < 200
-    assert peak_megabytes(lambda: AttentionMap(q, q, Window(256, 0)).top(4)) < 200
+    assert measure_peak_megabytes(found.overview) < 200
+    assert measure_peak_megabytes(lambda: AttentionMap(q, q, Window(256, 0)).top(4)) < 200
     assert plane.BLOCK_NUMBERS * 4 == 2**24  # what the documentation says of a block
