@@ -94,7 +94,7 @@ COMMANDS = {
 RANDOM = ("generate", "generate, looking", "translate")  # write whatever a model with random weights likes
 
 
-def found(folder, command):
+def resolve_arguments(folder, command):
     """The arguments of a command, with the paths of the files that there are."""
     return [str(folder / one) if (folder / one).exists() else one for one in COMMANDS[command]]
 
@@ -105,7 +105,7 @@ def test_no_command_hands_a_terminal_what_it_would_obey(command, folder, capfd, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     try:
-        code = main(found(folder, command))
+        code = main(resolve_arguments(folder, command))
     except SystemExit as end:
         code = end.code
     said = capfd.readouterr()
@@ -127,7 +127,7 @@ def run(arguments, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["heads", "heads of a damaged file", "generate", "evaluate nothing"])
 def test_a_terminal_that_has_only_ascii_is_given_only_ascii(command, folder):
-    done = run(found(folder, command))
+    done = run(resolve_arguments(folder, command))
     assert done.returncode in (0, 2)
     assert b"Traceback" not in done.stderr
     assert STEERING.findall((done.stdout + done.stderr).decode("ascii")) == []
@@ -147,7 +147,7 @@ def test_a_terminal_gets_colours_and_no_other_sequence(command, folder):
     ours, theirs = os.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     with subprocess.Popen(
-        [sys.executable, "-m", "regard", *found(folder, command)],
+        [sys.executable, "-m", "regard", *resolve_arguments(folder, command)],
         stdout=theirs,
         stderr=subprocess.PIPE,  # where no bar is drawn
         env={**environment, "COLUMNS": "120", "TERM": "xterm-256color"},
