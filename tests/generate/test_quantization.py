@@ -7,7 +7,7 @@ import torch
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, hugging_face, restore, rounding_bound, rows, taken, tokens_are_decided
+from generate.small import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
 from regard.matmul import QuantizedLinear
@@ -46,7 +46,7 @@ def test_it_generates_with_a_cache_in_batches_and_by_beams(to):
             asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
 
             def tokens(model, prompts=prompts, asked=asked):
-                return taken(model.generate(prompts, 8, **asked))
+                return stack_tokens(model.generate(prompts, 8, **asked))
 
             assert tokens_are_decided(small, tokens)
             assert torch.equal(tokens(small), tokens(exact))

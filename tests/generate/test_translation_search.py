@@ -40,13 +40,13 @@ def score_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> floa
     """How far two scores of a translation may lie apart; what is translated must not hang on rounding."""
     exact = copy.deepcopy(model).double()
 
-    def translated(one):
+    def translate_sources(one):
         return translate(one, sources, end=END, **asked)
 
     def scores(one):
-        return torch.tensor([each.score for each in translated(one)], dtype=torch.float64)
+        return torch.tensor([each.score for each in translate_sources(one)], dtype=torch.float64)
 
-    assert is_stable_under_rounding(exact, lambda one: [each.tokens for each in translated(one)], terms, dtype)
+    assert is_stable_under_rounding(exact, lambda one: [each.tokens for each in translate_sources(one)], terms, dtype)
     return estimate_rounding(exact, scores, terms, dtype) + sum_bound(dtype, VOCABULARY + EXPONENTIAL)  # of log Σ exp
 
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, rounding_bound, rows, taken, tokens_are_decided
+from generate.small import gpt2, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard.compiled import threads
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
@@ -161,11 +161,11 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
     ran = []
     run = CompiledDecoder.run
     monkeypatch.setattr(CompiledDecoder, "run", lambda *given: ran.append(1) or run(*given))
-    found = taken(model.generate(prompts, count, **asked))
+    found = stack_tokens(model.generate(prompts, count, **asked))
     assert ran
-    assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
+    assert tokens_are_decided(model, lambda one: stack_tokens(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
     monkeypatch.setattr(GPT2, "reading", lambda self: self)
-    assert torch.equal(found, taken(model.generate(prompts, count, **asked)))
+    assert torch.equal(found, stack_tokens(model.generate(prompts, count, **asked)))
 
 
 @pytest.mark.slow
@@ -173,9 +173,9 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
 def test_what_follows_an_opening_is_the_same():
     (prefix,), after = rows(7, vocabulary=307), [[], *rows(3, 1, vocabulary=307, seed=1)]
     whole = [prefix + row for row in after]
-    found = taken(MODEL.generate(after, 5, temperature=0, after=PrefixCache.read(MODEL, prefix)))
-    assert tokens_are_decided(MODEL, lambda one: taken(one.generate(whole, 5, temperature=0)))
-    assert torch.equal(found, taken(MODEL.generate(whole, 5, temperature=0)))
+    found = stack_tokens(MODEL.generate(after, 5, temperature=0, after=PrefixCache.read(MODEL, prefix)))
+    assert tokens_are_decided(MODEL, lambda one: stack_tokens(one.generate(whole, 5, temperature=0)))
+    assert torch.equal(found, stack_tokens(MODEL.generate(whole, 5, temperature=0)))
 
 
 class Other(GPT2):
