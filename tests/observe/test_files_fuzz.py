@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.translators import made, sentences
+from models.translators import make_translator, sentences
 from regard import CausalAttention, DataError, RegardError
 from regard.generate.translation_search import translate
 from regard.observe import load, record, safetensors_file
@@ -34,7 +34,7 @@ def small(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def search(tmp_path_factory) -> Path:
     """A recording of a search by beams, whose rows move at every step."""
-    path, model = tmp_path_factory.mktemp("search") / "search.reg", made("additive")
+    path, model = tmp_path_factory.mktemp("search") / "search.reg", make_translator("additive")
     with record(model, keep="values") as recording:
         translate(model, sentences(2, 3), beams=2, end=5, longest=4)
     recording.save(path)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import regard
 from execution_counts import count_calls
-from models.translators import made, sentences
+from models.translators import make_translator, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Prefix, Window
 from regard.generate.translation_search import translate
@@ -226,7 +226,7 @@ def nested(depth):
     ],
 )
 def test_a_hostile_header_of_a_search_is_refused_too(tmp_path, change, says):
-    path, model = tmp_path / "hostile.reg", made("additive")
+    path, model = tmp_path / "hostile.reg", make_translator("additive")
     with record(model) as recording:
         translate(model, sentences(4, 9), beams=3, end=5, longest=6)
     recording.save(path)

@@ -5,7 +5,7 @@ import functools
 import torch
 
 import regard
-from models.translators import made, padded, sentences
+from models.translators import make_translator, pad_sentences, sentences
 from regard.models import GPT2, GPT2Config
 
 WORDS = [
@@ -49,9 +49,9 @@ WRITTEN, READ = [" un", " chat", " dort"], ["a", " cat", " is", " asleep", "⟨e
 @functools.cache
 def cross(kind: str = "additive") -> regard.Recording:
     """A translator that writes three words and reads five: of cross attention alone where it is additive."""
-    model = made(kind)
+    model = make_translator(kind)
     with torch.no_grad(), regard.record(model) as recording:
-        model(*padded(sentences(5)), torch.tensor([[5, 7, 8]]))
+        model(*pad_sentences(sentences(5)), torch.tensor([[5, 7, 8]]))
     recording.model, recording.tokens = kind, {"rows": WRITTEN, "columns": READ}
     return recording
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from models.translators import made
+from models.translators import make_translator
 from regard.errors import DataError, RegardError
 from regard.models import translator
 from regard.weights import gpt2
@@ -109,7 +109,7 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["settings.json", "model.safetensors"])
 def test_a_damaged_translator_is_the_same_or_refused(tmp_path, counts, file):
-    made("additive", dtype=torch.float32).save(tmp_path / "whole")
+    make_translator("additive", dtype=torch.float32).save(tmp_path / "whole")
     expected = translator.load(tmp_path / "whole").state_dict()
     content = (tmp_path / "whole" / file).read_bytes()
 

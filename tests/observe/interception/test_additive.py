@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import regard
 from bounds import EXPONENTIAL, assert_within, bounds_from_scores, gamma
-from models.translators import VOCABULARY, Weights, made, padded, sentences
+from models.translators import VOCABULARY, Weights, make_translator, pad_sentences, sentences
 from observe.beheld import EQUAL, beheld, distance
 from regard import AdditiveAttention, AttentionMap, ConfigError, Padding, intervene
 from regard.generate.translation_search import translate
@@ -174,9 +174,9 @@ def test_a_search_that_nobody_reports_is_detected(recwarn):
 
 
 def test_a_source_of_one_word_is_a_source():
-    model = made("additive")
+    model = make_translator("additive")
     with record(model) as recording:
-        model(*padded(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
+        model(*pad_sentences(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
     assert recording.map(0, kind="cross").shape == (1, 1, 3, 1)
 
 
@@ -230,8 +230,8 @@ def test_two_sentences_in_one_forward_are_two_visits():
 
 @pytest.mark.parametrize("kind", ["additive", "additive lstm of two layers"])
 def test_a_translator_by_its_teacher_is_one_map_of_target_and_source(kind):
-    model = made(kind)
-    (sources, lengths), targets = padded(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
+    model = make_translator(kind)
+    (sources, lengths), targets = pad_sentences(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
     with Weights() as seen:
         model(sources, lengths, targets)
     recording, _ = beheld(model, lambda m: m(sources, lengths, targets))
@@ -244,8 +244,8 @@ def test_a_translator_by_its_teacher_is_one_map_of_target_and_source(kind):
 
 
 def test_training_is_the_same_to_the_bit():
-    model = made("additive", dtype=torch.float32, dropout=0.2).train()
-    (sources, lengths), targets = padded(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
+    model = make_translator("additive", dtype=torch.float32, dropout=0.2).train()
+    (sources, lengths), targets = pad_sentences(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
 
     def step(m: nn.Module) -> object:
         m.zero_grad()
@@ -269,7 +269,7 @@ def followed(model, tokens, source):
 def test_a_translation_keeps_the_history_of_the_beams_that_survived(beams):
     checked = 0
     for seed in range(4):
-        model, rows = made("additive", seed), sentences(4, 9, 6, seed=seed)
+        model, rows = make_translator("additive", seed), sentences(4, 9, 6, seed=seed)
         with record(model) as recording:
             found = translate(model, rows, beams=beams, end=END, longest=9)
         assert not recording.missed
@@ -286,7 +286,7 @@ def test_a_translation_keeps_the_history_of_the_beams_that_survived(beams):
 
 
 def test_histories_of_all_rows_are_those_of_a_search_by_hand():
-    model, (sources, lengths) = made("additive"), padded(sentences(6))
+    model, (sources, lengths) = make_translator("additive"), pad_sentences(sentences(6))
     tokens = torch.tensor([[END, END, END], [7, 8, 9], [11, 12, 13], [14, 15, 16], [17, 18, 19]])
     parents = [torch.tensor([0, 0, 0]), torch.tensor([2, 0, 0]), torch.tensor([1, 1, 2]), torch.tensor([2, 0, 1])]
     with record(model) as recording, torch.no_grad():
@@ -304,11 +304,11 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand():
 
 
 def test_the_same_sentence_translated_twice_is_two_runs():
-    model, rows = made("additive"), sentences(6)
+    model, rows = make_translator("additive"), sentences(6)
     with record(model) as recording:
         for _ in range(2):
             translate(model, rows, end=END, longest=5)
-        model(*padded(rows), torch.tensor([[END, 7, 8]]))
+        model(*pad_sentences(rows), torch.tensor([[END, 7, 8]]))
     shapes = [run.map(0, kind="cross").shape[2] for run in recording.runs]
     assert len(shapes) == 3
     assert shapes[0] == shapes[1]
@@ -316,7 +316,7 @@ def test_the_same_sentence_translated_twice_is_two_runs():
 
 
 def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path):
-    model, rows = made("additive", dtype=torch.float32), sentences(4, 9)
+    model, rows = make_translator("additive", dtype=torch.float32), sentences(4, 9)
     with record(model, keep="values") as recording:
         translate(model, rows, beams=2, end=END, longest=6)
     recording.tokens = {"rows": [f"t{n}" for n in range(6)], "columns": [f"s{n}" for n in range(9)]}
@@ -332,8 +332,8 @@ def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path
 
 @pytest.mark.parametrize("keep", ["bfloat16", None])
 def test_halves_and_autocast_keep_what_the_attention_saw(keep):
-    model = made("additive", dtype=torch.float32)
-    sources, lengths = padded(sentences(4, 9))
+    model = make_translator("additive", dtype=torch.float32)
+    sources, lengths = pad_sentences(sentences(4, 9))
     targets = torch.randint(0, VOCABULARY, (2, 5))
     with torch.autocast("cpu", torch.bfloat16):
         with Weights() as seen:
@@ -346,9 +346,9 @@ def test_halves_and_autocast_keep_what_the_attention_saw(keep):
 
 
 def test_what_a_table_of_heads_and_a_rollout_say_of_it():
-    model = made("additive")
+    model = make_translator("additive")
     with record(model) as recording:
-        model(*padded(sentences(4, 9)), torch.randint(0, VOCABULARY, (2, 5)))
+        model(*pad_sentences(sentences(4, 9)), torch.randint(0, VOCABULARY, (2, 5)))
     assert "kind='cross'" in str(regard.heads(recording))
     recording.tokens = {"rows": list("abcde"), "columns": list("fgh,ijklm")}
     (row,) = regard.heads(recording, kind="cross")
