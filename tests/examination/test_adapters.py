@@ -176,11 +176,11 @@ def noting(function, found):
     """A function of the same arguments that notes what it is given."""
 
     @functools.wraps(function)
-    def noted(*given):
+    def note_inputs(*given):
         found.extend(function(*given))
         return given[0]
 
-    return noted
+    return note_inputs
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

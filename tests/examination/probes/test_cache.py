@@ -125,7 +125,7 @@ class Placed(wrong.Rotary):
         b, t, _ = x.shape
         places = self.kept(torch.arange(t) if position_ids is None else position_ids[0])
         q, k, v = (f(x).view(b, t, wrong.H, wrong.D).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (wrong.turned(one, places[:, None] * self.inv_freq) for one in (q, k))
+        q, k = (wrong.rotate_half_pairs(one, places[:, None] * self.inv_freq) for one in (q, k))
         if past_kv is not None:
             k, v = (torch.cat(pair, 2) for pair in zip(past_kv, (k, v), strict=True))
         hidden = torch.ones(t, k.shape[2], dtype=torch.bool).triu(k.shape[2] - t + 1)
