@@ -5,7 +5,7 @@ import torch
 
 import regard
 from models.translators import VOCABULARY, Weights, make_translator, pad_sentences, sentences
-from observe.beheld import beheld, distance
+from observe.beheld import distance, record_and_compare
 from regard import ConfigError, intervene
 from regard.generate.translation_search import translate
 from regard.observe import load, record
@@ -14,7 +14,7 @@ END, LAYERS = 5, 2
 KINDS = ["transformer", "transformer, norm first"]
 
 
-def weighed(model, rows, targets, layers=LAYERS):
+def compute_weights(model, rows, targets, layers=LAYERS):
     """The weights of encoder, decoder and cross attention of each layer, (layers, b, h, q, k) each."""
     with Weights() as seen:
         model(*pad_sentences(rows), torch.tensor(targets))
@@ -27,14 +27,14 @@ ASKED = [("self", "encoder"), ("self", "decoder"), ("cross", "decoder")]
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_its_teacher_all_three_are_maps(kind):
     model, rows, targets = make_translator(kind), sentences(4, 9, 6), torch.randint(0, VOCABULARY, (3, 7)).tolist()
-    recording, _ = beheld(model, lambda m: m(*pad_sentences(rows), torch.tensor(targets)))
-    for (one, part), expected in zip(ASKED, weighed(model, rows, targets), strict=True):
+    recording, _ = record_and_compare(model, lambda m: m(*pad_sentences(rows), torch.tensor(targets)))
+    for (one, part), expected in zip(ASKED, compute_weights(model, rows, targets), strict=True):
         assert len(recording.layers(one, part)) == LAYERS
         for layer in range(LAYERS):
             assert distance(recording.map(layer, kind=one, part=part), expected[layer]) < 1e-12
     assert recording.layers() == ["decoder.0.attention", "decoder.1.attention"]
     assert recording.layers("cross") == ["decoder.0.cross", "decoder.1.cross"]
-    assert distance(recording.map("encoder.1.attention", 2), weighed(model, rows, targets)[0][1][:, 2:]) < 1e-12
+    assert distance(recording.map("encoder.1.attention", 2), compute_weights(model, rows, targets)[0][1][:, 2:]) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -47,7 +47,7 @@ def test_training_is_the_same_to_the_bit(dtype):
         loss.backward()
         return loss, [p.grad.clone() for p in m.parameters()]
 
-    recording, _ = beheld(model, step)
+    recording, _ = record_and_compare(model, step)
     assert recording.map(1, kind="cross").shape == (2, 3, 3, 9)
 
 
@@ -75,7 +75,7 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand(kind, layers):
     assert recording.map(layers - 1, part="encoder").shape == (2, 3, 6, 6)
     for row, read in enumerate(history):
         source = rows[row // 3]
-        expected = weighed(model, [source], [read], layers)
+        expected = compute_weights(model, [source], [read], layers)
         for (one, part), weights in list(zip(ASKED, expected, strict=True))[1:]:
             for layer in range(layers):
                 ours = recording.map(layer, kind=one, part=part)[row]
@@ -99,7 +99,7 @@ def test_a_translation_keeps_what_was_looked_at_on_the_way(kind, beams):
         for place, number in enumerate(sorted(range(3), key=lambda n: len(rows[n]))):
             tokens, source = found[number].tokens, rows[number]
             if beams == 1 or len(tokens) == m.shape[2]:
-                _, decoder, cross = weighed(model, [source], [[END, *tokens[:-1]]])
+                _, decoder, cross = compute_weights(model, [source], [[END, *tokens[:-1]]])
                 here, n = slice(place * beams, (place + 1) * beams), len(tokens)
                 ours = m[here, :, :n, : len(source)]
                 assert float((ours - cross[1]).abs().amax((1, 2, 3)).min()) < 1e-10
