@@ -49,9 +49,9 @@ def finite(problems: list[tuple]) -> list[dict]:
     return [problem | {"visible": None} for problem, _, _ in problems]
 
 
-def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
+def test_every_calculation_comes_to_the_number_of_its_step(open_page, address):
     checked = dict.fromkeys(STEPS, 0)
-    for lines in worked(opened(address), finite(drawn(40))):
+    for lines in worked(open_page(address), finite(drawn(40))):
         for name, line, number in lines:
             assert line, name
             left, _, right = line.partition(" = ")
@@ -66,9 +66,9 @@ def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
+def test_a_temperature_stands_in_the_exponent(open_page, address, temperature):
     problems = [problem | {"temperature": temperature} for problem in finite(drawn(12))]
-    for lines in worked(opened(address), problems):
+    for lines in worked(open_page(address), problems):
         shares = [(line.partition(" = ")[0], number) for name, line, number in lines if name == "weights"]
         for left, number in shares:
             assert f" / {format_number(temperature)}" in left
@@ -78,9 +78,9 @@ def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if name not in ("heads", "split") and build_example(name).steps is not None]
 )
-def test_a_lectures_row_is_written_as_regard_walk_writes_it(opened, address, name):
+def test_a_lectures_row_is_written_as_regard_walk_writes_it(open_page, address, name):
     known, problem = build_example(name), get_example_steps(name)
-    page = opened(address)
+    page = open_page(address)
     (steps,) = asked(page, "views/steps/attend", "attend", [[problem]])
     for scene in arithmetic.write_arithmetic(known, known.focus):
         if scene.name not in ("scores", "scaled") or known.q is None:
@@ -97,15 +97,15 @@ def few(line: str) -> str:
     return " + ".join(terms[:6]) + " = " + right
 
 
-def test_a_long_sum_says_how_many_terms_are_left_out(opened, address):
+def test_a_long_sum_says_how_many_terms_are_left_out(open_page, address):
     q, k = torch.randn(1, 9).tolist(), torch.randn(1, 9).tolist()
-    ((_, line, _), *_) = worked(opened(address), [{"q": q, "k": k, "scale": 1 / 3}])[0]
+    ((_, line, _), *_) = worked(open_page(address), [{"q": q, "k": k, "scale": 1 / 3}])[0]
     assert line.count("·") == 6
     assert "+ ... (3 more) = " in line
 
 
-def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(opened, address):
-    page = opened(address)
+def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(open_page, address):
+    page = open_page(address)
     problem = {"q": [[1.0, 2.0]], "k": [[0.5, 1.0], [1.0, 0.0]], "scale": 1, "visible": [[True, False]]}
     code = """async (problem) => {
         const {attend} = await import("./static/views/steps/attend.js");

@@ -46,27 +46,27 @@ def same(found: dict, steps: Steps, **close: float) -> None:
         )
 
 
-def test_every_step_is_what_attend_gives(opened, address):
+def test_every_step_is_what_attend_gives(open_page, address):
     problems = drawn(PROBLEMS)
-    answers = asked(opened(address), "views/steps/attend", "attend", [[problem] for problem, _, _ in problems])
+    answers = asked(open_page(address), "views/steps/attend", "attend", [[problem] for problem, _, _ in problems])
     for found, (_, steps, _) in zip(answers, problems, strict=True):
         same(found, steps, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
-def test_a_temperature_divides_what_the_softmax_takes(opened, address, temperature):
+def test_a_temperature_divides_what_the_softmax_takes(open_page, address, temperature):
     problems = [problem for problem, _, _ in drawn(40) if problem["sink"] is None]
     answers = asked(
-        opened(address), "views/steps/attend", "attend", [[problem | {"temperature": temperature}] for problem in problems]
+        open_page(address), "views/steps/attend", "attend", [[problem | {"temperature": temperature}] for problem in problems]
     )
     for found in answers:
         right = regard.mechanism.softmax.stable(as_tensor(found["masked"]) / temperature)
         torch.testing.assert_close(as_tensor(found["weights"]), right, rtol=1e-12, atol=1e-12)
 
 
-def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
+def test_the_switches_are_attend_with_another_mask_and_scale(open_page, address):
     problems = [(problem, steps) for problem, steps, _ in drawn(60) if problem["sink"] is None and problem["softcap"] is None]
-    page = opened(address)
+    page = open_page(address)
     settings = {"mask": "causal", "root": True}
     changed = asked(page, "views/steps/attend", "applySwitches", [[problem, settings] for problem, _ in problems])
     answers = asked(page, "views/steps/attend", "attend", [[problem] for problem in changed])
@@ -77,10 +77,10 @@ def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
-def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
+def test_the_lectures_examples_come_out_to_the_digit(open_page, address, name):
     known = build_example(name)
     told = [get_example_steps(name, head) for head in range(get_example_steps(name)["heads"])]
-    for head, found in enumerate(asked(opened(address), "views/steps/attend", "attend", [[one] for one in told])):
+    for head, found in enumerate(asked(open_page(address), "views/steps/attend", "attend", [[one] for one in told])):
         right = known.steps if known.steps.scores.dim() == 2 else Steps(*(part[head] for _, part in known.steps.items()))
         exact = {name: as_tensor(found[name]) for name, _ in right.items()}
         bounds = step_bounds(told[head], exact["weights"])
@@ -88,14 +88,14 @@ def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
             assert_within(value, exact[step], bounds[step], step)
 
 
-def test_the_page_says_what_the_terminal_says(opened, address):
+def test_the_page_says_what_the_terminal_says(open_page, address):
     problems = drawn(PROBLEMS)
     given = [
         {"problem": problem, "words": WORDS[: len(problem["q"])], "query": n % len(problem["q"])}
         for n, (problem, _, _) in enumerate(problems)
     ]
     for (formulas, said), one, (problem, steps, scale) in zip(
-        opened(address).evaluate(TELL, given), given, problems, strict=True
+        open_page(address).evaluate(TELL, given), given, problems, strict=True
     ):
         assert formulas == step_descriptions.get_formulas(steps, scale, torch.tensor(problem["q"]))
         right = step_descriptions.write_sentences(steps, one["words"], one["query"])
@@ -108,7 +108,7 @@ def from_nought(found: re.Match) -> str:
     return f"(token {int(found[1]) - 1})"
 
 
-def test_numbers_are_written_as_in_python(opened, address):
+def test_numbers_are_written_as_in_python(open_page, address):
     generator = torch.Generator().manual_seed(1)
     powers, signs = (torch.rand(DRAWS, generator=generator, dtype=torch.float64) for _ in range(2))
     numbers = [
@@ -117,7 +117,7 @@ def test_numbers_are_written_as_in_python(opened, address):
     numbers += [0.0, 0.125, -0.125, 0.375, 2.5, 0.0949, 0.0951, 0.03125, 1e-4, 1e6, 123456.5]  # some lie exactly in the middle
     halves = torch.tensor([(n * 7919 % 20_000 + 0.5) / 10**places for places in (2, 4) for n in range(200)])  # in float32
     numbers += [x for ulps in (-3, 0, 3) for x in (halves * (1 + ulps * 2**-23)).tolist()]
-    page = opened(address)
+    page = open_page(address)
     assert asked(page, "drawing/number_format", "formatNumber", [[number] for number in numbers]) == [
         format_number(number) for number in numbers
     ]

@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.browser.patience import quiet, settled, until
+from show.page.browser.patience import wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 TEXT = "Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily."
@@ -62,24 +62,24 @@ def address(serving):
 
 
 @pytest.fixture
-def drawn(opened, address):
+def drawn(open_page, address):
     """drawn(view, screen, more) is the page with the view drawn, Generate with what it wrote."""
 
     def page_of(view: str, screen: str, more: str = ""):
         width, height = SCREENS[screen]
-        page = settled_or_quiet(opened(f"{address}#view={view}&{SELECTED}{more}", width=width, height=height), view)
+        page = settled_or_quiet(open_page(f"{address}#view={view}&{SELECTED}{more}", width=width, height=height), view)
         if view == "generate":
             page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
             page.locator("select[name=tokens]").select_option("20")
             page.get_by_role("button", name="Generate").click()
             page.wait_for_selector(".generate-after a")
-        return quiet(page)
+        return wait_until_quiet(page)
 
     return page_of
 
 
 def settled_or_quiet(page, view):
-    return quiet(page) if view == "generate" else settled(page)
+    return wait_until_quiet(page) if view == "generate" else wait_until_settled(page)
 
 
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
@@ -90,7 +90,7 @@ def test_no_label_is_cut(drawn, view, screen):
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(["text", "heads", "map", "compare"], SCREENS)))
 def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_apart(drawn, view, screen):
     page = drawn(view, screen, "&show=pull")
-    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
     assert page.evaluate(CUT) == []
     assert page.locator(".ticks").count() > 0
     assert page.evaluate(CROWDED) == []
@@ -100,7 +100,7 @@ def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_ap
 @pytest.mark.parametrize("view", ["text", "heads", "map", "steps", "compare"])
 def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_logit(drawn, view, setting):
     page = drawn(view, "phone", f"&show={setting}")
-    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
     assert page.locator("#bar select[data-control=show]").input_value() == setting
     assert page.evaluate(LINES, "#bar > .control") <= 2
     outside = "[...document.querySelectorAll('#bar *')].filter((one) => one.getBoundingClientRect().right > innerWidth).length"
@@ -119,10 +119,10 @@ def test_no_word_of_a_text_is_torn_apart_at_the_end_of_a_line(drawn, view, words
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_words_of_a_finding_are_in_sight_at_a_zoom_of_200_percent(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
+def test_the_words_of_a_finding_are_in_sight_at_a_zoom_of_200_percent(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
     page.wait_for_selector("#finding:not([hidden])")
-    quiet(page)
+    wait_until_quiet(page)
     selected = page.locator(".word.selected").first
     assert selected.bounding_box()["y"] < 400
 
@@ -153,10 +153,10 @@ def test_a_wide_screen_is_used(drawn, view, selectors, share):
 
 @pytest.mark.parametrize("screen", ["laptop", "wide"])
 @pytest.mark.parametrize("heads", [6, 9, 12])
-def test_heads_of_a_layer_stand_in_one_row(opened, serving, heads, screen):
+def test_heads_of_a_layer_stand_in_one_row(open_page, serving, heads, screen):
     width, height = SCREENS[screen]
     session = Session(recorded(*some(2, heads, 11), spaced(PLAIN, 11)))
-    page = settled(opened(f"{serving(session)}#view=heads", width=width, height=height))
+    page = wait_until_settled(open_page(f"{serving(session)}#view=heads", width=width, height=height))
     tops = page.evaluate(
         """() => [...document.querySelectorAll(".heads-layer")].map((layer) =>
             new Set([...layer.querySelectorAll(".head")].map((one) => one.offsetTop)).size)"""
@@ -181,7 +181,7 @@ def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(drawn, view
 def test_what_is_shown_is_chosen_from_a_list_on_a_phone(drawn):
     page = drawn("text", "phone")
     page.get_by_role("combobox", name="What is shown of the attention").select_option("carried")
-    until(page, "location.hash.includes('show=carried')")
+    wait_until(page, "location.hash.includes('show=carried')")
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -263,23 +263,25 @@ def test_pictures_of_compare_have_words_where_they_fit(drawn):
 
 def test_nothing_on_the_screen_has_more_than_three_digits_of_a_weight_in_compare(drawn):
     page = drawn("compare", "laptop")
-    until(page, "document.querySelector('.compare-read').textContent.includes('rank')")
+    wait_until(page, "document.querySelector('.compare-read').textContent.includes('rank')")
     assert not page.evaluate("/\\d\\.\\d{6}/.test(document.querySelector('.compare-read').textContent)")
     titles = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => one.title)")
     assert [len(one) > 8 for one in titles] == [True, True]  # every digit, where the pointer rests
 
 
-def test_no_other_head_is_shown_before_that_of_the_finding(opened, address):
+def test_no_other_head_is_shown_before_that_of_the_finding(open_page, address):
     asked = []
-    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", answered=lambda answer: asked.append(answer.url)))
-    until(page, "!document.querySelector('#finding').hidden")
+    page = wait_until_settled(
+        open_page(f"{address}#view=text&r=r1&find=clearest", answered=lambda answer: asked.append(answer.url))
+    )
+    wait_until(page, "!document.querySelector('#finding').hidden")
     first = next(n for n, url in enumerate(asked) if "/row?" in url)
     assert any("/finding" in url for url in asked[:first])
     assert [one for one in asked if "/row?" in one and "head" in one] == [one for one in asked if "/row?" in one]
 
 
-def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(opened, address):
-    page = quiet(opened(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
-    until(page, "document.querySelector('[role=alert], .error')")
+def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(open_page, address):
+    page = wait_until_quiet(open_page(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
+    wait_until(page, "document.querySelector('[role=alert], .error')")
     controls = page.locator(".steps-switches, .steps-line, .steps-foot")
     assert controls.evaluate_all("(all) => all.map((one) => one.checkVisibility())") == [False] * 3

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from show.page.browser.patience import PATIENCE, watched
+from show.page.browser.patience import PATIENCE, count_requests
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 T = 13
@@ -51,7 +51,7 @@ def embedded(request, browser, cell):
     outer = f'<!doctype html><title>notebook</title><iframe src="{CELLS.get(product)}" sandbox="{SANDBOX.get(product)}" '
     outer += f'allow="{GRANTS.get(product)}" style="width: 100%; height: 750px; border: 0"></iframe>'
     with browser.new_context(viewport={"width": 1000, "height": 800}, accept_downloads=True) as context:
-        page, said, called = watched(context.new_page()), [], []
+        page, said, called = count_requests(context.new_page()), [], []
         page.set_default_timeout(1000 * PATIENCE)
         page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: said.append(str(error)))

@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import settled
+from show.page.browser.patience import wait_until_settled
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install regard[plot]")
 
@@ -43,7 +43,7 @@ def drawn(page, view):
         page.locator("select[name=tokens]").select_option("5")
         page.get_by_role("button", name="Generate").click()
         page.wait_for_selector(".generate-after a")
-    return settled(page)
+    return wait_until_settled(page)
 
 
 def kept(page, kind, folder):
@@ -70,9 +70,9 @@ def colours(image) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("view", "dark", "scale"), [*((view, False, 1) for view in ON_SCREEN), ("type", True, 1), ("map", True, 3)]
 )
-def test_a_view_is_kept_as_pixels(opened, address, view, dark, scale, tmp_path):
+def test_a_view_is_kept_as_pixels(open_page, address, view, dark, scale, tmp_path):
     link = f"{address}#view={view}&r=r1&layer=1&head=0&q=6&k=2"
-    page = drawn(opened(link, dark=dark, device_scale_factor=scale), view)
+    page = drawn(open_page(link, dark=dark, device_scale_factor=scale), view)
     path = kept(page, "PNG", tmp_path)
     assert path.name == f"regard-{view}.png"
     image, finer = read(path), max(2, scale)

@@ -6,7 +6,7 @@ from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.asking import sorter
-from show.page.browser.patience import link, quiet, settled, until
+from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 from show.page.leaking import LAYER, TEXT, leaking
 
@@ -29,8 +29,8 @@ def session(adapter, *texts: str) -> Session:
 
 def answered(page, said: str):
     """The page once its panel says something that begins so."""
-    until(page, f"document.querySelector('.sight-said')?.textContent.startsWith({said!r})")
-    return quiet(page)
+    wait_until(page, f"document.querySelector('.sight-said')?.textContent.startsWith({said!r})")
+    return wait_until_quiet(page)
 
 
 def signs(page) -> list[dict[tuple[int, int], str]]:
@@ -43,9 +43,11 @@ def read(page) -> str:
     return page.locator(".sight-read").inner_text()
 
 
-def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_by_pair(opened, serving):
+def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_by_pair(open_page, serving):
     asked = []
-    page = settled(opened(f"{serving(session(leaking(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url)))
+    page = wait_until_settled(
+        open_page(f"{serving(session(leaking(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url))
+    )
     assert not any("examination" in url for url in asked)
     page.get_by_role("button", name=BUTTON).click()
     answered(page, "leaking: of these 12 words, 11 see what they may not.")
@@ -78,11 +80,11 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
     assert len([url for url in asked if "examination" in url]) == 2  # once for each time it was opened
     assert page.evaluate(WIDE) == 0
     page.set_viewport_size({"width": 390, "height": 844})
-    assert quiet(page).evaluate(WIDE) == 0
+    assert wait_until_quiet(page).evaluate(WIDE) == 0
 
 
-def test_of_a_right_model_nothing_differs_until_more_is_expected(opened, serving):
-    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+def test_of_a_right_model_nothing_differs_until_more_is_expected(open_page, serving):
+    page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
     answered(page, "pocket: of these 12 words, none sees a later one.")
     expected, found, difference = signs(page)
     assert (expected == found, difference) == (True, {})
@@ -97,9 +99,9 @@ def test_of_a_right_model_nothing_differs_until_more_is_expected(opened, serving
     assert page.locator(".sight").is_hidden()
 
 
-def test_an_error_is_said_in_the_panel_in_place_of_the_squares(opened, serving):
+def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, serving):
     running = session(sorter(), "CBABBC", "AABB")
-    page = opened(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
+    page = open_page(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
     answered(page, "sorter: of these 6 words, none sees a later one.")
     second = running.listed[1]
     running.remove_recording(second)
@@ -109,15 +111,15 @@ def test_an_error_is_said_in_the_panel_in_place_of_the_squares(opened, serving):
     assert page.locator(".sight-square").count() == 0
 
 
-def test_what_the_model_here_has_not_read_is_not_offered(opened, serving):
+def test_what_the_model_here_has_not_read_is_not_offered(open_page, serving):
     given = Session(recorded(*some(2, 2, 6), spaced(PLAIN, 6)), sorter())
-    page = settled(opened(f"{serving(given)}#view=heads&sight=earlier"))
+    page = wait_until_settled(open_page(f"{serving(given)}#view=heads&sight=earlier"))
     assert page.get_by_role("button", name=BUTTON).count() == 0
     assert page.locator(".sight").is_hidden()
 
 
-def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(opened, serving):
-    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(open_page, serving):
+    page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
     answered(page, "pocket: of these 12 words, none sees a later one.")
     told = page.locator(".sight-lines").inner_text()
     assert re.search(r"a change of \de−\d, with outputs up to \d+\.?\d*, would be detected", told)
