@@ -69,8 +69,8 @@ def address(serving):
 
 
 @pytest.fixture
-def drawn(open_page, address):
-    """drawn(view, dark=) is the page with the view drawn, Generate with what it wrote."""
+def open_view(open_page, address):
+    """open_view(view, dark=) is the page with the view drawn, Generate with what it wrote."""
 
     def page_of(view: str, **look):
         page = open_page(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3&sight=earlier", **look)
@@ -92,8 +92,8 @@ def list_violations(page) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, GROUNDS)))
-def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(drawn, view, dark):
-    page = drawn(view, dark=dark)
+def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(open_view, view, dark):
+    page = open_view(view, dark=dark)
     assert list_violations(page) == []
     texts = page.evaluate(TEXTS)
     assert len(texts) > 20
@@ -126,8 +126,8 @@ def test_what_is_drawn_can_be_read_and_edges_of_controls_be_seen(open_page, addr
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at(drawn, view):
-    page = drawn(view)
+def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at(open_view, view):
+    page = open_view(view)
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     roles = {role for role, _ in seen}
@@ -136,8 +136,8 @@ def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(drawn, view):
-    page = drawn(view)
+def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(open_view, view):
+    page = open_view(view)
     wanted = page.evaluate(
         """() => [...document.querySelectorAll("button:enabled, a[href], select, input, textarea, summary")]
             .filter((one) => one.checkVisibility() && one.tabIndex >= 0).length"""
@@ -161,8 +161,8 @@ def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(drawn,
     assert len(reached) >= wanted
 
 
-def test_each_group_of_choices_says_what_is_chosen(drawn):
-    page = drawn("map")
+def test_each_group_of_choices_says_what_is_chosen(open_view):
+    page = open_view("map")
     page.get_by_role("group", name="Color scale").get_by_role("button", name="log").click()
     wait_until(page, "location.hash.includes('scale=log')")
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]

@@ -15,7 +15,7 @@ from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.browser.patience import wait_until, wait_until_settled
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 T, LAYER, HEAD, QUERY = 13, 1, 2, 7
@@ -23,7 +23,7 @@ T, LAYER, HEAD, QUERY = 13, 1, 2, 7
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(*some(2, 3, T), spaced(PLAIN, T))
+    return record_layers(*draw_queries_and_keys(2, 3, T), space_words(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_weights_on_screen_are_saved_with_all_their_digits(open_page, addres
     for one in shown:
         assert float(one["weight"]) == pytest.approx(float(exact[int(one["query"]), int(one["key"])]), rel=4e-4)
     if view == "text":
-        assert [one["word"] for one in rows] == spaced(PLAIN, T)
+        assert [one["word"] for one in rows] == space_words(PLAIN, T)
 
 
 @pytest.mark.parametrize("view", ["type", "heads", "steps"])

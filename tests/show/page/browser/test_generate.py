@@ -20,7 +20,7 @@ TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
 PERCENT = 5.01e-4  # half a unit of the last digit of 12.3 %
 
 
-def lettered(**sizes: int) -> GPT2:
+def make_letter_model(**sizes: int) -> GPT2:
     """An untrained model of single letters, with dice strong enough that it does not say one letter for ever."""
     torch.manual_seed(7)
     model = GPT2(GPT2Config(vocabulary=len(ALPHABET), context=257, **sizes)).double().eval()
@@ -32,7 +32,7 @@ def lettered(**sizes: int) -> GPT2:
 
 @pytest.fixture(scope="module")
 def model():
-    return lettered(width=22, heads=2, layers=3)
+    return make_letter_model(width=22, heads=2, layers=3)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def address(serving, model):
     return serving(session)
 
 
-def written(page, *, temperature: float = 0.0):
+def generate_text(page, *, temperature: float = 0.0):
     """The page once the model has gone on from the text."""
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
@@ -71,16 +71,16 @@ def test_the_page_says_what_comes_until_there_are_words(open_page, address):
     page = wait_until_quiet(open_page(f"{address}#view=generate"))
     hint = page.get_by_text("The model continues the text, one word at a time.")
     assert hint.is_visible()
-    assert not written(page).get_by_text(hint.inner_text()).is_visible()
+    assert not generate_text(page).get_by_text(hint.inner_text()).is_visible()
 
 
 def test_the_words_are_those_that_the_model_writes(open_page, address, model):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))
 
 
 def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_page, address):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     whole, listed = TEXT + came(page), []
     for n in range(3):
         page.locator(".generate-came .word").nth(n).click()
@@ -98,7 +98,7 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_pa
 
 
 def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(open_page, address, model):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(2).click()
     whole = TEXT + came(page)
     ids = model.text.encode(whole[:8])
@@ -121,7 +121,7 @@ def numbers(page) -> list[float | None]:
 
 
 def test_every_word_before_a_picked_one_is_shaded_by_its_weight(open_page, address, model):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(12).click()
     ids = model.text.encode(TEXT + came(page)[:12])
     with regard.record(model) as recording, torch.no_grad():
@@ -135,7 +135,7 @@ def test_every_word_before_a_picked_one_is_shaded_by_its_weight(open_page, addre
 
 
 def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(open_page, address, model):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(12).click()
     whole = TEXT + came(page)
     ids = torch.tensor([model.text.encode(whole[:-1])])
@@ -162,7 +162,7 @@ def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(op
 
 
 def test_the_keys_go_from_word_to_word_and_let_go(open_page, address):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -172,7 +172,7 @@ def test_the_keys_go_from_word_to_word_and_let_go(open_page, address):
 
 
 def test_what_was_written_is_read_on_in_the_other_views(open_page, address):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     whole = TEXT + came(page)
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
@@ -182,12 +182,12 @@ def test_what_was_written_is_read_on_in_the_other_views(open_page, address):
 
 
 def test_a_seed_writes_the_same_again(open_page, address):
-    found = [came(written(open_page(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
+    found = [came(generate_text(open_page(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
     assert found[0] == found[1]
 
 
 def test_the_temperature_of_writing_is_no_switch_of_steps(open_page, address):
-    page = written(open_page(f"{address}#view=generate"), temperature=0.5)
+    page = generate_text(open_page(f"{address}#view=generate"), temperature=0.5)
     assert "heat=0.5" in page.evaluate("location.hash")
     page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
@@ -196,7 +196,7 @@ def test_the_temperature_of_writing_is_no_switch_of_steps(open_page, address):
 
 def waiting(wait) -> GPT2:
     """A model that waits before each word, as a large one does on any machine."""
-    slow = lettered(width=22, heads=2, layers=3)
+    slow = make_letter_model(width=22, heads=2, layers=3)
     slow.register_forward_pre_hook(lambda *_: wait())
     return slow
 
@@ -270,12 +270,12 @@ def test_what_the_model_cannot_read_is_told_beside_the_box(open_page, address):
 
 
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
-    page = written(open_page(f"{address}#view=generate", width=390, height=844))
+    page = generate_text(open_page(f"{address}#view=generate", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
 
 
 def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(open_page, address, tmp_path):
-    page = written(open_page(f"{address}#view=generate"))
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()

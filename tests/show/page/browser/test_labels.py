@@ -9,7 +9,7 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from show.page.asking import named
 from show.page.browser.patience import wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 SIZES = [*random.Random(7).sample(range(2, 65), 6), 16, 17, 23, 24]
 # of each label [text, its middle, start and end of its cell], along both axes; a label may be wider than a cell
@@ -54,9 +54,11 @@ FRAMES = """([frame, rows, columns]) => {
 
 @pytest.fixture(scope="module")
 def session():
-    session = Session(recorded(*some(1, 1, SIZES[0]), spaced(PLAIN, SIZES[0])), adapt_model(GPT2.load("pocket")))
+    session = Session(
+        record_layers(*draw_queries_and_keys(1, 1, SIZES[0]), space_words(PLAIN, SIZES[0])), adapt_model(GPT2.load("pocket"))
+    )
     for size in SIZES[1:]:
-        session.add_recording(recorded(*some(1, 1, size), spaced(PLAIN, size)))
+        session.add_recording(record_layers(*draw_queries_and_keys(1, 1, size), space_words(PLAIN, size)))
     return session
 
 
@@ -81,7 +83,7 @@ def check(spots, words: list[str]) -> None:
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("size", SIZES)
 def test_the_words_of_steps_stand_at_their_cells(open_page, address, session, size, width):
-    words = spaced(PLAIN, size)
+    words = space_words(PLAIN, size)
     page = open_page(named(session, f"{address}#view=steps&r=r{SIZES.index(size) + 1}&step=weights"), width=width)
     page.wait_for_selector(".panel")
     spots = wait_until_quiet(page).evaluate(PANELS)
@@ -91,7 +93,7 @@ def test_the_words_of_steps_stand_at_their_cells(open_page, address, session, si
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size <= 24])
 def test_the_words_of_compare_and_type_stand_at_their_cells(open_page, address, session, size):
-    words = spaced(PLAIN, size)
+    words = space_words(PLAIN, size)
     r = f"r=r{SIZES.index(size) + 1}"
     page = wait_until_settled(open_page(named(session, f"{address}#view=compare&{r}")))
     wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")

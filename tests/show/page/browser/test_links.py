@@ -10,7 +10,7 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from show.page.asking import named
 from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 STATES = {
     "type": "view=type&r=r1&layer=1&head=2&q=3",
@@ -33,9 +33,11 @@ TEXT = "Lily had a red ball."
 
 @pytest.fixture(scope="module")
 def session():
-    session = Session(recorded(*some(2, 3, 13), spaced(PLAIN, 13)), adapt_model(GPT2.load("pocket")))
-    session.add_recording(recorded(*some(1, 2, 300, seed=3), spaced(PLAIN, 300)))
-    session.add_recording(recorded(*some(1, 2, 11, seed=4), [*spaced(PLAIN[::-1], 10), "."]))  # a period is no word
+    session = Session(record_layers(*draw_queries_and_keys(2, 3, 13), space_words(PLAIN, 13)), adapt_model(GPT2.load("pocket")))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 2, 300, seed=3), space_words(PLAIN, 300)))
+    session.add_recording(
+        record_layers(*draw_queries_and_keys(1, 2, 11, seed=4), [*space_words(PLAIN[::-1], 10), "."])
+    )  # a period is no word
     return session
 
 
@@ -131,7 +133,7 @@ def test_a_head_that_is_chosen_in_one_view_is_shown_in_the_others(open_page, add
     wait_until(page, "document.querySelector('#caption').textContent.startsWith('Layer 1, mean of its 3 heads')")
 
 
-def typed(page, text: str):
+def type_text(page, text: str):
     """The page once it has read a text in Type."""
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
@@ -148,7 +150,7 @@ LIT = "document.querySelector('#finding')?.checkVisibility() && document.querySe
 
 def test_the_start_is_a_finding_whatever_was_typed_before_and_its_link_keeps_it(open_page, serving):
     session = Session(None, adapt_model(GPT2.load("pocket")))
-    page = typed(open_page(serving(session)), TEXT)
+    page = type_text(open_page(serving(session)), TEXT)
     address = page.url.partition("#")[0]
     page.goto("about:blank")
     page.goto(address)
@@ -172,7 +174,7 @@ def test_the_start_is_a_finding_whatever_was_typed_before_and_its_link_keeps_it(
 
 def test_visitors_see_their_own_recordings_alone_until_they_clear_them(open_page, serving):
     address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
-    first, second = typed(open_page(address), TEXT), typed(open_page(address), "Tom had a blue ball.")
+    first, second = type_text(open_page(address), TEXT), type_text(open_page(address), "Tom had a blue ball.")
     for page, text in ((first, TEXT), (second, "Tom had a blue ball.")):
         page.reload()
         wait_until(page, "document.querySelectorAll('.type-words .word').length > 0")
@@ -186,7 +188,7 @@ def test_visitors_see_their_own_recordings_alone_until_they_clear_them(open_page
 
 def test_a_link_to_another_server_of_the_same_model_reads_the_text_again(open_page, serving):
     addresses = [serving(Session(None, adapt_model(GPT2.load("pocket")))) for _ in range(2)]
-    state = typed(open_page(addresses[0]), TEXT).evaluate("location.hash")
+    state = type_text(open_page(addresses[0]), TEXT).evaluate("location.hash")
     for view in ("text", "map", "steps", "type"):
         page = open_page(addresses[1] + state.replace("view=type", f"view={view}"))
         wait_until_settled(page)

@@ -6,7 +6,7 @@ import pytest
 
 from regard.show.page.session import Session
 from show.page.browser.patience import wait_for_frames, wait_for_timers, wait_until, wait_until_settled
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 VIEWS = ("text", "heads", "map")
 LUMINANCE = """(colour) => {
@@ -18,8 +18,8 @@ LUMINANCE = """(colour) => {
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(*some(3, 6, 300), spaced(PLAIN, 300)))
-    session.add_recording(recorded(*some(2, 2, 6), spaced(PLAIN, 6)))
+    session = Session(record_layers(*draw_queries_and_keys(3, 6, 300), space_words(PLAIN, 300)))
+    session.add_recording(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)))
     return serving(session)
 
 

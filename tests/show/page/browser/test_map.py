@@ -8,18 +8,18 @@ import torch
 
 from regard.show.page.session import Session
 from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, expect_weight, recorded, some, spaced, weights
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words, weights
 
 LAYERS, HEADS, T = 2, 3, 13
-Q, K = some(LAYERS, HEADS, T)
-LONG = some(1, 1, 700, seed=3)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
+LONG = draw_queries_and_keys(1, 1, 700, seed=3)
 ZOOM = "Number(new URLSearchParams(location.hash.slice(1)).get('zoom'))"  # as the link says
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)))
-    session.add_recording(recorded(*LONG, spaced(PLAIN, 700)))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)))
+    session.add_recording(record_layers(*LONG, space_words(PLAIN, 700)))
     return serving(session)
 
 
@@ -160,7 +160,7 @@ def test_every_level_shows_the_same_lone_weight_where_max_is_asked_for(serving, 
     t = 1100
     q, k = torch.zeros(1, 1, 1, t, 3), torch.zeros(1, 1, 1, t, 3)
     q[..., 900, 0], k[..., 123, 0] = 20.0, 20.0  # one query that sees one key alone
-    page = wait_until_settled(open_page(f"{serving(Session(recorded(q, k, spaced(PLAIN, t))))}#view=map&how=max"))
+    page = wait_until_settled(open_page(f"{serving(Session(record_layers(q, k, space_words(PLAIN, t))))}#view=map&how=max"))
     colours = """() => {
         const canvas = document.querySelector("canvas");
         const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

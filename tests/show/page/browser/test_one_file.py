@@ -11,15 +11,25 @@ from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.single_file import page as write
 from show.page.browser.patience import link, wait_until, wait_until_settled
-from show.page.browser.recordings import CODE, EVIL, PLAIN, code_bounds, expect_weight, recorded, some, spaced, weights
+from show.page.browser.recordings import (
+    CODE,
+    EVIL,
+    PLAIN,
+    code_bounds,
+    draw_queries_and_keys,
+    expect_weight,
+    record_layers,
+    space_words,
+    weights,
+)
 
 LAYERS, HEADS, T = 2, 3, 13
-Q, K = some(LAYERS, HEADS, T)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(Q, K, spaced(PLAIN, T))
+    return record_layers(Q, K, space_words(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +97,7 @@ def test_every_view_of_it_opens_and_back_works(open_page, address):
 
 def test_words_that_break_pages_stay_text(open_page, tmp_path):
     path = tmp_path / "evil.html"
-    write(recorded(*some(1, 2, len(EVIL)), EVIL), path)
+    write(record_layers(*draw_queries_and_keys(1, 2, len(EVIL)), EVIL), path)
     page = wait_until_settled(open_page(f"{path.as_uri()}#view=text"))
     assert page.locator(".word").count() == len(EVIL)
     assert page.locator(".word").all_inner_texts()[:2] == EVIL[:2]
@@ -99,8 +109,8 @@ def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(open
 
     monkeypatch.setattr(single_file, "MAX_PICTURES_BYTES", 2**17)
     path = tmp_path / "long.html"
-    q, k = some(1, 1, 700)
-    single_file.page(recorded(q, k, spaced(PLAIN, 700)), path)
+    q, k = draw_queries_and_keys(1, 1, 700)
+    single_file.page(record_layers(q, k, space_words(PLAIN, 700)), path)
     page = wait_until_settled(open_page(f"{path.as_uri()}#view=map&q=650&k=3"))
     wait_until(page, "document.querySelector('#stage .error')")
     assert "regard serve" in page.locator("#stage .error").first.inner_text()

@@ -36,7 +36,7 @@ def address(serving):
     return serving(session)
 
 
-def drawn(page, view):
+def draw_view(page, view):
     """The page once the view has drawn all; Generate, what it wrote."""
     if view == "generate":
         page.get_by_role("textbox", name="Prompt").fill("CBABBC")
@@ -46,7 +46,7 @@ def drawn(page, view):
     return wait_until_settled(page)
 
 
-def kept(page, kind, folder):
+def save_picture(page, kind, folder):
     """The file of what is on screen."""
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
@@ -72,11 +72,11 @@ def colours(image) -> set[tuple[int, ...]]:
 )
 def test_a_view_is_kept_as_pixels(open_page, address, view, dark, scale, tmp_path):
     link = f"{address}#view={view}&r=r1&layer=1&head=0&q=6&k=2"
-    page = drawn(open_page(link, dark=dark, device_scale_factor=scale), view)
-    path = kept(page, "PNG", tmp_path)
+    page = draw_view(open_page(link, dark=dark, device_scale_factor=scale), view)
+    path = save_picture(page, "PNG", tmp_path)
     assert path.name == f"regard-{view}.png"
     image, finer = read(path), max(2, scale)
-    lines = ElementTree.parse(kept(page, "SVG", tmp_path)).getroot().attrib
+    lines = ElementTree.parse(save_picture(page, "SVG", tmp_path)).getroot().attrib
     assert image.size == (finer * int(lines["width"]), finer * int(lines["height"]))
     if ON_SCREEN[view]:
         *names, about = ON_SCREEN[view]

@@ -11,7 +11,7 @@ from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 LAYER, HEAD, LAST = 5, 4, 23
@@ -28,12 +28,12 @@ PAPER = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/
 def address(serving):
     session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
     session.run_text(TEXT, lambda: None)
-    session.add_recording(recorded(*some(2, 3, 13), spaced(PLAIN, 13)))
+    session.add_recording(record_layers(*draw_queries_and_keys(2, 3, 13), space_words(PLAIN, 13)))
     return serving(session)
 
 
 @pytest.fixture(scope="module")
-def attributed():
+def pocket_attribution():
     """The model, the text's ids and its recording, the likeliest next word, and what moved its logit."""
     model = GPT2.load("pocket", torch.float64)
     ids = torch.tensor([model.text.encode(TEXT)])
@@ -45,9 +45,9 @@ def attributed():
 
 
 @pytest.fixture(scope="module")
-def rows(attributed):
+def rows(pocket_attribution):
     """What the last word's row of a head is, by setting, and the word whose logit it is about."""
-    model, ids, recording, token, attribution = attributed
+    model, ids, recording, token, attribution = pocket_attribution
     carried = regard.contributions(model, ids, token).map(LAYER, kind="carried")
     found = {kind: attribution.map(LAYER, HEAD, kind=kind)[0, 0, LAST] for kind in ("pull", "cut")}
     found |= {"carried": carried[0, HEAD, LAST], "weight": recording.map(LAYER, HEAD)[0, 0, LAST]}
@@ -299,16 +299,16 @@ def test_a_recording_shows_weights_alone_and_says_why(open_page, address):
 
 
 def test_a_file_shows_weights_alone_and_says_why(open_page, tmp_path):
-    regard.page(recorded(*some(1, 2, 6), spaced(PLAIN, 6)), tmp_path / "page.html")
+    regard.page(record_layers(*draw_queries_and_keys(1, 2, 6), space_words(PLAIN, 6)), tmp_path / "page.html")
     page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&show=cut"))
     assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
     assert "A file cannot run a model" in page.get_by_role("button", name="pull", exact=True).get_attribute("title")
 
 
 @pytest.fixture(scope="module")
-def matrices(attributed):
+def matrices(pocket_attribution):
     """What each setting is for every query and key of some heads of a layer: (h, q, k)."""
-    model, ids, _, token, attribution = attributed
+    model, ids, _, token, attribution = pocket_attribution
     found = {kind: attribution.map(LAYER, kind=kind).dense()[0] for kind in ("pull", "cut")}
     return found | {"carried": regard.contributions(model, ids, token).map(LAYER, kind="carried").dense()[0]}
 

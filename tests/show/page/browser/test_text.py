@@ -9,7 +9,16 @@ import torch
 from bounds import sum_bound
 from regard.show.page.session import Session
 from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import EVIL, PLAIN, expect_weight, recorded, some, spaced, weight_bounds, weights
+from show.page.browser.recordings import (
+    EVIL,
+    PLAIN,
+    draw_queries_and_keys,
+    expect_weight,
+    record_layers,
+    space_words,
+    weight_bounds,
+    weights,
+)
 
 HEADS, T, LONG = 3, 17, 9000
 # whether a line of words stands in the middle of the window
@@ -18,14 +27,14 @@ MIDDLE = """(() => {
     const middle = (window.top + window.bottom) / 2;
     return lines.some(({top, bottom}) => top < middle + 20 && bottom > middle - 20);
 })()"""
-Q, K = some(2, HEADS, T)
+Q, K = draw_queries_and_keys(2, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)))
-    session.add_recording(recorded(*some(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
-    session.add_recording(recorded(*some(1, 2, len(EVIL)), EVIL))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 2, len(EVIL)), EVIL))
     return serving(session)
 
 

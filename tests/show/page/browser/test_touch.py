@@ -9,16 +9,25 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from show.page.browser.fingers import middle, move_fingers, way
 from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
-from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
+from show.page.browser.recordings import (
+    PLAIN,
+    code_bounds,
+    draw_queries_and_keys,
+    expect_digits,
+    expect_weight,
+    record_layers,
+    space_words,
+    weights,
+)
 
 HEADS, T, LONG = 3, 13, 600
-Q, K = some(2, HEADS, T)
+Q, K = draw_queries_and_keys(2, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)), adapt_model(GPT2.load("sorter")))
-    session.add_recording(recorded(*some(1, 1, LONG, seed=3), spaced(PLAIN, LONG)))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)), adapt_model(GPT2.load("sorter")))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 1, LONG, seed=3), space_words(PLAIN, LONG)))
     return serving(session)
 
 
@@ -35,7 +44,7 @@ def phone(open_page, address):
     return page_of
 
 
-def where(page) -> dict[str, float]:
+def read_camera(page) -> dict[str, float]:
     """Where the map's camera stands, once it rests and the link says so."""
     wait_for_timers(page, 500)
     return {name: float(value) for name, value in link(page).items() if name in ("x", "y", "zoom")}
@@ -46,11 +55,11 @@ def test_two_fingers_zoom_the_map_about_what_lies_between_them(phone):
     x, y = middle(page.locator("canvas"))
     x, y = x + (74 - 30) / 2, y + (66 - 40) / 2  # the middle of the plane, between the margins of a narrow map
     move_fingers(page, way((x - 20, y), (x - 60, y)), way((x + 20, y), (x + 60, y)))
-    near = where(page)
+    near = read_camera(page)
     assert near["zoom"] == pytest.approx(3, rel=0.1)  # fingers 40 pixels apart are 120 apart
     assert near["x"] == pytest.approx(LONG / 2, rel=0.05)
     move_fingers(page, way((x, y - 60), (x, y - 30)), way((x, y + 60), (x, y + 30)))
-    assert where(page)["zoom"] == pytest.approx(near["zoom"] / 2, rel=0.1)
+    assert read_camera(page)["zoom"] == pytest.approx(near["zoom"] / 2, rel=0.1)
     assert "q" not in link(page)  # a pinch picks nothing
 
 
@@ -58,7 +67,7 @@ def test_one_finger_drags_the_map_and_picks_nothing(phone):
     page = phone("view=map&r=r2&x=300&y=300&zoom=6")
     x, y = middle(page.locator("canvas"))
     move_fingers(page, way((x, y), (x - 60, y - 40)))
-    there = where(page)
+    there = read_camera(page)
     assert there["x"] > 305
     assert there["y"] > 305
     assert (there["x"] - 300) / (there["y"] - 300) == pytest.approx(60 / 40, rel=0.1)

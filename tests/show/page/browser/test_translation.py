@@ -36,12 +36,12 @@ def right(kind):
 
 
 @pytest.fixture
-def carried(tmp_path, monkeypatch):
+def translator_package(tmp_path, monkeypatch):
     small("transformer").save(tmp_path / "translator")
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
-def typed(page, text: str = READ):
+def type_text(page, text: str = READ):
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
     wait_until(
@@ -70,7 +70,7 @@ def darkness(page, title: str) -> list[float]:
 
 
 def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(open_page, address, right, kind):
-    page = typed(open_page(address))
+    page = type_text(open_page(address))
     assert "".join(words(page, 0)) == READ + END_LABEL
     assert "".join(words(page, 1)) == WRITTEN + END_LABEL
     row = right.tokens.rows.index(" cheval")
@@ -93,7 +93,7 @@ def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(open_p
 
 
 def test_words_of_the_sentence_that_was_read_are_no_buttons(open_page, address):
-    page = typed(open_page(address))
+    page = type_text(open_page(address))
     assert page.locator(".type-words").first.locator("[role=button]").count() == 0
     before = page.evaluate("location.hash")
     page.locator(".type-words").first.locator(".word").first.click()
@@ -101,7 +101,7 @@ def test_words_of_the_sentence_that_was_read_are_no_buttons(open_page, address):
 
 
 def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(open_page, address, right, kind):
-    page = typed(open_page(address))
+    page = type_text(open_page(address))
     page.get_by_role("link", name="Read in Text").click()
     pane(page, ROWS).locator(".word").first.wait_for()
     wait_until_quiet(page)
@@ -129,7 +129,7 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
 
 
 def test_the_map_has_the_words_of_both_texts_along_its_axes(open_page, address, right, kind):
-    page = typed(open_page(address))
+    page = type_text(open_page(address))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Map").click()
     page.wait_for_selector("#stage svg, #stage canvas")
     wait_until_quiet(page)
@@ -143,7 +143,7 @@ def test_the_map_has_the_words_of_both_texts_along_its_axes(open_page, address, 
 def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_page, serving):
     model = small("additive")
     right = record_translation(adapt_translator("translator", model), READ, 2048)
-    page = typed(open_page(serving(Session(None, adapt_model(small("additive"))))))
+    page = type_text(open_page(serving(Session(None, adapt_model(small("additive"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
@@ -166,7 +166,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
 
 
 def test_steps_of_dot_products_say_so_still(open_page, serving):
-    page = typed(open_page(serving(Session(None, adapt_model(small("transformer"))))))
+    page = type_text(open_page(serving(Session(None, adapt_model(small("transformer"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
@@ -174,7 +174,7 @@ def test_steps_of_dot_products_say_so_still(open_page, serving):
     assert page.get_by_text("divide by √8").is_visible()
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("translator_package")
 def test_from_the_ordinary_page_one_click_shows_a_translation(open_page, serving):
     page = open_page(serving(Session(None, adapt_model(GPT2.load("pocket")))))
     page.locator("#finding").wait_for()  # its text hides the sentences to try
@@ -194,7 +194,7 @@ def test_from_the_ordinary_page_one_click_shows_a_translation(open_page, serving
     assert pane(page, COLUMNS).locator(".word").all_inner_texts() == list(right.tokens.columns)
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("translator_package")
 def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(open_page, serving):
     address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
     page = open_page(f"{address}#view=map&r=translation&kind=cross&part=decoder&layer=1")
@@ -211,7 +211,7 @@ def test_where_none_is_carried_none_is_offered(open_page, serving, tmp_path, mon
 
 
 def test_on_a_phone_a_translation_never_scrolls_sideways(open_page, address):
-    page = typed(open_page(address, width=390, height=844))
+    page = type_text(open_page(address, width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
     page.get_by_role("link", name="Read in Text").click()
     pane(page, ROWS).locator(".word").first.wait_for()
