@@ -2,7 +2,7 @@ import threading
 
 import regard
 from regard.show.page import executor
-from show.page.asking import asking, joined
+from show.page.asking import asking, join_server_threads
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -23,7 +23,7 @@ def test_no_more_is_computed_at_a_time_than_there_is_room_for(recording, monkeyp
         for one in asked:
             one.start()
             assert inside.acquire(timeout=30)
-        status, sentence = client.refused("/api/r/r1/cell", q=1, k=0)
+        status, sentence = client.expect_refusal("/api/r/r1/cell", q=1, k=0)
         assert (status, "try again" in sentence) == (503, True)
         go_on.set()
         for one in asked:
@@ -36,20 +36,20 @@ def test_an_answer_that_takes_too_long_is_given_up(recording, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: go_on.wait(30) and {})
     with asking(recording) as client:
-        assert client.refused("/api/r/r1/cell", q=1, k=0)[0] == 504
+        assert client.expect_refusal("/api/r/r1/cell", q=1, k=0)[0] == 504
         go_on.set()
 
 
 def test_a_fault_of_ours_is_reported_in_a_sentence_and_goes_to_the_log(recording, monkeypatch, caplog):
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: 1 // 0)
     with asking(recording) as client:
-        status, sentence = client.refused("/api/r/r1/cell", q=1, k=0)
+        status, sentence = client.expect_refusal("/api/r/r1/cell", q=1, k=0)
     assert (status, "ZeroDivision" in sentence) == (500, False)
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_server_that_has_stopped_leaves_no_thread(recording):
     before = set(threading.enumerate())
-    with joined(), asking(recording) as client:
+    with join_server_threads(), asking(recording) as client:
         client.lines("/api/r/r1/open", **HEAD)
         assert any(one.name.startswith("regard-page-long") for one in set(threading.enumerate()) - before)

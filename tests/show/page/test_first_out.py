@@ -8,7 +8,7 @@ from regard import Causal
 from regard.map.codes import decode_weights
 from regard.mechanism import Prefix
 from regard.observe.head_kinds import heads
-from show.page.asking import asking, in_steps, recorded, rows_and_keys
+from show.page.asking import asking, in_steps, record_sorter, rows_and_keys
 
 
 def renormalize(weights: torch.Tensor) -> torch.Tensor:
@@ -19,7 +19,7 @@ def renormalize(weights: torch.Tensor) -> torch.Tensor:
     return torch.where(share > 0, rest / share, 0.0)
 
 
-@pytest.mark.parametrize("make", [recorded, in_steps], ids=["one forward", "a token at a time"])
+@pytest.mark.parametrize("make", [record_sorter, in_steps], ids=["one forward", "a token at a time"])
 def test_rows_columns_tiles_and_scores_leave_the_first_word_out(make):
     recording = make()
     with asking(recording) as client:
@@ -36,7 +36,7 @@ def test_rows_columns_tiles_and_scores_leave_the_first_word_out(make):
         *rows, _ = client.lines("/api/r/r1:rest/heads")
         row = next(line["row"] for line in rows if (line["row"]["layer"], line["row"]["head"]) == (1, 2))
         previous = right.diagonal(-1)[1:].mean()  # the second query sees no other word than itself
-        if make is recorded:
+        if make is record_sorter:
             assert row["scores"]["previous token"] == pytest.approx(float(previous), rel=1e-6)
         assert client.codes("/api/r/r1/row", q=7, **where)[0] != 0  # the recording itself stays
 
@@ -51,7 +51,7 @@ def test_a_mask_that_hides_the_first_key_gives_the_same_map():
 
 
 def test_the_heads_of_the_whole_recording_are_not_those_without_the_first_word():
-    recording = recorded()
+    recording = record_sorter()
     with asking(recording) as client:
         whole, rest = (client.lines(f"/api/r/{name}/heads")[:-1] for name in ("r1", "r1:rest"))
     assert [line["row"]["kind"] for line in whole] == [row.kind for row in heads(recording)]
@@ -59,5 +59,5 @@ def test_the_heads_of_the_whole_recording_are_not_those_without_the_first_word()
 
 
 def test_a_recording_that_is_not_here_is_not_here_without_its_first_word_either():
-    with asking(recorded()) as client:
-        assert client.refused("/api/r/nowhere:rest/heads")[0] == 404
+    with asking(record_sorter()) as client:
+        assert client.expect_refusal("/api/r/nowhere:rest/heads")[0] == 404

@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import Causal
 from regard.map.codes import encode_weights
-from show.page.asking import TEXT, asking, recorded, rows_and_keys
+from show.page.asking import TEXT, asking, record_sorter, rows_and_keys
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -102,7 +102,7 @@ def test_steps_and_examples_are_described(client):
 
 
 def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
-    recording = recorded()
+    recording = record_sorter()
     recording.tokens = ["</script>", "\ud800", "\0", "\u202e", *"ABCABCA"]
     recording.model = "\x1b]52;c;ZQ==\x07\ud800"
     with asking(recording) as client:
@@ -117,7 +117,7 @@ def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
 @pytest.mark.parametrize("steps", [64, 8], ids=["all steps", "those of a row"])
 def test_a_word_of_megabytes_is_its_beginning_everywhere(steps, monkeypatch):
     monkeypatch.setattr("regard.show.page.handlers.MAX_STEP_WORDS", steps)
-    recording = recorded()
+    recording = record_sorter()
     recording.tokens = ["x" * 10_000_000] * 11
     with asking(recording) as client:
         start = client.json("/api/start")["recordings"][0]

@@ -34,7 +34,7 @@ def tensors(of: object) -> Iterator[torch.Tensor]:
             waiting += vars(one).values() if hasattr(one, "__dict__") else ()
 
 
-def beside(found: Session, given) -> int:
+def count_own_bytes(found: Session, given) -> int:
     """The bytes of what a session holds, without the recording it was given."""
     own = {x.untyped_storage().data_ptr() for x in tensors(given)}
     return memory_size.count_storage_bytes([x for x in tensors(found) if x.untyped_storage().data_ptr() not in own])
@@ -58,9 +58,9 @@ def used(client, rounds: int = 2) -> int:
                     client.json(f"/api/r/{one['id']}/cell", **place, q=2, k=1)
                     client.codes(f"/api/r/{one['id']}/column", **place, k=1, heads="0,1")
                     client.json(f"/api/r/{one['id']}/steps", **place, q=3)
-                    most = max(most, beside(found, given))
+                    most = max(most, count_own_bytes(found, given))
                 client.codes(f"/api/r/{one['id']}/thumbs", layer=layer)
-                most = max(most, beside(found, given))
+                most = max(most, count_own_bytes(found, given))
     return most
 
 

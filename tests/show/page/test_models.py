@@ -12,7 +12,7 @@ from regard import ConfigError
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.show.page.server import make_server
 from regard.text.byte_pair import GPT2_FOLDER
-from show.page.asking import asking, sorter, writer
+from show.page.asking import asking, make_sorter, writer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<me>{% endif %}"
@@ -33,7 +33,7 @@ def foreign(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(adapter=sorter(), others=[writer()]) as found:
+    with asking(adapter=make_sorter(), others=[writer()]) as found:
         yield found
 
 
@@ -71,7 +71,7 @@ def test_a_story_names_its_model(client):
 
 def test_two_models_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two models of the page are called sorter"):
-        make_server(adapter=sorter(), others=[sorter()])
+        make_server(adapter=make_sorter(), others=[make_sorter()])
 
 
 @pytest.mark.slow
@@ -107,6 +107,6 @@ def test_a_prompt_goes_through_the_models_own_chat_template_where_asked(foreign)
         assert lines[0]["place"] == len(foreign.encode("<user> Hello\n<me>"))
         assert last["recording"]["request"] == {**sent, "temperature": 0.0, "chat": True}
         assert client.json(f"/api/r/{last['recording']['id']}/story")["text"] == "Hello"
-    with asking(adapter=sorter()) as client:
+    with asking(adapter=make_sorter()) as client:
         status, body = client.post("/api/generate", {**sent, "text": "CAB", "chat": 1})
     assert (status, "no chat template" in json.loads(body.splitlines()[-1])["error"]) == (400, True)

@@ -18,7 +18,7 @@ SIZES = {"additive": {"width": 24, "hidden": 24}, "transformer": {"width": 24, "
 
 
 @functools.cache
-def small(kind: str) -> Translator:
+def train_small_translator(kind: str) -> Translator:
     """A translator of a kind: "additive" or "transformer"."""
     torch.manual_seed(0)
     text = BytePair.train([side for pair in PAIRS for side in pair] * 9, 340)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from show.page.asking import named
+from show.page.asking import fill_in_ids
 from show.page.browser.patience import PATIENCE, count_requests
 
 SESSIONS = {}  # of the addresses that are served
@@ -50,7 +50,7 @@ def open_page(browser) -> Iterator[Callable]:
             if answered is not None:
                 page.on("response", answered)
             session = SESSIONS.get(address.partition("#")[0])
-            page.goto(named(session, address) if session else address)
+            page.goto(fill_in_ids(session, address) if session else address)
             host = urlsplit(address).netloc
 
             def check() -> None:

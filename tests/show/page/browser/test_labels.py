@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.asking import named
+from show.page.asking import fill_in_ids
 from show.page.browser.patience import wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
@@ -84,7 +84,7 @@ def check(spots, words: list[str]) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_words_of_steps_stand_at_their_cells(open_page, address, session, size, width):
     words = space_words(PLAIN, size)
-    page = open_page(named(session, f"{address}#view=steps&r=r{SIZES.index(size) + 1}&step=weights"), width=width)
+    page = open_page(fill_in_ids(session, f"{address}#view=steps&r=r{SIZES.index(size) + 1}&step=weights"), width=width)
     page.wait_for_selector(".panel")
     spots = wait_until_quiet(page).evaluate(PANELS)
     check(spots, words)
@@ -95,10 +95,10 @@ def test_the_words_of_steps_stand_at_their_cells(open_page, address, session, si
 def test_the_words_of_compare_and_type_stand_at_their_cells(open_page, address, session, size):
     words = space_words(PLAIN, size)
     r = f"r=r{SIZES.index(size) + 1}"
-    page = wait_until_settled(open_page(named(session, f"{address}#view=compare&{r}")))
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=compare&{r}")))
     wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")
     check(page.evaluate(FRAMES, [".compare-frame", ".compare-rows", ".compare-columns"]), words)
-    page = wait_until_settled(open_page(named(session, f"{address}#view=type&{r}")))
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=type&{r}")))
     wait_until(page, "document.querySelectorAll('.type-rows span').length > 0")
     check(page.evaluate(FRAMES, [".type-frame", ".type-rows", ".type-columns"]), words)
 
@@ -115,7 +115,7 @@ def test_the_words_of_who_may_see_whom_stand_at_their_cells(open_page, serving):
 
 
 def test_no_letter_of_compare_is_cut(open_page, address, session):
-    page = wait_until_settled(open_page(named(session, f"{address}#view=compare&r=r{SIZES.index(16) + 1}")))
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=compare&r=r{SIZES.index(16) + 1}")))
     wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")
     cut = """[...document.querySelectorAll(".compare-rows span, .compare-columns span")].filter((one) => {
         const { fontSize, lineHeight } = getComputedStyle(one);

@@ -8,7 +8,7 @@ from regard.models import GPT2
 from regard.show.page.gallery import WORDS
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.asking import named
+from show.page.asking import fill_in_ids
 from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
@@ -49,7 +49,7 @@ def address(serving, session):
 @pytest.fixture(scope="module")
 def states(session):
     """The links of the views, with the ids of the recordings."""
-    return {view: named(session, state) for view, state in STATES.items()}
+    return {view: fill_in_ids(session, state) for view, state in STATES.items()}
 
 
 def stands(page) -> str:
@@ -108,7 +108,7 @@ WORD = {  # the word that each view shows, without its spaces
 def test_the_word_that_is_shown_first_is_the_same_in_every_view(open_page, address, session, r):
     words = set()
     for view, word in WORD.items():
-        page = open_page(named(session, f"{address}#view={view}&r={r}"))
+        page = open_page(fill_in_ids(session, f"{address}#view={view}&r={r}"))
         if view == "steps" and r == "r2":  # a row of a long text
             words.add(wait_until(page, "document.querySelector('.steps-bars h2')?.textContent.match(/‘(.*)’/)?.[1]"))
         else:
@@ -117,7 +117,7 @@ def test_the_word_that_is_shown_first_is_the_same_in_every_view(open_page, addre
 
 
 def test_a_head_that_is_chosen_in_one_view_is_shown_in_the_others(open_page, address, session):
-    page = wait_until_settled(open_page(named(session, f"{address}#view=type&r=r1&layer=1&heads=all")))
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=type&r=r1&layer=1&heads=all")))
     page.locator(".type-head").nth(3).click()  # the mean is the first
     for view in ("Text", "Map", "Steps"):
         page.locator("#views").get_by_role("link", name=view, exact=True).click()

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from regard.show.page import server as module
 from regard.show.page.server import make_server
 from regard.show.page.startup_loading import StartupLoading
-from show.page.asking import sorter
+from show.page.asking import make_sorter
 from show.page.browser.patience import wait_until
 
 
 def test_the_page_says_how_far_the_model_is_loaded_and_then_opens(open_page, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     gate, progress = threading.Event(), SimpleNamespace(label="the model sorter", done=0, total=0)
-    loading = StartupLoading(lambda: gate.wait(60) and [sorter()], progress)
+    loading = StartupLoading(lambda: gate.wait(60) and [make_sorter()], progress)
     try:
         with make_server(loading=loading) as running:
             page = open_page(running.address)

@@ -5,7 +5,7 @@ import re
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.asking import sorter
+from show.page.asking import make_sorter
 from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 from show.page.leaking import LAYER, TEXT, leaking
@@ -100,7 +100,7 @@ def test_of_a_right_model_nothing_differs_until_more_is_expected(open_page, serv
 
 
 def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, serving):
-    running = session(sorter(), "CBABBC", "AABB")
+    running = session(make_sorter(), "CBABBC", "AABB")
     page = open_page(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
     wait_for_answer(page, "sorter: of these 6 words, none sees a later one.")
     second = running.listed[1]
@@ -112,7 +112,7 @@ def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, servin
 
 
 def test_what_the_model_here_has_not_read_is_not_offered(open_page, serving):
-    given = Session(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)), sorter())
+    given = Session(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)), make_sorter())
     page = wait_until_settled(open_page(f"{serving(given)}#view=heads&sight=earlier"))
     assert page.get_by_role("button", name=BUTTON).count() == 0
     assert page.locator(".sight").is_hidden()

@@ -13,7 +13,7 @@ from regard.show.page.translator_adapter import SENTENCE, adapt_translator, reco
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.browser.patience import wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
-from show.page.translators import READ, WRITTEN, small
+from show.page.translators import READ, WRITTEN, train_small_translator
 
 ROWS, COLUMNS = "translation", "source"
 MIDDLE = 1  # of the transformer's three layers
@@ -27,17 +27,17 @@ def kind(request):
 
 @pytest.fixture
 def address(serving, kind):
-    return serving(Session(None, adapt_model(small(kind))))
+    return serving(Session(None, adapt_model(train_small_translator(kind))))
 
 
 @pytest.fixture(scope="module")
 def right(kind):
-    return record_translation(adapt_translator("translator", small(kind)), READ, 2048)
+    return record_translation(adapt_translator("translator", train_small_translator(kind)), READ, 2048)
 
 
 @pytest.fixture
 def translator_package(tmp_path, monkeypatch):
-    small("transformer").save(tmp_path / "translator")
+    train_small_translator("transformer").save(tmp_path / "translator")
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
@@ -141,9 +141,9 @@ def test_the_map_has_the_words_of_both_texts_along_its_axes(open_page, address, 
 
 
 def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_page, serving):
-    model = small("additive")
+    model = train_small_translator("additive")
     right = record_translation(adapt_translator("translator", model), READ, 2048)
-    page = type_text(open_page(serving(Session(None, adapt_model(small("additive"))))))
+    page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("additive"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
@@ -166,7 +166,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
 
 
 def test_steps_of_dot_products_say_so_still(open_page, serving):
-    page = type_text(open_page(serving(Session(None, adapt_model(small("transformer"))))))
+    page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("transformer"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
