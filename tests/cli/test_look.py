@@ -15,7 +15,7 @@ from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
 from regard.observe import load, record
 from regard.text.byte_pair import GPT2_FOLDER
-from show.recorded import cross
+from show.recorded import record_translator
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
 
@@ -253,7 +253,7 @@ def test_a_recording_that_is_none_is_refused(capsys, tmp_path):
 def translator_recordings(tmp_path):
     """Files of recordings of a translator: of cross attention alone, and of both kinds."""
     for kind in ("additive", "transformer"):
-        cross(kind).save(tmp_path / f"{kind}.reg")
+        record_translator(kind).save(tmp_path / f"{kind}.reg")
     return tmp_path
 
 

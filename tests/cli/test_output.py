@@ -15,7 +15,7 @@ from regard.cli import main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
-from show.recorded import small
+from show.recorded import record_small_model
 from text.pairs.small import many
 
 CLIPBOARD = "\x1b]52;c;aGVsbG8=\x07"  # a terminal that obeys puts "hello" on the clipboard
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 
 def load_copy(path):
-    small().save(path)
+    record_small_model().save(path)
     return load(path)
 
 
