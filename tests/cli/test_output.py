@@ -16,7 +16,7 @@ from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
 from show.recorded import record_small_model
-from text.pairs.small import many
+from text.pairs.small import make_pairs
 
 CLIPBOARD = "\x1b]52;c;aGVsbG8=\x07"  # a terminal that obeys puts "hello" on the clipboard
 HOSTILE = f"a{CLIPBOARD}\x9b2J\r\u202eb\u2028\x7f"
@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
     letters.text = Letters(alphabet)
     letters.save(place / "letters")
     translator = RecurrentTranslator("additive", vocabulary=280, width=8, hidden=9)
-    translator.text = BytePair.train([side for pair in many(60) for side in pair], 280)
+    translator.text = BytePair.train([side for pair in make_pairs(60) for side in pair], 280)
     translator.save(place / "translator")
     (place / f"{HOSTILE}.txt").write_text((HOSTILE.replace("\r", "") + TEXT) * 20)  # a \r would be read as the end of a line
     return place

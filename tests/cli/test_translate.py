@@ -16,7 +16,7 @@ from regard.train import TrainConfig
 from regard.train.config import TEXT_SETTINGS
 from regard.train.listeners.json_lines import read_rows
 from regard.train.translator_sizes import list_arguments
-from text.pairs.small import aligned, many
+from text.pairs.small import make_pairs, write_pairs
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
 SMALL += ["--evaluate-every", "5", "--layers", "1"]
@@ -26,15 +26,15 @@ SMALL += ["--evaluate-every", "5", "--layers", "1"]
 def a_quiet_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    aligned(tmp_path, "some", many(60))
-    for name, some in (("train", many(60)), ("val", many(70)[60:])):
-        aligned(tmp_path / "set", name, some)
+    write_pairs(tmp_path, "some", make_pairs(60))
+    for name, some in (("train", make_pairs(60)), ("val", make_pairs(70)[60:])):
+        write_pairs(tmp_path / "set", name, some)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small random translator with its vocabulary beside it."""
-    sentences = [side for pair in many(60) for side in pair]
+    sentences = [side for pair in make_pairs(60) for side in pair]
     model = RecurrentTranslator("additive", vocabulary=280, width=8, hidden=9)
     model.text = BytePair.train(sentences, 280)
     path = tmp_path_factory.mktemp("model") / "small"
@@ -82,7 +82,7 @@ def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeyp
 @pytest.mark.slow
 def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
     code, out, err = run_translate(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
-    sources, references = zip(*many(60), strict=True)
+    sources, references = zip(*make_pairs(60), strict=True)
     found = list(translate_sentences(translator.load(folder), sources))
     assert (code, err) == (0, "")
     assert out.splitlines() == ["60 sentences", str(bleu(found, references)), str(chrf(found, references))]

@@ -79,7 +79,7 @@ def born(folder: Path, runs: list, warnings: str = "error") -> list[subprocess.P
     return [subprocess.Popen(command, env=environment(rank, port), stderr=pipe, text=True) for rank in (0, 1)]
 
 
-def trained(folder: Path, runs: list, warnings: str = "error") -> None:
+def train_in_two_processes(folder: Path, runs: list, warnings: str = "error") -> None:
     """Has two processes train, and end well; where one does not, neither is left behind."""
     processes = born(folder, runs, warnings)
     try:
@@ -115,24 +115,24 @@ def folder(tmp_path_factory):
     both = [config(path, "ddp then fsdp", engine=engine) for engine in ("ddp", "fsdp")]
     (path / "story.txt").write_text(small.TEXT)
     runs.append((replace(config(path, "text"), corpus="", text=str(path / "story.txt")), {}))
-    trained(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
+    train_in_two_processes(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
     return path
 
 
 def halfway(one) -> None:
     """A run that is told to stop after its fourth step."""
     listeners = [ReportLog(Path(one.out) / LOG_NAME), lambda training, report: report.step == 4 and training.stop("the test")]
-    follow(begun_in_float64(one), listeners)
+    follow(begin_in_float64(one), listeners)
 
 
-def begun_in_float64(one):
+def begin_in_float64(one):
     with small.in_float64():
         return begin(one)
 
 
 def learn(one, wide: bool = True) -> None:
     """A run alone, from its beginning to its end."""
-    follow(begun_in_float64(one) if wide else begin(one), [ReportLog(Path(one.out) / LOG_NAME)])
+    follow(begin_in_float64(one) if wide else begin(one), [ReportLog(Path(one.out) / LOG_NAME)])
 
 
 def losses(folder, name, field="loss_nats") -> torch.Tensor:
@@ -155,7 +155,7 @@ def without_idle(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def apart(one: dict, other: dict) -> float:
+def find_largest_difference(one: dict, other: dict) -> float:
     assert one.keys() == other.keys()
     return max(float((x - other[name]).abs().max()) for name, x in one.items())
 
@@ -169,7 +169,7 @@ def test_two_processes_learn_what_one_learns(folder, name, engine):
         assert len(one) == count
         torch.testing.assert_close(two, one, rtol=SAME, atol=0)
     assert losses(folder, name)[0] - losses(folder, name)[-1] > 0.2  # it did learn
-    assert apart(*(without_idle(weights(folder, one)) for one in (name, f"{name} {engine}"))) < NEAR
+    assert find_largest_difference(*(without_idle(weights(folder, one)) for one in (name, f"{name} {engine}"))) < NEAR
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_processes_say_how_many_tokens_all_of_them_read_and_one_writes_samples(f
 def test_the_head_is_the_embedding_in_many_processes_too(folder, engine):
     tied, untied = (set(weights(folder, f"{name} {engine}")) for name in ("tied", "untied"))
     assert untied - tied == {"head.weight"}
-    assert apart(weights(folder, "tied"), weights(folder, f"tied {engine}")) < NEAR
+    assert find_largest_difference(weights(folder, "tied"), weights(folder, f"tied {engine}")) < NEAR
     embeddings = [weights(folder, f"{name} {engine}")["tokens.weight"] for name in ("tied", "untied")]
     assert float((embeddings[0] - embeddings[1]).abs().max()) > 1e-3  # what a head apart would learn is another thing
 
@@ -197,7 +197,7 @@ def test_the_head_is_the_embedding_in_many_processes_too(folder, engine):
 @pytest.mark.parametrize("engine", ["", " ddp", " fsdp"])
 def test_computing_activations_again_changes_no_bit(folder, engine):
     assert torch.equal(losses(folder, f"recomputed{engine}"), losses(folder, f"tied{engine}"))
-    assert apart(weights(folder, f"recomputed{engine}"), weights(folder, f"tied{engine}")) == 0
+    assert find_largest_difference(weights(folder, f"recomputed{engine}"), weights(folder, f"tied{engine}")) == 0
 
 
 @pytest.mark.slow
@@ -214,12 +214,12 @@ def test_a_run_goes_on_in_another_number_of_processes(folder, name):
     if name.endswith("one"):
         one = config(folder, name)
         assert CheckpointManager(folder / name / "checkpoints", 2).read_latest().step == 4
-        training = begun_in_float64(one)
+        training = begin_in_float64(one)
         assert training.resumed == 4
         follow(training, [ReportLog(folder / name / LOG_NAME)])
     assert [row["step"] for row in read_rows(folder / name / LOG_NAME)] == [*range(1, 11)]
     torch.testing.assert_close(losses(folder, name), losses(folder, "tied"), rtol=SAME, atol=0)
-    assert apart(weights(folder, name), weights(folder, "tied")) < NEAR
+    assert find_largest_difference(weights(folder, name), weights(folder, "tied")) < NEAR
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_text_is_prepared_by_the_first_process_and_read_by_all(folder):
 @pytest.mark.slow
 def test_gradients_are_exchanged_once_a_step(folder):
     said = {engine: json.loads((folder / f"tied {engine}" / "states.json").read_text()) for engine in ("ddp", "fsdp")}
-    model = begun_in_float64(config(folder, "tied")).model
+    model = begin_in_float64(config(folder, "tied")).model
     tensors = sum(x.nbytes for x in model.parameters())
     assert said["ddp"]["bytes"] == {"allreduce_": tensors + 2 * 8}  # two sums of one number: targets, losses
     assert said["fsdp"]["times"]["_reduce_scatter_base_"] == 1 + len(model.blocks)
@@ -268,7 +268,7 @@ def test_compiled_blocks_learn_the_same(tmp_path, monkeypatch):
     names, settings = ("ddp", "fsdp"), {"compile": True, "activation_checkpointing": True}
     runs = [replace(one, out=str(tmp_path / name), engine=name, **settings) for name in names]
     asked = {"timeout": 300, "float64": True}
-    trained(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
+    train_in_two_processes(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
     for name in names:
         torch.testing.assert_close(losses(tmp_path, name), losses(tmp_path, "one"), rtol=SAME, atol=0)
 
@@ -357,7 +357,7 @@ def test_what_is_computed_again_draws_the_same_dice(tmp_path):
         run(small.config(tmp_path, out=str(tmp_path / str(again)), activation_checkpointing=again, **settings)).model
         for again in (False, True)
     ]
-    assert apart(found[0].state_dict(), found[1].state_dict()) == 0
+    assert find_largest_difference(found[0].state_dict(), found[1].state_dict()) == 0
 
 
 def test_looks_find_the_block_as_it_was():

@@ -25,7 +25,7 @@ def config(folder: Path, name: str, learns: str, kills: int) -> TrainConfig:
     return small.translation(folder, learns, **settings, model={"dropout": 0.2})
 
 
-def nursed(folder: Path, one: TrainConfig, kills: int) -> dict:
+def train_under_kills(folder: Path, one: TrainConfig, kills: int) -> dict:
     name = Path(one.out).name
     (folder / f"{name}.json").write_text(json.dumps(one.to_table()))
     command = [sys.executable, "-W", "error", FORK_SERVER, folder / f"{name}.json", str(kills), "7"]
@@ -42,7 +42,7 @@ def test_kills_at_any_moment_change_no_bit(tmp_path, learns, kills):
     small.pairs(tmp_path)
     names, steps = ("whole", "killed"), STEPS * kills
     configs = [config(tmp_path, name, learns, kills) for name in names]
-    whole, killed = (nursed(tmp_path, one, count) for one, count in zip(configs, (0, kills), strict=True))
+    whole, killed = (train_under_kills(tmp_path, one, count) for one, count in zip(configs, (0, kills), strict=True))
     assert (whole["code"], killed["code"], killed["kills"]) == (0, 0, kills)
     assert killed["half"] >= kills // 4  # these fell into a write
     one, other = (

@@ -29,7 +29,7 @@ def models(out) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
+def partial_run(tmp_path_factory):
     """A run that was left after four of its six steps, and what it would have come to."""
     folder = tmp_path_factory.mktemp("left")
     (folder / "story.txt").write_text(small.TEXT)
@@ -67,8 +67,8 @@ def reseal(out, **changes) -> None:
         ({"computed_by": {"torch": 2}}, "computed_by must be an object of strings"),
     ],
 )
-def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(left, tmp_path, changes, says):
-    folder, settings, _, _ = left
+def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(partial_run, tmp_path, changes, says):
+    folder, settings, _, _ = partial_run
     shutil.copytree(folder / "run", tmp_path / "run")
     reseal(tmp_path / "run", **changes)
     with pytest.raises(DataError, match=says) as raised:
@@ -77,8 +77,8 @@ def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(le
 
 
 @pytest.mark.slow
-def test_the_best_model_is_written_again_where_it_was_altered_or_removed(left, tmp_path):
-    folder, settings, _, _ = left
+def test_the_best_model_is_written_again_where_it_was_altered_or_removed(partial_run, tmp_path):
+    folder, settings, _, _ = partial_run
     shutil.copytree(folder / "run", tmp_path / "run")
     path = tmp_path / "run" / "model" / "model.safetensors"
     before = path.read_bytes()
@@ -105,8 +105,8 @@ def alterations(path, dice: random.Random):
 
 
 @pytest.mark.slow
-def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits(left, tmp_path):
-    folder, settings, expected, written = left
+def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits(partial_run, tmp_path):
+    folder, settings, expected, written = partial_run
     dice, refused, same, told = random.Random(0), 0, 0, 0
     names = sorted(str(path.relative_to(folder / "run")) for path in (folder / "run").rglob("*") if path.is_file())
     assert {"log.jsonl", "corpus/corpus.json", "corpus/source.json", "model/model.safetensors", ".lock"} <= set(names)

@@ -12,12 +12,12 @@ from regard.train import begin, follow, run
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog
 from regard.train.resume import describe_computer
 from train import small
-from train.test_distributed import DISTRIBUTED_RUNS, apart, environment, free_port, losses, weights
+from train.test_distributed import DISTRIBUTED_RUNS, environment, find_largest_difference, free_port, losses, weights
 
 EIGHT = {"steps": 8, "batch": 6, "accumulate": 2, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 4}
 
 
-def trained_by(folder: Path, runs: list, world: int) -> None:
+def train_in_processes(folder: Path, runs: list, world: int) -> None:
     """Has so many processes train a list of runs, and end well."""
     (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
     port = free_port()
@@ -39,11 +39,11 @@ def test_the_same_number_of_processes_goes_on_with_the_same_bits(tmp_path, world
             small.config(tmp_path, **EIGHT, out=str(tmp_path / f"{name} {end}"), engine=name, dropout=0.3) for end in "ab"
         )
         runs += [(whole, {}), (cut, {"last": 3}), (cut, {})]
-    trained_by(tmp_path, runs, world)
+    train_in_processes(tmp_path, runs, world)
     for name in ("ddp", "fsdp"):
         assert len(losses(tmp_path, f"{name} a")) == 8
         assert torch.equal(losses(tmp_path, f"{name} a"), losses(tmp_path, f"{name} b"))
-        assert apart(weights(tmp_path, f"{name} a"), weights(tmp_path, f"{name} b")) == 0
+        assert find_largest_difference(weights(tmp_path, f"{name} a"), weights(tmp_path, f"{name} b")) == 0
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_another_number_of_processes_is_said_and_draws_other_dice(tmp_path):
     one = small.config(tmp_path, **EIGHT, out=str(tmp_path / "moved"), dropout=0.3)
     alone = small.config(tmp_path, **EIGHT, out=str(tmp_path / "alone"), dropout=0.3)
     follow(begin(alone), [ReportLog(Path(alone.out) / LOG_NAME)])
-    trained_by(tmp_path, [(one, {"last": 4})], 2)
+    train_in_processes(tmp_path, [(one, {"last": 4})], 2)
     training = begin(one)
     assert "processes 1 instead of 2" in training.changes
     assert "engine one process instead of ddp" in training.changes

@@ -12,7 +12,7 @@ from regard.train import TrainConfig, begin, run
 from regard.train.text_data import fit_vocabulary, load_or_prepare_corpus
 from regard.train.translation_task import load_or_prepare_pairs
 from text.corpus.small import contents
-from text.pairs.small import aligned, many
+from text.pairs.small import make_pairs, write_pairs
 from train import small
 
 
@@ -47,11 +47,11 @@ def test_a_text_is_prepared_once(tmp_path, story):
     assert load_or_prepare_corpus(config).checksum == first.checksum
 
 
-def decoded(corpus) -> str:
+def decode_corpus(corpus) -> str:
     return corpus.text.decode(corpus[:].tolist())
 
 
-def changed(story, tmp_path, change):
+def change_source(story, tmp_path, change):
     """The config after a change to what a corpus was prepared from."""
     config = {"text": str(story), "out": str(tmp_path / "run")}
     if change == "another file":
@@ -73,11 +73,11 @@ CHANGES = ["another file", "other contents", "another vocabulary"]
 def test_a_corpus_that_was_prepared_from_something_else_is_made_anew(tmp_path, story, change):
     """As after a run that was killed before its first checkpoint."""
     load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    config = changed(story, tmp_path, change)
+    config = change_source(story, tmp_path, change)
     expected = load_or_prepare_corpus(replace(config, out=str(tmp_path / "fresh")))
     found = load_or_prepare_corpus(config)
     assert found.checksum == expected.checksum
-    assert decoded(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
+    assert decode_corpus(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
     assert load_or_prepare_corpus(config).checksum == expected.checksum
 
 
@@ -86,7 +86,7 @@ def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path
     settings = {"corpus": "", "steps": 2, "evaluate_every": 0}
     run(small.config(tmp_path, text=str(story), **settings))
     before = contents(tmp_path / "run" / "corpus")
-    one = changed(story, tmp_path, change)
+    one = change_source(story, tmp_path, change)
     says = {"another file": "text is '.*other.txt', but the run in", "other contents": "the contents are not those that the"}
     with pytest.raises(ConfigError, match=says.get(change, "vocabulary is '262', but the run in .* has 'letters'")):
         begin(small.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
@@ -127,8 +127,8 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
 
 def test_sentence_pairs_belong_to_their_files_too(tmp_path):
     config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
-    aligned(tmp_path, "some", many(30))
-    aligned(tmp_path, "more", many(40)[10:])
+    write_pairs(tmp_path, "some", make_pairs(30))
+    write_pairs(tmp_path, "more", make_pairs(40)[10:])
     texts = [TrainConfig.from_table({**config, "pairs": [str(tmp_path / name)]}) for name in ("some", "more")]
     assert load_or_prepare_pairs(texts[0]).checksum != load_or_prepare_pairs(texts[1]).checksum
     assert (
