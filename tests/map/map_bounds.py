@@ -26,7 +26,7 @@ class MapBounds:
 
     @property
     def received(self) -> Tensor:
-        return self.transposed_product_bounds(self.exact.new_ones(self.exact.shape[-2], 1)).squeeze(-1)
+        return self.transpose_product_bounds(self.exact.new_ones(self.exact.shape[-2], 1)).squeeze(-1)
 
     @property
     def shares(self) -> Tensor:
@@ -38,7 +38,7 @@ class MapBounds:
         size = v.double().abs()
         return self.weights @ size + 2 * gamma(torch.float32, self.exact.shape[-1]) * (self.exact @ size)
 
-    def transposed_product_bounds(self, r: Tensor) -> Tensor:
+    def transpose_product_bounds(self, r: Tensor) -> Tensor:
         """Of Aᵀ r."""
         size = r.double().abs()
         return self.weights.mT @ size + 2 * gamma(torch.float32, self.exact.shape[-2]) * (self.exact.mT @ size)

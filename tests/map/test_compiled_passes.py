@@ -97,7 +97,7 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     v, r = torch.randn(K, 45), torch.randn(T, 37)
     assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.product_bounds(v))
     assert_within(
-        compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.transposed_product_bounds(r)
+        compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
     )
     bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
     below, reference = (
@@ -177,7 +177,7 @@ def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
         v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
         assert_within(compiled_passes.apply_weights(one, 1, v), weights @ v.double(), allowed.product_bounds(v))
         assert_within(
-            compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.transposed_product_bounds(r)
+            compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
         )
 
 
