@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from observe.beheld import EQUAL
 from observe.models import CACHE, bart, gpt2, llama, words
+from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
 from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCache
 
-from observe.beheld import EQUAL
 from observe.families import FAMILIES
 from observe.family import WORDS, B, T
 from observe.models import CACHE
+from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
 from regard.observe import record
 

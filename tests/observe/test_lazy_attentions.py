@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from observe.beheld import EQUAL
 from observe.eager_weights import run
 from observe.families import FAMILIES, OTHERS
+from observe.recording_checks import EQUAL
 from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
 from regard.observe.lazy_attentions import Attentions

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
-from observe.beheld import EQUAL
 from observe.models import CACHE, WORDS, bart, gpt2, llama, words
+from observe.recording_checks import EQUAL
 from regard import AdditiveAttention, load
 from regard.observe import Recording, record
 

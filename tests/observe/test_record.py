@@ -11,11 +11,11 @@ from transformers import StaticCache
 
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, gamma, sum_bound
-from observe.beheld import EQUAL
 from observe.eager_weights import are_equal, run
 from observe.families import FAMILIES
 from observe.family import T
 from observe.models import CACHE, gpt2
+from observe.recording_checks import EQUAL
 from regard import ConfigError, compare, load, observe
 from regard.models import GPT2, GPT2Config
 from regard.observe import record

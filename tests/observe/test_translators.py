@@ -5,7 +5,7 @@ import torch
 
 import regard
 from models.translators import VOCABULARY, Weights, make_translator, pad_sentences, sentences
-from observe.beheld import distance, record_and_compare
+from observe.recording_checks import distance, record_and_compare
 from regard import ConfigError, intervene
 from regard.generate.translation_search import translate
 from regard.observe import load, record

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import regard
 from bounds import EXPONENTIAL, assert_within, bounds_from_scores, gamma
 from models.translators import VOCABULARY, Weights, make_translator, pad_sentences, sentences
-from observe.beheld import EQUAL, distance, record_and_compare
+from observe.recording_checks import EQUAL, distance, record_and_compare
 from regard import AdditiveAttention, AttentionMap, ConfigError, Padding, intervene
 from regard.generate.translation_search import translate
 from regard.mechanism.additive import additive_attention, attend_additive

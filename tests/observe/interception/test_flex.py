@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from observe.beheld import assert_map, compute_weights, record_and_compare
+from observe.recording_checks import assert_map, compute_weights, record_and_compare
 from regard import AttentionMap, Causal, Everything, Given, KnockOut, Window, intervene
 from regard.mechanism import Mask
 from regard.observe import record

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import EQUAL, assert_map, compute_weights, distance, record_and_compare
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import Causal, Window
 from regard.observe import record
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BloomConfig, BloomForCausalLM
 
-from observe.beheld import EQUAL, record_and_compare
 from observe.family import Widened
+from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
 from regard.observe import record
 from regard.observe.intervene import KnockOut, intervene
@@ -268,10 +268,10 @@ class Contrast(nn.Module):
         return -(x[:, 0] @ x[:, 1].mT).log_softmax(-1).diagonal().mean()
 
 
-INNOCENT = [Mixture("all"), Mixture("top"), Mixture("parameter"), Pool("sum"), Pool("product"), Classifier()]
+WITHOUT_ATTENTION = [Mixture("all"), Mixture("top"), Mixture("parameter"), Pool("sum"), Pool("product"), Classifier()]
 
 
-@pytest.mark.parametrize("part", [*INNOCENT, Sampler(), Expected(), Contrast()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("part", [*WITHOUT_ATTENTION, Sampler(), Expected(), Contrast()], ids=lambda m: type(m).__name__)
 def test_what_is_no_attention_is_not_reported(part):
     model, x = Model(part), torch.randn(B, T, C)
     for _ in range(2):

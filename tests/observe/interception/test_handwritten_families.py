@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from observe.beheld import EQUAL
 from observe.eager_weights import are_equal, run
 from observe.families import TEXT
 from observe.family import ANY, B, Family, T, tokens
-from observe.written_out import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
-from observe.written_out_media import KERNELS
+from observe.handwritten_families import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.handwritten_media_families import KERNELS
+from observe.recording_checks import EQUAL
 
 UNNAMED = ("levit", "wavtokenizer", "groupvit")  # whose modules are numbered, not named
 ROUNDED = 1e-5  # of a model that computes in float32, from its own weights

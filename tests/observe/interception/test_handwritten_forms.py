@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.beheld import EQUAL, record_and_compare
-from observe.interception import innocent
+from observe.interception import modules_without_attention
 from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate, T, list_batched_forms, list_unbatched_forms
+from observe.recording_checks import EQUAL, record_and_compare
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in list_unbatched_forms().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in list_batched_forms().items()}
@@ -99,10 +99,13 @@ def test_the_names_of_modules_are_those_that_multiply_with_the_values():
     assert recording.names == ["1.own"]
 
 
-@pytest.mark.parametrize("name", innocent.list_modules_without_attention())
+@pytest.mark.parametrize("name", modules_without_attention.list_modules())
 def test_softmaxes_and_products_that_are_no_attention_are_not_recorded(name):
-    model = nn.Sequential(nn.Linear(innocent.C, innocent.C), innocent.list_modules_without_attention()[name])
-    x = torch.randn(innocent.B, innocent.T, innocent.C)
+    model = nn.Sequential(
+        nn.Linear(modules_without_attention.C, modules_without_attention.C),
+        modules_without_attention.list_modules()[name],
+    )
+    x = torch.randn(modules_without_attention.B, modules_without_attention.T, modules_without_attention.C)
     for _ in range(2):
         recording, _ = record_and_compare(model, lambda m: m(x))
         assert len(recording.calls) == (name == "Rotary")  # whose kernel is recorded

@@ -8,10 +8,10 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
-from observe.beheld import EQUAL, assert_map
 from observe.eager_weights import are_equal, compare_with_eager, find_map, largest, list_attentions, run
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
+from observe.recording_checks import EQUAL, assert_map
 from regard import Given, attend
 from regard.observe import record, recording_watcher
 from regard.observe.interception import hf_registry

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from observe.beheld import are_identical, record_and_compare
+from observe.recording_checks import are_identical, record_and_compare
 from regard import ConfigError
 from regard.observe import record
 from regard.observe.interception.thread_state import STATE

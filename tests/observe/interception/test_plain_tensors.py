@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from observe.beheld import EQUAL, are_identical, assert_map, compute_weights, record_and_compare
+from observe.recording_checks import EQUAL, are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes, unwrap_tensor
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported
 
-from observe.beheld import EQUAL, assert_map, compute_weights, distance, record_and_compare
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import AttentionMap, Causal, Everything, Given
 from regard.mechanism import Mask
 from regard.observe import record

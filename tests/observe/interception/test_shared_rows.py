@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from observe.beheld import EQUAL
 from observe.eager_weights import are_equal, run
+from observe.recording_checks import EQUAL
 from observe.shared_rows import SHARED, compare_with_outputs
 from regard.observe import record
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from observe.beheld import record_and_compare
+from observe.recording_checks import record_and_compare
 from regard.observe.interception.skippable import find_skippable
 
 C = 6

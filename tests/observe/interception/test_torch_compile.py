@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import record_and_compare
+from observe.recording_checks import record_and_compare
 from regard.errors import ConfigError
 from regard.observe import record
 

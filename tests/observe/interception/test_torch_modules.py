@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bounds import assert_within, sum_bound
-from observe.beheld import EQUAL, assert_map, compute_weights, distance, record_and_compare
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import AttentionMap
 from regard.observe import record
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from observe.beheld import EQUAL, record_and_compare
+from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import record

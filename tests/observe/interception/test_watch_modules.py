@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.beheld import are_identical, assert_map, compute_weights, record_and_compare
 from observe.interception.conftest import ours
+from observe.recording_checks import are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
 from regard.observe.interception.patching import PatchSet
 

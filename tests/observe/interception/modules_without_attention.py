@@ -206,7 +206,7 @@ class Rotary(nn.Module):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def list_modules_without_attention() -> dict[str, nn.Module]:
+def list_modules() -> dict[str, nn.Module]:
     """Those of which nothing may be told."""
     styles = {
         Experts: [

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from observe.eager_weights import find_map, list_attentions, run
 from observe.families import BOTH, ENDS, GPT, IMAGE, SIZES, TEXT, WIDTH, WORDED, WORDS, text
 from observe.family import ANY, RIGHT, Family, Widened, draw_pictures_and_words, pairs, pixels, tokens
-from observe.written_out_media import MEDIA
+from observe.handwritten_media_families import MEDIA
 
 READING = [
     Family("git", "GitModel", {**TEXT, "vision_config": IMAGE}, draw_pictures_and_words, RIGHT),
