@@ -15,7 +15,7 @@ from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
 from regard.observe import load, record
 from regard.text.byte_pair import GPT2_FOLDER
-from show.recorded import record_translator
+from show.small_recordings import record_translator
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
 

@@ -15,7 +15,7 @@ from regard.cli import main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
-from show.recorded import record_small_model
+from show.small_recordings import record_small_model
 from text.pairs.small import make_pairs
 
 CLIPBOARD = "\x1b]52;c;aGVsbG8=\x07"  # a terminal that obeys puts "hello" on the clipboard

@@ -8,7 +8,7 @@ from docs.site import write_gallery
 
 from regard.show.page.gallery import LEAK, list_gallery
 from regard.show.page.session import Session
-from show.page.asking import make_sorter
+from show.page.server_client import make_sorter
 
 
 @pytest.mark.slow

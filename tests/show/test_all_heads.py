@@ -7,7 +7,7 @@ import regard
 from regard import ConfigError
 from regard.show.all_heads import draw_all_heads
 from show.pictures import assert_readable, vectors
-from show.recorded import record_long_text, record_small_model, record_translator
+from show.small_recordings import record_long_text, record_small_model, record_translator
 
 
 class Layer(torch.nn.Module):

@@ -6,7 +6,7 @@ from regard import ConfigError
 from regard.show.arcs import draw_arcs, list_links, place_words
 from regard.show.figure import format_word
 from show.pictures import assert_readable, vectors
-from show.recorded import WORDS, record_long_text, record_small_model
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 
 def list_arcs(picture):

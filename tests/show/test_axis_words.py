@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import ConfigError
 from regard.show.axis_words import choose_attention_kind, describe_bytes, find_word, get_axis_words, get_key_words
-from show.recorded import WORDS, record_small_model, record_translator
+from show.small_recordings import WORDS, record_small_model, record_translator
 
 
 def test_a_word_is_found_at_the_last_of_its_places():

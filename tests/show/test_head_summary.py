@@ -24,7 +24,7 @@ from regard.show.head_summary import (
     render_table,
     select_clearest,
 )
-from show.recorded import READ, WRITTEN, record_translator
+from show.small_recordings import READ, WRITTEN, record_translator
 
 
 def record_words(count):

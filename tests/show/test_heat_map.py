@@ -7,7 +7,7 @@ from regard import AttentionMap, Causal
 from regard.show.color_ramp import shade
 from regard.show.heat_map import LOWER, UPPER, render_heat_map
 from regard.show.terminal_colors import TerminalArea
-from show.recorded import WORDS, record_long_text, record_small_model
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 
 def draw_map(recording, layer, head, width, lines, colours):

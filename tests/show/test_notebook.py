@@ -17,7 +17,7 @@ from regard.show.color_scale import Log
 from regard.show.notebook import pool_cells
 from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
-from show.recorded import record_long_text, record_small_model
+from show.small_recordings import record_long_text, record_small_model
 
 PLACES = 0.501e-2  # half a unit of the last of two places
 

@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from regard.show.figure import FAINT
 from regard.show.profiles import BINS, draw_layer_profiles, draw_profiles
 from show.pictures import assert_readable, vectors
-from show.recorded import record_long_text, record_small_model
+from show.small_recordings import record_long_text, record_small_model
 
 
 def curves(axes):

@@ -7,7 +7,7 @@ from regard import ConfigError
 from regard.show import recording_views
 from regard.show.recording_views import format_bar, render_bars
 from regard.show.terminal_colors import TerminalArea
-from show.recorded import READ, WORDS, WRITTEN, record_long_text, record_small_model, record_translator
+from show.small_recordings import READ, WORDS, WRITTEN, record_long_text, record_small_model, record_translator
 
 SCREEN = TerminalArea(80, 24, None)
 BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two

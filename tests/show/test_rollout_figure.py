@@ -4,7 +4,7 @@ import pytest
 import regard
 from regard.show.rollout_figure import draw_rollout
 from show.pictures import assert_readable
-from show.recorded import record_long_text, record_small_model
+from show.small_recordings import record_long_text, record_small_model
 
 
 def values(picture, rows, columns):

@@ -5,7 +5,7 @@ from regard.show.color_ramp import shade
 from regard.show.color_scale import LinearScale
 from regard.show.shaded_text import compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal_colors import Heat, TerminalArea
-from show.recorded import WORDS, record_long_text, record_small_model
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 HEAT = Heat(LinearScale(), (0.0, 1.0))
 

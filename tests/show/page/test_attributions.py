@@ -11,7 +11,7 @@ from regard import GPT2, Causal, ConfigError, GPT2Config
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import attributions, params
 from regard.show.page import session as sessions
-from show.page.asking import asking, format_address, record_sorter
+from show.page.server_client import format_address, open_client, record_sorter
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 LONG = "CAB" * 101
@@ -38,7 +38,7 @@ def write_pocket() -> GPT2Adapter:
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(write_pocket(), text=TEXT) as found:
+    with open_client(write_pocket(), text=TEXT) as found:
         yield found
 
 
@@ -120,7 +120,7 @@ def test_coarser_tiles_pool_the_signed_numbers(how):
     expected = (
         pixels.sum(-1) / (areas[:, None] * areas) if how == "mean" else pixels.gather(-1, pixels.abs().argmax(-1, True))[..., 0]
     )
-    with asking(GPT2Adapter("letters", model), text=LONG) as client:
+    with open_client(GPT2Adapter("letters", model), text=LONG) as client:
         found = get_numbers(client, show="pull", head=1, level=1, row=0, column=0, how=how)
         assert torch.equal(~found.isnan(), Causal().table(size, size).reshape(size, size))
         scale = float(expected.abs().max())
@@ -159,7 +159,7 @@ def test_one_backward_serves_every_layer_head_and_setting(monkeypatch):
     made = []
     compute = attributions.compute_target
     monkeypatch.setattr(attributions, "compute_target", lambda *given: made.append(given[-2:]) or compute(*given))
-    with asking(write_pocket(), text=TEXT) as client:
+    with open_client(write_pocket(), text=TEXT) as client:
         token = client.json("/api/r/r1/target")["token"]
         for show in ("pull", "cut"):
             for layer in range(3):
@@ -220,7 +220,7 @@ def test_what_is_not_there_is_refused_in_a_sentence(client, query, sentence):
 
 
 def test_a_recording_that_no_model_read_here_shows_weights_alone():
-    with asking(record_sorter(keep="values"), adapter=write_pocket()) as client:
+    with open_client(record_sorter(keep="values"), adapter=write_pocket()) as client:
         for name, query in (("settings", {}), ("target", {}), ("attribution", {"show": "pull", "q": 1})):
             status, told = client.expect_refusal(f"/api/r/r1/{name}", **query)
             assert (status, "type the text" in told) == (400, True)
@@ -235,7 +235,7 @@ def test_a_model_whose_projection_is_not_found_says_why_and_has_the_other_settin
 
     model = GPT2.load("pocket", torch.float64)
     model.__class__ = Scaled
-    with asking(GPT2Adapter("scaled", model), text=TEXT) as client:
+    with open_client(GPT2Adapter("scaled", model), text=TEXT) as client:
         found = client.json("/api/r/r1/settings")
         assert "last norm times the unembedding" in found["carried"]
         assert (found["pull"], found["cut"]) == (None, None)

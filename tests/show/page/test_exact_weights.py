@@ -7,7 +7,7 @@ import regard
 from regard import Causal, ConfigError
 from regard.show.page import exact_weights
 from regard.show.page.recording_entry import Place, RecordingEntry
-from show.page.asking import rows_and_keys
+from show.page.server_client import rows_and_keys
 
 B, H, G, T, D = 2, 4, 2, 13, 5
 PLACE = Place(b=1, head=2)

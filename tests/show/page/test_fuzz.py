@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from show.page.asking import asking, join_server_threads, make_sorter, record_sorter
+from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter
 
 PATHS = [
     "/",
@@ -204,7 +204,7 @@ def send_at_random(address, seed: int) -> list[bytes]:
 
 @pytest.mark.slow
 def test_thousands_of_wrong_requests_leave_it_answering_and_it_never_shows_its_inside(caplog):
-    with asking(record_sorter(), adapter=make_sorter()) as client:
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
         with ThreadPoolExecutor(TOGETHER) as pool:
             found = [
                 answer for part in pool.map(send_at_random, [client.address] * TOGETHER, range(TOGETHER)) for answer in part
@@ -317,7 +317,7 @@ def test_any_query_any_json_and_several_at_once_are_answered_or_refused_in_a_sen
             check(one, *answer)
             counts[answer[0]] += 1
 
-    with join_server_threads(), logging_to(records), asking(record_sorter(), adapter=make_sorter()) as client:
+    with join_server_threads(), logging_to(records), open_client(record_sorter(), adapter=make_sorter()) as client:
         send()
         assert client.json("/api/start")["model"] == "sorter"
         client.idle()

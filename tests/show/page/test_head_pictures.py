@@ -7,7 +7,7 @@ from regard.map.pooling import bin_edges
 from regard.show.page import head_pictures
 from regard.show.page.head_pictures import OpenedHead, compute_profile, make_thumbnails
 from regard.show.page.recording_entry import Place, RecordingEntry
-from show.page.asking import in_steps, record_sorter, rows_and_keys
+from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ import regard
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import head_kinds
 from regard.show.page import model_adapter
-from show.page.asking import asking, join_server_threads, make_sorter, record_sorter, rows_and_keys, wait_until
+from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter, rows_and_keys, wait_until
 
 STRIPS = 13
 
@@ -50,7 +50,7 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
     monkeypatch.setattr(regard.map.pyramid, "gather_strip", held := Held(regard.map.pyramid.gather_strip))
     monkeypatch.setattr(regard.map.pyramid, "STRIP", 8)
     q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
-    with asking(rows_and_keys(q, q)) as client:
+    with open_client(rows_and_keys(q, q)) as client:
         ask_and_leave(client, held, f"/api/r/r1/{path}")
         wait_until(lambda: not any(one.is_busy() for one in client.server.page.session.list_opened()))
         assert held.times == 1
@@ -61,7 +61,7 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
 def test_what_kind_heads_are(monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 0)
     monkeypatch.setattr(head_kinds, "estimate_heads", held := Held(head_kinds.estimate_heads))
-    with join_server_threads(), asking(record_sorter()) as client:
+    with join_server_threads(), open_client(record_sorter()) as client:
         ask_and_leave(client, held, "/api/r/r1/heads")
     assert held.times == 1
 
@@ -71,7 +71,7 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
     own, held = model_held("blocks.0")
     after = []
     own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
-    with asking(record_sorter(), adapter=own) as client:
+    with open_client(record_sorter(), adapter=own) as client:
         ask_and_leave(client, held, f"/api/{path}", {"text": "CCAB", **more})
         wait_until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (1, [])
@@ -83,7 +83,7 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
 def test_a_model_that_is_asked_who_sees_whom():
     own, held = model_held("blocks.0")
     held.go_on.set()
-    with asking(own) as client:
+    with open_client(own) as client:
         path = f"/api/r/{json.loads(client.post('/api/type', {'text': 'CCAB'})[1])['id']}/examination"
         for one in (held.begun, held.go_on):
             one.clear()
@@ -102,7 +102,7 @@ def test_a_model_that_writes(monkeypatch):
     monkeypatch.setattr(
         model_adapter, "choices", lambda *given, of=model_adapter.choices, **more: map(held, of(*given, **more))
     )
-    with asking(record_sorter(), adapter=make_sorter()) as client:
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
         ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
         wait_until(lambda: not client.server.page.session._model_lock.locked())
         assert held.times == 1
@@ -112,7 +112,11 @@ def test_a_model_that_writes(monkeypatch):
 @pytest.mark.slow
 def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
     own, held = model_held("blocks.0")
-    with join_server_threads(), asking(record_sorter(), adapter=own) as client, client.leaving("/api/type", {"text": "CCAB"}):
+    with (
+        join_server_threads(),
+        open_client(record_sorter(), adapter=own) as client,
+        client.leaving("/api/type", {"text": "CCAB"}),
+    ):
         assert held.begun.wait(60)
         page = client.server.page
         with client.leaving("/api/type", {"text": "AB"}):

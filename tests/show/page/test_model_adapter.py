@@ -9,7 +9,7 @@ from regard.map.codes import encode_weights
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.model_adapter import record_text
 from regard.text import BytePair
-from show.page.asking import asking, make_sorter, record_sorter
+from show.page.server_client import make_sorter, open_client, record_sorter
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -60,7 +60,7 @@ def test_a_text_that_does_not_fit_or_is_cut_into_bytes_has_a_note_on_it():
 
 
 def test_a_page_without_a_model_says_so(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         assert client.json("/api/start")["model"] is None
         status, body = client.post("/api/type", {"text": "CCAB"})
         assert (status, "no model" in json.loads(body)["error"]) == (400, True)

@@ -7,9 +7,9 @@ import torch
 
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from show.page.asking import TEXT as GIVEN
-from show.page.asking import asking, make_sorter, record_sorter
-from show.page.leaking import LAYER, TEXT, WORDS, MuteSpeaker, leaking
+from show.page.leaky_models import LAYER, TEXT, WORDS, MuteSpeaker, make_leaky_model
+from show.page.server_client import TEXT as GIVEN
+from show.page.server_client import make_sorter, open_client, record_sorter
 from show.page.translators import READ, train_small_translator
 
 
@@ -32,7 +32,7 @@ def table(found: dict, name: str) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_of_a_right_model_expected_and_found_are_the_words_so_far():
-    with asking(GPT2Adapter("pocket", GPT2.load("pocket"))) as client:
+    with open_client(GPT2Adapter("pocket", GPT2.load("pocket"))) as client:
         summary = type_text(client)
         assert summary["examines"]
         status, found = examine_recording(client, summary["id"])
@@ -50,7 +50,7 @@ def test_of_a_right_model_expected_and_found_are_the_words_so_far():
 
 @pytest.mark.slow
 def test_a_layer_without_its_mask_is_named_and_every_later_word_is_found():
-    with asking(leaking()) as client:
+    with open_client(make_leaky_model()) as client:
         status, found = examine_recording(client, type_text(client)["id"])
         (finding,) = found["findings"]
         assert (status, finding["kind"]) == (200, "future leak")
@@ -62,7 +62,7 @@ def test_a_layer_without_its_mask_is_named_and_every_later_word_is_found():
 
 @pytest.mark.slow
 def test_a_text_of_one_word_over_and_over_is_examined_too():
-    with asking(make_sorter()) as client:
+    with open_client(make_sorter()) as client:
         for text in ("A", "AAAAA", "CCCCC"):
             found = examine_recording(client, type_text(client, text)["id"])[1]
             assert not found["findings"]
@@ -70,14 +70,14 @@ def test_a_text_of_one_word_over_and_over_is_examined_too():
 
 
 def test_what_the_model_goes_on_to_write_can_be_asked_as_well():
-    with asking(make_sorter()) as client:
+    with open_client(make_sorter()) as client:
         _, body = client.post("/api/generate", {"text": "CCAB", "tokens": 3, "temperature": 0})
         summary = json.loads(body.splitlines()[-1])["recording"]
         assert examine_recording(client, summary["id"])[1]["reach"]["words"] == list("CCAB")
 
 
 def test_it_is_asked_of_what_was_typed_and_not_of_a_recording_from_elsewhere():
-    with asking(record_sorter(GIVEN), adapter=make_sorter()) as client:
+    with open_client(record_sorter(GIVEN), adapter=make_sorter()) as client:
         (given,) = client.json("/api/start")["recordings"]
         assert not given["examines"]
         status, found = examine_recording(client, given["id"])
@@ -90,14 +90,14 @@ def test_it_is_asked_of_what_was_typed_and_not_of_a_recording_from_elsewhere():
 
 @pytest.mark.slow
 def test_a_translator_of_two_texts_is_not_asked():
-    with asking(train_small_translator("transformer")) as client:
+    with open_client(train_small_translator("transformer")) as client:
         summary = type_text(client, READ)
         assert not summary["examines"]
         assert examine_recording(client, summary["id"])[0] == 404
 
 
 def test_of_a_model_whose_answer_is_no_tensor_the_layers_are_shown_and_the_rest_is_not_guessed():
-    with asking(MuteSpeaker()) as client:
+    with open_client(MuteSpeaker()) as client:
         status, found = examine_recording(client, type_text(client)["id"])
         assert (status, found["reach"]) == (200, None)
         assert found["findings"][0]["evidence"].startswith("layer: row 0")
@@ -108,7 +108,7 @@ def test_of_a_model_whose_answer_is_no_tensor_the_layers_are_shown_and_the_rest_
 def test_the_model_is_left_in_the_mode_and_the_random_state_it_was_in(training):
     adapter = make_sorter()
     adapter.model.train(training)
-    with asking(adapter) as client:
+    with open_client(adapter) as client:
         summary, before = type_text(client, "CCAB"), torch.get_rng_state()
         assert examine_recording(client, summary["id"])[0] == 200
     assert torch.equal(torch.get_rng_state(), before)

@@ -12,7 +12,7 @@ from regard.show.page import recording_entry as entries
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
 from regard.show.page.steps_json import compute_head_steps
-from show.page.asking import in_steps, record_sorter, rows_and_keys
+from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
 B, H, G, T, PAST, D = 2, 4, 2, 7, 3, 5
 

@@ -4,7 +4,7 @@ from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import Session
-from show.page.asking import asking, make_sorter, record_encoder_and_decoder, record_sorter, rows_and_keys
+from show.page.server_client import make_sorter, open_client, record_encoder_and_decoder, record_sorter, rows_and_keys
 
 
 def test_the_same_recording_has_the_same_id_and_every_other_has_another():
@@ -41,7 +41,7 @@ def test_another_model_of_the_same_name_gives_another_id():
 
 
 def test_what_was_typed_is_listed_for_nobody_else_and_found_by_its_id(recording):
-    with asking(recording, adapter=make_sorter()) as client:
+    with open_client(recording, adapter=make_sorter()) as client:
         found = client.session.run_text("CBA", lambda: None, is_listed=False)["id"]
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids == [identify_recording(recording)]
         assert [one["id"] for one in client.json("/api/recordings", ids=f"{found},nothing")["recordings"]] == [found]

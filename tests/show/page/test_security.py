@@ -4,19 +4,19 @@ import pytest
 
 from regard.show.page.security import is_loopback, parse_host
 from regard.show.page.server import make_server
-from show.page.asking import asking, record_sorter
+from show.page.server_client import open_client, record_sorter
 
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(record_sorter()) as found:
+    with open_client(record_sorter()) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def outside():
     """A client of a page that is bound to every address of this machine."""
-    with asking(record_sorter(), host="0.0.0.0") as found:
+    with open_client(record_sorter(), host="0.0.0.0") as found:
         found.address = found.address._replace(netloc=f"127.0.0.1:{found.address.port}")
         yield found
 

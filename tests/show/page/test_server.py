@@ -14,7 +14,7 @@ from regard import ConfigError
 from regard.show.page import server as module
 from regard.show.page.server import Server, make_server
 from regard.show.page.session import Session
-from show.page.asking import TEXT, Client, asking, record_sorter
+from show.page.server_client import TEXT, Client, open_client, record_sorter
 
 
 def test_the_page_and_its_files_are_served(client):
@@ -65,7 +65,7 @@ def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(rec
 
 
 def test_an_address_that_is_taken_is_said(recording):
-    with asking(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
+    with open_client(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
         make_server(recording, port=client.address.port)
     with pytest.raises(ConfigError, match="cannot be used"):
         make_server(recording, host="256.0.0.1")
@@ -142,7 +142,7 @@ def test_a_part_of_a_file_is_not_sent(client):
 
 def test_an_error_of_ours_before_an_answer_is_one_sentence(recording, monkeypatch, caplog):
     monkeypatch.setattr("regard.show.page.server.get_entry", lambda *_: 1 // 0)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         status, sentence = client.expect_refusal("/api/r/r1/open")
     assert (status, "ZeroDivision" in sentence) == (500, False)
     assert "ZeroDivisionError" in caplog.text

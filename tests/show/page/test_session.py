@@ -7,12 +7,12 @@ from regard import ConfigError
 from regard.show.page import memory_size
 from regard.show.page import session as sessions
 from regard.show.page.recording_entry import Place
-from show.page.asking import TEXT, asking, make_sorter, record_encoder_and_decoder
+from show.page.server_client import TEXT, make_sorter, open_client, record_encoder_and_decoder
 
 
 def test_old_recordings_of_what_was_typed_make_room_and_the_given_one_stays(recording, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_TYPED_BYTES", memory_size.measure_recording(recording))
-    with asking(recording, adapter=make_sorter(torch.float64)) as client:
+    with open_client(recording, adapter=make_sorter(torch.float64)) as client:
         first, second = (json.loads(client.post("/api/type", {"text": text})[1])["id"] for text in (TEXT, TEXT[1:]))
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
         assert [one["id"] for one in client.json("/api/recordings", ids=f"{first},{second}")["recordings"]] == [second]
@@ -23,7 +23,7 @@ def test_old_recordings_of_what_was_typed_make_room_and_the_given_one_stays(reco
 
 def test_few_heads_are_kept_open(recording, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_OPENED_BYTES", 3000)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         for head in range(9):
             assert client.lines("/api/r/r1/open", layer=head // 3, head=head % 3)[-1]["levels"] == 1
         assert 1 <= len(client.server.page.session.list_opened()) < 9

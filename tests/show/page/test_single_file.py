@@ -13,7 +13,7 @@ from bounds import assert_within, softmax_bound
 from regard import Causal, ConfigError
 from regard.map.codes import encode_weights
 from regard.show.page import single_file
-from show.page.asking import TEXT, in_steps, record_sorter, rows_and_keys
+from show.page.server_client import TEXT, in_steps, record_sorter, rows_and_keys
 
 ENTRY = re.compile(r'<script type="application/json" data-name="([^"]*)">"([A-Za-z0-9+/=]*)"</script>')
 START = re.compile(r'<script type="application/json" id="regard-start">(.*?)</script>', re.DOTALL)

@@ -10,7 +10,7 @@ from regard import DataError
 from regard.show.page import server as module
 from regard.show.page.server import make_server
 from regard.show.page.startup_loading import StartupLoading
-from show.page.asking import Client, make_sorter, wait_until
+from show.page.server_client import Client, make_sorter, wait_until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.show.page import timeouts
-from show.page.asking import asking, record_sorter, rows_and_keys, wait_until
+from show.page.server_client import open_client, record_sorter, rows_and_keys, wait_until
 
 HEAD = b"GET /api/start HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /api/type HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -28,7 +28,7 @@ def set_limits(monkeypatch):
 
 @pytest.fixture
 def client():
-    with asking(record_sorter()) as found:
+    with open_client(record_sorter()) as found:
         yield found
 
 
@@ -94,7 +94,7 @@ def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, set_li
 def test_a_client_that_takes_nothing_of_its_answers_is_dropped(set_limits):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 600, 5, generator=generator) for _ in range(2))
-    with asking(rows_and_keys(q, k)) as client:
+    with open_client(rows_and_keys(q, k)) as client:
         set_limits(DRAIN_SECONDS=0.3)
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -111,7 +111,7 @@ def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(set_limits)
     recording = rows_and_keys(*torch.randn(2, 1, 1, 5000, 1, generator=torch.Generator().manual_seed(0)))
     recording.tokens = [f"{n:064}" for n in range(5000)]
     path = "/api/r/r1/words?list=words&from=0&to=5000"
-    with asking(recording) as client:
+    with open_client(recording) as client:
         whole = len(client.ask(path)[2])
         set_limits(DRAIN_SECONDS=0.3)
         client.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what waits for it waits in the server

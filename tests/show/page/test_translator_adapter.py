@@ -14,7 +14,7 @@ from regard.show.page.model_adapter import adapt_model, record_text
 from regard.show.page.session import Session
 from regard.show.page.translator_adapter import TranslatorAdapter, adapt_translator, record_translation
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
-from show.page.asking import asking
+from show.page.server_client import open_client
 from show.page.translators import PAIRS, READ, WRITTEN, train_small_translator
 
 KINDS = ["additive", "transformer"]
@@ -71,7 +71,7 @@ def test_all_three_texts_are_kept_with_the_recording(tmp_path):
 
 def test_typing_translates_and_each_axis_has_the_words_of_its_own_text():
     model = train_small_translator("transformer")
-    with asking(model) as client:
+    with open_client(model) as client:
         start = client.json("/api/start")
         assert (start["translates"], start["writes"], len(start["sentences"])) == (True, False, 3)
         status, body = client.post("/api/type", {"text": READ})
@@ -129,7 +129,7 @@ def test_the_example_is_recorded_once_and_stays_however_much_is_typed():
 
 @pytest.mark.usefixtures("translator_package")
 def test_the_example_is_asked_for_by_its_address_and_by_nothing_in_the_request(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         status, body = client.post("/api/translation", {"model": "/etc", "name": "sorter"})
         assert status == 200
         assert json.loads(body)["model"] == "translator"
@@ -139,7 +139,7 @@ def test_the_example_is_asked_for_by_its_address_and_by_nothing_in_the_request(r
 
 @pytest.mark.usefixtures("package_without_translator")
 def test_where_no_translator_is_carried_no_example_is_offered(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         assert client.json("/api/start")["translation"] is None
         status, body = client.post("/api/translation", {})
         assert (status, "does not include a translator" in json.loads(body)["error"]) == (404, True)

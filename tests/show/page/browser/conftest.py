@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from show.page.asking import fill_in_ids
-from show.page.browser.patience import PATIENCE, count_requests
+from show.page.browser.page_waits import PATIENCE, count_requests
+from show.page.server_client import fill_in_ids
 
 SESSIONS = {}  # of the addresses that are served
 LOCAL = ("data", "blob", "file", "about")

@@ -10,8 +10,8 @@ from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import wait_until, wait_until_quiet, wait_until_settled
-from show.seeing import llava, swin, vit
+from show.page.browser.page_waits import wait_until, wait_until_quiet, wait_until_settled
+from show.vision_models import llava, swin, vit
 
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
 GROUNDS = (False, True)

@@ -8,7 +8,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import link, wait_until, wait_until_quiet
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet
 from show.page.browser.recordings import (
     PLAIN,
     code_bounds,

@@ -6,8 +6,8 @@ import torch
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.asking import make_sorter, writer
-from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.server_client import make_sorter, make_writer
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 
@@ -53,7 +53,7 @@ def test_one_click_probes_the_model(open_page, address):
 
 
 def test_models_are_chosen_among_in_type_and_stand_side_by_side_in_compare(open_page, serving):
-    address = serving(Session(None, make_sorter(), others=[writer()]))
+    address = serving(Session(None, make_sorter(), others=[make_writer()]))
     page = wait_until_settled(open_page(f"{address}#view=type&text=CABBAC"))
     assert page.locator("#stage").inner_text().count("sorter read") == 1
     page.get_by_role("combobox", name="Model").select_option("writer")

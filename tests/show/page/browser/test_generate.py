@@ -13,7 +13,7 @@ from regard.show.generated_tokens import select_last_layers
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.text import Letters
-from show.page.browser.patience import wait_for_timers, wait_until, wait_until_quiet
+from show.page.browser.page_waits import wait_for_timers, wait_until, wait_until_quiet
 from show.page.browser.recordings import expect_digits
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"

@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.show.page.session import Session
-from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_digits, record_layers, space_words
 
 LAYERS, HEADS, T = 3, 5, 29

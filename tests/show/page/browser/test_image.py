@@ -5,9 +5,9 @@ import pytest
 
 import regard
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import link, wait_until, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
-from show.seeing import llava, swin, vit
+from show.vision_models import llava, swin, vit
 
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 

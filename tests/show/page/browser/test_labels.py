@@ -7,9 +7,9 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.asking import fill_in_ids
-from show.page.browser.patience import wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
+from show.page.server_client import fill_in_ids
 
 SIZES = [*random.Random(7).sample(range(2, 65), 6), 16, 17, 23, 24]
 # of each label [text, its middle, start and end of its cell], along both axes; a label may be wider than a cell

@@ -8,9 +8,9 @@ from regard.models import GPT2
 from regard.show.page.gallery import WORDS
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.asking import fill_in_ids
-from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
+from show.page.server_client import fill_in_ids
 
 STATES = {
     "type": "view=type&r=r1&layer=1&head=2&q=3",

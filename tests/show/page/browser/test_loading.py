@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from regard.show.page import server as module
 from regard.show.page.server import make_server
 from regard.show.page.startup_loading import StartupLoading
-from show.page.asking import make_sorter
-from show.page.browser.patience import wait_until
+from show.page.browser.page_waits import wait_until
+from show.page.server_client import make_sorter
 
 
 def test_the_page_says_how_far_the_model_is_loaded_and_then_opens(open_page, monkeypatch):

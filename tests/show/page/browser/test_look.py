@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.show.page.session import Session
-from show.page.browser.patience import wait_for_frames, wait_for_timers, wait_until, wait_until_settled
+from show.page.browser.page_waits import wait_for_frames, wait_for_timers, wait_until, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 VIEWS = ("text", "heads", "map")

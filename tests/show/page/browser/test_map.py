@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.show.page.session import Session
-from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words, weights
 
 LAYERS, HEADS, T = 2, 3, 13

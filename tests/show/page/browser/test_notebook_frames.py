@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from show.page.browser.patience import PATIENCE, count_requests
+from show.page.browser.page_waits import PATIENCE, count_requests
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 T = 13

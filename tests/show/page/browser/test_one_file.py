@@ -10,7 +10,7 @@ from bounds import sum_bound
 from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import link, wait_until, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import (
     CODE,
     EVIL,

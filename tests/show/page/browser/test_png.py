@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import wait_until_settled
+from show.page.browser.page_waits import wait_until_settled
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install regard[plot]")
 

@@ -5,10 +5,10 @@ import re
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.asking import make_sorter
-from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
-from show.page.leaking import LAYER, TEXT, leaking
+from show.page.leaky_models import LAYER, TEXT, make_leaky_model
+from show.page.server_client import make_sorter
 
 COUNT = 12  # words of the text that are asked for
 BUTTON = "Who may see whom?"
@@ -46,7 +46,7 @@ def read(page) -> str:
 def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_by_pair(open_page, serving):
     asked = []
     page = wait_until_settled(
-        open_page(f"{serving(session(leaking(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url))
+        open_page(f"{serving(session(make_leaky_model(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url))
     )
     assert not any("examination" in url for url in asked)
     page.get_by_role("button", name=BUTTON).click()

@@ -11,7 +11,7 @@ from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import EVERYTHING, Causal
 from regard.show.page.session import Session
 from regard.show.step_descriptions import describe_example
-from show.page.browser.patience import link, wait_until, wait_until_quiet
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet
 from show.page.browser.recordings import EVIL, PLAIN, Layers, draw_queries_and_keys, space_words, weights
 
 LAYERS, HEADS, T, LONG = 2, 3, 7, 101

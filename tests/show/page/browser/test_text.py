@@ -8,7 +8,7 @@ import torch
 
 from bounds import sum_bound
 from regard.show.page.session import Session
-from show.page.browser.patience import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import (
     EVIL,
     PLAIN,

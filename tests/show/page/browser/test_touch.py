@@ -7,8 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.fingers import middle, move_fingers, way
-from show.page.browser.patience import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import (
     PLAIN,
     code_bounds,
@@ -19,6 +18,7 @@ from show.page.browser.recordings import (
     space_words,
     weights,
 )
+from show.page.browser.touch import middle, move_fingers, way
 
 HEADS, T, LONG = 3, 13, 600
 Q, K = draw_queries_and_keys(2, HEADS, T)

@@ -11,7 +11,7 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.translator_adapter import SENTENCE, adapt_translator, record_example, record_translation
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
-from show.page.browser.patience import wait_until, wait_until_quiet
+from show.page.browser.page_waits import wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
 from show.page.translators import READ, WRITTEN, train_small_translator
 

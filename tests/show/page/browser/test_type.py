@@ -12,7 +12,7 @@ import regard
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import PATIENCE, wait_until, wait_until_quiet
+from show.page.browser.page_waits import PATIENCE, wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
 
 TEXT = "CBABBC"

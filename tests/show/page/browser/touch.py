@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from show.page.browser.patience import wait_for_frames
+from show.page.browser.page_waits import wait_for_frames
 
 Point = tuple[float, float]
 

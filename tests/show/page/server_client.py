@@ -37,7 +37,7 @@ def make_sorter(dtype: torch.dtype | None = None) -> GPT2Adapter:
     return GPT2Adapter("sorter", GPT2.load("sorter", dtype))
 
 
-def writer() -> GPT2Adapter:
+def make_writer() -> GPT2Adapter:
     """A model that may write much, of no sense."""
     model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=512, vocabulary=3)).eval()
     model.text = GPT2.load("sorter").text
@@ -202,7 +202,7 @@ def format_address(path: str, query) -> str:
 
 
 @contextmanager
-def asking(*given, **more) -> Iterator[Client]:
+def open_client(*given, **more) -> Iterator[Client]:
     """A client of a server that runs as long as the block."""
     with make_server(*given, **more) as running:
         client = Client(running)
