@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.given import CAUSAL, D_IN, D_OUT, Layer, hiding, later
+from examination.subjects import CAUSAL, D_IN, D_OUT, Layer, hiding, later
 from examination.whole_models import Still, causal
 from regard import Causal, Everything, Window
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, later, make_hidden_table
+from examination.subjects import D_IN, Layer, case_of, hiding, later, make_hidden_table
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination import dependency
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from examination.given import D_IN, Layer, hiding, later
+from examination.subjects import D_IN, Layer, hiding, later
 from regard.examination.restore_state import preserve_state
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.plain import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
+from policies.reference import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
 from regard import ConfigError, ShapeError
 from regard.policies import ExpectedAttention, Knorm, ObservedAttention, PromptPolicy, SnapKV
 

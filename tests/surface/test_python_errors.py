@@ -5,9 +5,9 @@ import torch
 
 import regard
 from regard.map import Pyramid
-from surface.of_map import a_map
-from surface.of_models import gpt2
-from surface.of_observe import record_layer, table
+from surface.map_calls import a_map
+from surface.model_calls import gpt2
+from surface.observe_calls import record_layer, table
 
 OUT_OF_RANGE = {
     "a batch row of a map": lambda: a_map()[9],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
 from regard import Causal, Given, Padding, Window, attention
 from regard.examination.probes.blind import check_case
 

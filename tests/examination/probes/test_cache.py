@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_positions as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
+from examination.subjects import Layer, case_of, hiding, kinds, later
 from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
 from regard.examination import cached_decoding, examine

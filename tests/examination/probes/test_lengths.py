@@ -5,7 +5,7 @@ import torch
 
 from examination import right_kernels as right
 from examination import wrong_kernels as wrong
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, CausalAttention, Everything, Padding, Window
 from regard.examination.probes.lengths import check_case
 

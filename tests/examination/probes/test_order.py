@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from examination import wrong_positions as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
 from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
+from examination.subjects import Layer, case_of, hiding, kinds, later
 from regard import Everything, Window, attention
 from regard.examination.position_tensors import find_position_tensors
 from regard.examination.probes.order import check_case

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_softmax as wrong
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
 from regard.examination.identify.match import identify_formula
 from regard.examination.probes.overflow import check_case

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Padding
 from regard.examination.probes.padding import check_case
 

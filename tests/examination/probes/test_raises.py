@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from examination.given import CAUSAL, case_of, kinds
+from examination.subjects import CAUSAL, case_of, kinds
 from regard.examination.probes.raises import check_case, report_refusal
 
 

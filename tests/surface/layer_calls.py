@@ -8,7 +8,7 @@ from torch import nn
 import regard
 from surface import wrong
 from surface.call import Call, method
-from surface.of_mechanism import SIZES, WIDE
+from surface.mechanism_calls import SIZES, WIDE
 from surface.wrong import COUNT, MASK, NUMBER, TENSOR, Wrong, constant, without
 
 X = without(TENSOR, "a vector") | {

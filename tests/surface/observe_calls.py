@@ -17,8 +17,8 @@ from regard.map import DifferentiableMap
 from regard.observe import Recording
 from surface import wrong
 from surface.call import Call, method
-from surface.of_map import BAD_SLICES, INDEX, SIZE, SLICE, a_map
-from surface.of_mechanism import K, Q
+from surface.map_calls import BAD_SLICES, INDEX, SIZE, SLICE, a_map
+from surface.mechanism_calls import K, Q
 from surface.wrong import CHOICE, COUNT, HUGE, NUMBER, OBJECT, PLACE, SCALARS, constant, without
 
 

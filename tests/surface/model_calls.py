@@ -11,9 +11,9 @@ import regard
 from regard.text import BytePair
 from surface import wrong
 from surface.call import Call, method
-from surface.of_map import SLICE
-from surface.of_mechanism import SIZES
-from surface.of_observe import HEAD, LAYER, OWN_SCORES, PART, PATH, folder, record_layer
+from surface.map_calls import SLICE
+from surface.mechanism_calls import SIZES
+from surface.observe_calls import HEAD, LAYER, OWN_SCORES, PART, PATH, folder, record_layer
 from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE, Wrong, constant, without
 
 SIZE = COUNT | SIZES
