@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import regard.cli.generate
-from generate.small import gpt2
+from generate.small_models import gpt2
 from regard import record
 from regard.cli import main
 from regard.generate import choices

@@ -9,14 +9,14 @@ from contextlib import suppress
 import pytest
 import torch
 
-from generate.small import gpt2
+from generate.small_models import gpt2
 from regard import load
 from regard.cli import main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
 from show.small_recordings import record_small_model
-from text.pairs.small import make_pairs
+from text.pairs.small_pairs import make_pairs
 
 CLIPBOARD = "\x1b]52;c;aGVsbG8=\x07"  # a terminal that obeys puts "hello" on the clipboard
 HOSTILE = f"a{CLIPBOARD}\x9b2J\r\u202eb\u2028\x7f"

@@ -16,7 +16,7 @@ from regard.train import TrainConfig
 from regard.train.config import TEXT_SETTINGS
 from regard.train.listeners.json_lines import read_rows
 from regard.train.translator_sizes import list_arguments
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
 SMALL += ["--evaluate-every", "5", "--layers", "1"]

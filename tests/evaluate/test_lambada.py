@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluate.small import gpt2, theirs
+from evaluate.small_gpt2 import gpt2, theirs
 from regard import ConfigError, DataError
 from regard.evaluate import lambada, stop_tokens
 from regard.text import BytePair, Letters

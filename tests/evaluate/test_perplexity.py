@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within, cross_entropy_bounds
-from evaluate.small import compute_losses_by_windows, gpt2, theirs
+from evaluate.small_gpt2 import compute_losses_by_windows, gpt2, theirs
 from regard import ConfigError, DataError, ShapeError
 from regard.evaluate import perplexity
 from regard.evaluate.perplexity import count_words_and_bytes

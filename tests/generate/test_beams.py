@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bounds import EXPONENTIAL, assert_within, is_stable_under_rounding, sum_bound
-from generate.small import Table, gpt2, hugging_face, rows, stack_tokens, table
+from generate.small_models import Table, gpt2, hugging_face, rows, stack_tokens, table
 from regard.generate import generate
 from regard.generate.beams import search_beams
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import regard
 from example_count import limit_examples
-from generate.small import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
+from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
 from regard.generate import choices
 from regard.generate.decode import PieceDecoder

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_count import limit_examples
-from generate.small import SIZES, gpt2, rows
+from generate.small_models import SIZES, gpt2, rows
 from regard import ConfigError, ShapeError
 from regard.generate import Cache
 

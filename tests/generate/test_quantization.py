@@ -7,7 +7,7 @@ import torch
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
+from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
 from regard.matmul import QuantizedLinear

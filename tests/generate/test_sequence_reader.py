@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from generate.small import SIZES, gpt2, rows, stack_tokens
+from generate.small_models import SIZES, gpt2, rows, stack_tokens
 from regard import ConfigError, DataError, ShapeError
 from regard.generate import PrefixCache
 from regard.generate.sequence_reader import SequenceReader, compute_logits, list_token_rows

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generate.small import SIZES, gpt2, rows, stack_tokens, table
+from generate.small_models import SIZES, gpt2, rows, stack_tokens, table
 from regard import ConfigError
 from regard.generate import Lookup, Sampling, choices, generate
 

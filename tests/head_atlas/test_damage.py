@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts, read_results
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts, read_results
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.build_atlas import merge_atlas
 from regard.head_atlas.plan import FILES, PLAN, compute_file_checksum, get_shard_path, read_plan

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, rounding_bound, rows, stack_tokens, tokens_are_decided
+from generate.small_models import gpt2, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard.compiled import threads
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache

@@ -11,7 +11,7 @@ from regard.evaluate.translation_scores import chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.text.pairs import Pairs, prepare
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 MODELS = {"one": Run("additive", "joined"), "two": Run("plain", "joined")}
 SEEDS = (0, 0)  # of numbers with which the bytes write something else than what they are nearest to

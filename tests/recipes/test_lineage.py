@@ -6,7 +6,7 @@ from recipes.lineage.__main__ import main
 from recipes.lineage.runs import HERE, MODELS, SEEDS, runs
 
 from regard.train import TrainConfig
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 
 def test_every_run_has_a_name_of_its_own_and_its_config_can_be_trained():

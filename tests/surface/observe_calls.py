@@ -12,7 +12,7 @@ import transformers.masking_utils
 import transformers.modeling_utils  # noqa: F401
 
 import regard
-from head_atlas import small
+from head_atlas import small_atlas
 from regard.map import DifferentiableMap
 from regard.observe import Recording
 from surface import wrong
@@ -264,7 +264,12 @@ CALLS = [
     Call(
         "atlas",
         regard.atlas,
-        lambda: {"model": small.make_model(), "source": small.make_texts(1), "folder": folder() / "atlas", **small.SETTINGS},
+        lambda: {
+            "model": small_atlas.make_model(),
+            "source": small_atlas.make_texts(1),
+            "folder": folder() / "atlas",
+            **small_atlas.SETTINGS,
+        },
         {
             "model": OBJECT,
             "source": SCALARS | constant(a_number=3, of_numbers=[1, 2]),

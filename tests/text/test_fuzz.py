@@ -15,7 +15,7 @@ from regard.text.corpus import Corpus, Reader, prepare
 from regard.text.corpus.sources import iterate_parts
 from regard.text.pairs import PairReader, Pairs
 from regard.text.pairs.sources import read_pairs
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 TEXTS = ["the cat sat on the mat, 5 times", "naïve café 🦊\n", "a dog, and a dog", "we'll see"] * 5
 TIMES = 60  # alterations of each file

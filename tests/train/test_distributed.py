@@ -23,7 +23,7 @@ from regard.train.distributed import read_ranks, start_engine
 from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
-from train import small
+from train import small_runs
 
 DISTRIBUTED_RUNS = Path(__file__).with_name("distributed_runs.py")
 # Runs are compared in float64: in float32 Adam makes whole updates of gradients that are rounding alone. A float32 is left,
@@ -47,7 +47,7 @@ def config(folder, name, **settings):
     """The run of a name, or of the first word of a name."""
     settings = {**TEN, **RUNS.get(name.split()[0], {}), "out": str(folder / name), **settings}
     tied = settings.pop("tied", True)
-    one = small.config(folder, **settings)
+    one = small_runs.config(folder, **settings)
     return replace(one, model=replace(one.model, tied=tied))
 
 
@@ -55,7 +55,7 @@ def translation(folder, name, **settings):
     """The run of a translator whose name is the first word of a name."""
     settings = {"steps": 10, "accumulate": 3, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 5, **settings}
     settings = {"batch_tokens": 40, "sample_every": 5, "out": str(folder / name), **settings}  # some batches are of one pair
-    return small.translation(folder, name.split()[0], **settings)
+    return small_runs.translation(folder, name.split()[0], **settings)
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
@@ -97,14 +97,14 @@ def train_in_two_processes(folder: Path, runs: list, warnings: str = "error") ->
 def folder(tmp_path_factory):
     """A folder with every run: by two processes with either engine, and alone."""
     path = tmp_path_factory.mktemp("together")
-    small.corpus(path, ["the cat sat on the mat. " * 9, "the dog saw the cat again. " * 11, "and again and again! " * 35])
+    small_runs.corpus(path, ["the cat sat on the mat. " * 9, "the dog saw the cat again. " * 11, "and again and again! " * 35])
     runs, wide = [], {"float64": True}
     for name in RUNS:
         learn(config(path, name), name not in FLOAT32)
         asked = {"float64": name not in FLOAT32}
         runs += [(config(path, f"{name} {engine}", engine=engine), asked) for engine in ("ddp", "fsdp")]
-    small.pairs(path)
-    for name in small.TRANSLATORS:
+    small_runs.pairs(path)
+    for name in small_runs.TRANSLATORS:
         learn(translation(path, name))
         runs += [(translation(path, f"{name} {engine}", engine=engine), wide) for engine in ("ddp", "fsdp")]
     stopped_alone = [config(path, f"one then {engine}", engine=engine) for engine in ("ddp", "fsdp")]
@@ -113,7 +113,7 @@ def folder(tmp_path_factory):
     runs += [(one, wide) for one in stopped_alone]
     runs += [(config(path, f"{engine} then one", engine=engine), {"last": 4, **wide}) for engine in ("ddp", "fsdp")]
     both = [config(path, "ddp then fsdp", engine=engine) for engine in ("ddp", "fsdp")]
-    (path / "story.txt").write_text(small.TEXT)
+    (path / "story.txt").write_text(small_runs.TEXT)
     runs.append((replace(config(path, "text"), corpus="", text=str(path / "story.txt")), {}))
     train_in_two_processes(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
     return path
@@ -126,7 +126,7 @@ def halfway(one) -> None:
 
 
 def begin_in_float64(one):
-    with small.in_float64():
+    with small_runs.in_float64():
         return begin(one)
 
 
@@ -141,7 +141,7 @@ def losses(folder, name, field="loss_nats") -> torch.Tensor:
 
 def weights(folder, name) -> dict[str, torch.Tensor]:
     last = folder / name / "last"
-    load = translator.load if name.split()[0] in small.TRANSLATORS else GPT2.load
+    load = translator.load if name.split()[0] in small_runs.TRANSLATORS else GPT2.load
     return load(last if last.is_dir() else folder / name / "model", torch.float64).state_dict()
 
 
@@ -162,7 +162,7 @@ def find_largest_difference(one: dict, other: dict) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", ["tied", "untied", "documents", *small.TRANSLATORS])
+@pytest.mark.parametrize("name", ["tied", "untied", "documents", *small_runs.TRANSLATORS])
 def test_two_processes_learn_what_one_learns(folder, name, engine):
     for field, count in (("loss_nats", 10), ("gradient_norm", 10), ("held_out_nats", 2)):
         one, two = losses(folder, name, field), losses(folder, f"{name} {engine}", field)
@@ -174,7 +174,7 @@ def test_two_processes_learn_what_one_learns(folder, name, engine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", small.TRANSLATORS)
+@pytest.mark.parametrize("name", small_runs.TRANSLATORS)
 def test_processes_say_how_many_tokens_all_of_them_read_and_one_writes_samples(folder, name, engine):
     alone, together = (read_rows(folder / one / LOG_NAME) for one in (name, f"{name} {engine}"))
     assert [row["tokens"] for row in alone] == [row["tokens"] for row in together]
@@ -261,9 +261,9 @@ def test_what_befalls_one_process_ends_the_other_with_a_sentence(folder, tmp_pat
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile writes C++, and there is no g++")
 def test_compiled_blocks_learn_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     settings = {"steps": 4, "batch": 6, "layers": 2, "evaluate_every": 0}
-    one = small.config(tmp_path, out=str(tmp_path / "one"), **settings)
+    one = small_runs.config(tmp_path, out=str(tmp_path / "one"), **settings)
     learn(one)
     names, settings = ("ddp", "fsdp"), {"compile": True, "activation_checkpointing": True}
     runs = [replace(one, out=str(tmp_path / name), engine=name, **settings) for name in names]
@@ -277,7 +277,7 @@ def torchrun(tmp_path, *arguments) -> subprocess.Popen:
     command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "regard", "train", "--text", "story.txt", "--layers", "1", "--heads", "2", "--width", "12"]
     command += ["--context", "11", "--warmup", "2", "--peak-tflops", "1", *arguments]
-    (tmp_path / "story.txt").write_text(small.TEXT)
+    (tmp_path / "story.txt").write_text(small_runs.TEXT)
     known = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=tmp_path, env=known, stdout=pipe, stderr=pipe, text=True)
@@ -351,10 +351,10 @@ def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_computed_again_draws_the_same_dice(tmp_path):
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     settings = {"steps": 3, "dropout": 0.3, "evaluate_every": 0}
     found = [
-        run(small.config(tmp_path, out=str(tmp_path / str(again)), activation_checkpointing=again, **settings)).model
+        run(small_runs.config(tmp_path, out=str(tmp_path / str(again)), activation_checkpointing=again, **settings)).model
         for again in (False, True)
     ]
     assert find_largest_difference(found[0].state_dict(), found[1].state_dict()) == 0
@@ -370,7 +370,7 @@ def test_looks_find_the_block_as_it_was():
 def test_of_a_block_that_is_computed_again_only_the_input_is_kept():
     kept = []
     for again in (False, True):
-        model = wrap_blocks(GPT2(GPT2Config(**small.SIZES, vocabulary=29)), activation_checkpointing=again, compiled=False)
+        model = wrap_blocks(GPT2(GPT2Config(**small_runs.SIZES, vocabulary=29)), activation_checkpointing=again, compiled=False)
         found: dict[int, int] = {}
 
         def keep(x, found=found):

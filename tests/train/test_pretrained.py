@@ -8,21 +8,21 @@ from regard import ConfigError, WeightsError
 from regard.models import GPT2
 from regard.train import TrainConfig, begin, run
 from regard.train.loss import compute_loss
-from train import small
+from train import small_runs
 
 
 @pytest.fixture
 def model_folder(tmp_path):
     """A model of a run of its own, whose weights have gone some way."""
-    small.corpus(tmp_path)
-    run(small.config(tmp_path, out=str(tmp_path / "first"), learning_rate=0.01))
+    small_runs.corpus(tmp_path)
+    run(small_runs.config(tmp_path, out=str(tmp_path / "first"), learning_rate=0.01))
     return tmp_path / "first" / "model"
 
 
 def again(folder, start, **settings):
     """A run on the text itself, which starts from a model and says nothing of sizes."""
     text = folder / "text.txt"
-    text.write_text(small.TEXT)
+    text.write_text(small_runs.TEXT)
     first = {
         "text": str(text),
         "start": str(start),
@@ -110,7 +110,7 @@ def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, model_folder
 @pytest.mark.slow
 def test_a_corpus_of_other_tokens_is_refused(tmp_path, model_folder):
     (tmp_path / "other").mkdir()
-    corpus = small.corpus(tmp_path / "other", small.TEXT.replace("cat", "owl"))
+    corpus = small_runs.corpus(tmp_path / "other", small_runs.TEXT.replace("cat", "owl"))
     with pytest.raises(ConfigError, match=r"the corpus was prepared with Letters.*give the text itself"):
         begin(again(tmp_path, model_folder, text="", corpus=corpus))
 

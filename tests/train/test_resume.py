@@ -8,13 +8,13 @@ from regard import DataError, RegardError
 from regard.train import begin, checkpoint_header, run
 from regard.train.checkpoint_header import list_checkpoint_folders
 from regard.train.listeners.json_lines import ReportLog
-from train import small
+from train import small_runs
 
 STEPS, FUZZED = 6, 5  # of a run, of which the last checkpoint is loaded; alterations of each file
 
 
 def config(folder, out, **settings):
-    return small.config(
+    return small_runs.config(
         folder, **{"out": str(out), "dropout": 0.3, "steps": STEPS, "checkpoint_every": 1, "keep": 2, **settings}
     )
 
@@ -32,7 +32,7 @@ def models(out) -> dict[str, bytes]:
 def partial_run(tmp_path_factory):
     """A run that was left after four of its six steps, and what it would have come to."""
     folder = tmp_path_factory.mktemp("left")
-    (folder / "story.txt").write_text(small.TEXT)
+    (folder / "story.txt").write_text(small_runs.TEXT)
     settings = {"corpus": "", "text": str(folder / "story.txt")}
     listeners = [
         ReportLog(folder / "run" / "log.jsonl"),

@@ -12,22 +12,22 @@ from regard.train import begin, loop, optimizer, run
 from regard.train.loss import compute_loss, count_targets
 from regard.train.seeds import seed_generators
 from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 def begin_run(folder, tmp_path, **settings):
-    return begin(small.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
+    return begin(small_runs.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
 
 
 def begin_in_float64(folder, tmp_path, **settings):
-    with small.in_float64():
+    with small_runs.in_float64():
         return begin_run(folder, tmp_path, **settings)
 
 
@@ -43,9 +43,9 @@ def are_equal(one, other) -> bool:
 @pytest.mark.emulated
 def test_a_tiny_text_is_learned_by_heart(tmp_path):
     text = "abcdefghijklmnop" * 2
-    small.corpus(tmp_path, text)
+    small_runs.corpus(tmp_path, text)
     settings = {"steps": 120, "batch": 2, "learning_rate": 0.01, "held_out": 0.0, "warmup": 5, "width": 24}
-    *_, last = loop(begin(small.config(tmp_path, checkpoint_every=0, **settings)))
+    *_, last = loop(begin(small_runs.config(tmp_path, checkpoint_every=0, **settings)))
     assert last.loss_nats < 0.02
     assert last.skipped is None
 
@@ -174,7 +174,7 @@ def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
         if report.step == 3:
             training.stop("enough")
 
-    training = run(small.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
+    training = run(small_runs.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
     assert (training.step, heard) == (3, [1, 2, 3])
     assert training.checkpoints.read_latest().step == 3
 
@@ -224,7 +224,7 @@ def test_products_are_rounded_where_it_is_asked_and_weights_never(folder, tmp_pa
 
 
 def test_documents_are_hidden_where_the_config_says_so(tmp_path):
-    small.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
+    small_runs.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
     losses = []
     for hidden in (False, True):
         training = begin_in_float64(tmp_path, tmp_path, mask_documents=hidden)

@@ -10,18 +10,18 @@ from regard import GPT2, ConfigError
 from regard.train import Report, begin, loop, run
 from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 def settings(folder, out, **more):
-    return small.config(folder, **{"out": str(out), "dropout": 0.3, "accumulate": 2, "steps": 11, **more})
+    return small_runs.config(folder, **{"out": str(out), "dropout": 0.3, "accumulate": 2, "steps": 11, **more})
 
 
 def make_stopper(step):
@@ -108,7 +108,7 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
     run(settings(folder, tmp_path / "run", steps=3))
     shutil.copytree(folder / "corpus", tmp_path / "moved" / "corpus")
     assert run(settings(tmp_path / "moved", tmp_path / "run", steps=4)).resumed == 3
-    small.corpus(tmp_path, small.TEXT.replace("dog", "cat"))
+    small_runs.corpus(tmp_path, small_runs.TEXT.replace("dog", "cat"))
     with pytest.raises(ConfigError, match="the corpus is not the one"):
         begin(settings(tmp_path, tmp_path / "run", steps=5))
 
@@ -139,7 +139,7 @@ def test_the_room_is_there_by_its_own_name():
 
 def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
     config = begin(settings(folder, tmp_path)).config
-    assert config.model.vocabulary == len(set(small.TEXT))
+    assert config.model.vocabulary == len(set(small_runs.TEXT))
     assert begin(settings(folder, tmp_path / "more", vocabulary="9")).config.vocabulary == "9"
 
 

@@ -15,7 +15,7 @@ from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
 from regard.text.corpus.reader import shuffle_places
-from text.corpus.small import corpus
+from text.corpus.small_corpus import corpus
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
 

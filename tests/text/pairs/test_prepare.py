@@ -11,8 +11,8 @@ from regard.text import BytePair
 from regard.text.pairs import Pairs, prepare
 from regard.text.pairs.prepare import choose_part, normalize_sentence, split_pairs
 from regard.text.pairs.sources import SentencePair
-from text.corpus.small import contents
-from text.pairs.small import SAMPLE, make_pairs, write_pairs
+from text.corpus.small_corpus import contents
+from text.pairs.small_pairs import SAMPLE, make_pairs, write_pairs
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\ufeff")
 CLEAN = st.text(LETTERS, min_size=1).map(lambda text: " ".join(text.split())).filter(bool)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regard import ConfigError, DataError
 from regard.text.pairs import PairReader, prepare
 from regard.text.pairs.reader import NO_TARGET
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 COUNT = 101
 

@@ -4,7 +4,7 @@ import pytest
 
 from regard import DataError
 from regard.text.pairs.sources import read_pairs
-from text.pairs.small import SAMPLE, write_pairs
+from text.pairs.small_pairs import SAMPLE, write_pairs
 
 LANGUAGES = ("en", "fr")
 

@@ -6,19 +6,19 @@ import pytest
 from regard.models import GPT2Config
 from regard.train import begin, follow
 from regard.train.listeners.progress_printer import ProgressPrinter, format_duration, select_columns
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 def train_and_print(folder, out, monkeypatch, width=80, **settings) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
-    training, page = begin(small.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()
     follow(training, [ProgressPrinter(1e9, page)])
     return page.getvalue().splitlines()
 
@@ -60,7 +60,7 @@ def test_a_column_without_numbers_is_none():
 @pytest.mark.slow
 def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    training, page = begin(small.config(folder, out=str(tmp_path), checkpoint_every=0)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(tmp_path), checkpoint_every=0)), io.StringIO()
     follow(
         training, [ProgressPrinter(1e4 * training.config.model.training_flops, page)]
     )  # the model that the corpus's vocabulary gives
@@ -79,7 +79,7 @@ def test_training_on_a_token_takes_six_operations_a_parameter_and_those_of_atten
 
 
 def test_skipped_batches_and_samples_are_reported_and_control_no_terminal(folder, tmp_path, monkeypatch):
-    training, page = begin(small.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
 
     def print_changed_report(training, report):
         report = replace(report, skipped="the loss is nan", sample="a\x1b[2Jb\nc")

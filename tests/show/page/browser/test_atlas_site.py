@@ -5,7 +5,7 @@ import re
 import pytest
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 

@@ -11,7 +11,7 @@ from regard.text import Letters
 from regard.text import pairs as sentence_pairs
 from regard.text.corpus import prepare
 from regard.train import TrainConfig
-from text.pairs.small import make_pairs, write_pairs
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again. " * 30
 TRANSLATORS = {
