@@ -101,7 +101,7 @@ def test_what_cannot_be_rounded_is_said(ask, says):
 
 PEAK = """
 import sys, torch
-from benchmarks.timing import peak_megabytes
+from benchmarks.timing import measure_peak_megabytes
 from regard.generate import quantise
 from regard.models import GPT2, GPT2Config
 torch.manual_seed(0)
@@ -112,7 +112,7 @@ weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buff
 cache = 2 * 4 * sizes.layers * sizes.width * 48
 run = lambda length: list(model.generate(list(range(length)), 32, temperature=0))
 run(3)  # what is set up at a first call
-peak = peak_megabytes(lambda: run(16))
+peak = measure_peak_megabytes(lambda: run(16))
 print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))
 """
 

@@ -61,10 +61,10 @@ def test_tensors_that_lie_side_by_side_are_parted_wherever_the_buffer_ends(tmp_p
 
 PEAK = """
 import sys, torch
-from benchmarks.timing import peak_megabytes
+from benchmarks.timing import measure_peak_megabytes
 from regard.weights import gpt2
 kept = []
-peak = peak_megabytes(lambda: kept.append(gpt2.load_weights(sys.argv[1], getattr(torch, sys.argv[2]))))
+peak = measure_peak_megabytes(lambda: kept.append(gpt2.load_weights(sys.argv[1], getattr(torch, sys.argv[2]))))
 print(-1 if peak is None else peak / (sum(tensor.nbytes for tensor in kept[0].tensors.values()) / 2**20))
 """
 
