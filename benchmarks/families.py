@@ -18,10 +18,10 @@ from observe.eager_weights import compare_with_eager
 from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
 from observe.family import Family
+from observe.handwritten_families import HAND, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.handwritten_media_families import KERNELS
 from observe.recurrent_models import RECURRENT, RecurrentFamily, draw_tokens
 from observe.shared_rows import SHARED, compare_with_outputs
-from observe.written_out import HAND, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
-from observe.written_out_media import KERNELS
 from regard.observe import record
 
 TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"

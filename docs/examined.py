@@ -40,16 +40,16 @@ WRONG = {
     "Longer inputs, values and outputs": wrong.LENGTHS,
 }
 RIGHT = {
-    "regard's own": right.own,
-    "the lectures' classes": right.of_lectures,
-    "torch's": right.of_torch,
-    "as people write them": right.of_hand,
-    "half and double precision": right.of_dtypes,
-    "designs that look wrong": right.of_designs,
-    "variants, each in a way of its own": right.of_variants,
-    "kernels, block by block": right.of_kernels,
-    "compiled": right.compiled,
-    "Hugging Face, small and random": right.of_families,
+    "regard's own": right.list_own_layers,
+    "the lectures' classes": right.list_lecture_classes,
+    "torch's": right.list_torch_modules,
+    "as people write them": right.list_handwritten_layers,
+    "half and double precision": right.list_layers_in_other_dtypes,
+    "designs that look wrong": right.list_designs,
+    "variants, each in a way of its own": right.list_variants,
+    "kernels, block by block": right.list_kernels,
+    "compiled": right.list_compiled_layers,
+    "Hugging Face, small and random": right.list_family_layers,
 }
 
 

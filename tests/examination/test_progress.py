@@ -2,7 +2,7 @@
 
 import json
 
-from examination.given import Layer
+from examination.subjects import Layer
 from regard.examination.examine import examine_step_by_step
 from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Finding
