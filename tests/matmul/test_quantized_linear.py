@@ -30,14 +30,15 @@ def exact(matrix, x):
 
 
 def rounding(matrix, x):
-    """How far float32 may be off: n products, a scale of each number, and the bias."""
+    """How far float32 may be off: n products, a scale of each number, the bias, and what is rounded to bfloat16."""
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
-    return sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) * size
+    halves = 2 + (matrix.values.dtype == torch.uint8) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
+    return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + gamma(torch.bfloat16, halves)) * size
 
 
 def uses_integers(matrix, x):
     """Whether a product is one of integers."""
-    is_integer = not matrix.values.is_floating_point()
+    is_integer = not matrix.values.is_floating_point() and not matrix.is_bfloat16_faster(x)
     return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns >= LEAST
 
 
@@ -91,7 +92,7 @@ def test_numbers_of_4_bits_are_the_nearest_of_their_group(rows, n, size, seed):
 
 @pytest.mark.parametrize("to", WEIGHTS)
 @pytest.mark.parametrize("rows", [7, ROWS + 13])
-@pytest.mark.parametrize("count", [1, 2, MOST, MOST + 1])
+@pytest.mark.parametrize("count", [1, 2, MOST, MOST + 1, 512])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_product_is_that_of_the_restored_matrix(to, rows, count, biased):
     bias = numbers(rows) if biased else None
@@ -128,8 +129,9 @@ def test_no_sum_of_whole_numbers_can_overflow():
 
 @NEEDS_LOOPS
 @pytest.mark.parametrize("to", WEIGHTS)
-def test_nan_and_infinities_spoil_their_vector_alone(to):
-    matrix, x = QuantizedLinear.from_weight(numbers(521, 127), to=to), numbers(5, 127)
+@pytest.mark.parametrize("count", [5, 33, 512])
+def test_nan_and_infinities_spoil_their_vector_alone(to, count):
+    matrix, x = QuantizedLinear.from_weight(numbers(521, 127), to=to), numbers(count, 127)
     right = matrix(x)
     x[1, 5], x[3, 7] = torch.nan, torch.inf
     found = matrix(x)
