@@ -210,12 +210,12 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
     kind = score_dtype(matrix.dtype)
     ours, theirs = compute_weights(call, q, k, bias, table).to(kind), matrix[:, :, rows].to(kind)
-    is_number = ~theirs.isnan().any(-1, keepdim=True)
-    difference = ((ours - theirs).abs() * is_number).nan_to_num()
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    tolerance = 4 * eps * (1 + theirs * q.shape[-1])
+    difference, tolerance = (ours - theirs).abs(), 4 * eps * (1 + theirs * q.shape[-1])
     if bool((difference <= tolerance).all()):
         return None
+    is_number = ~theirs.isnan().any(-1, keepdim=True)
+    difference = (difference * is_number).nan_to_num()
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
