@@ -125,7 +125,8 @@ class AxisTable:
         """
         dims, groups = self.expand_dims(dims), self.expand_dims(groups)
         if dims == groups and self.rank_split is None:
-            return unwrap_tensor(x)
+            plain: Tensor = unwrap_tensor(x)
+            return plain
         have = [axis for axes in dims for axis in axes]
         wanted = [axis for group in groups for axis in group]
         if not set(have) <= set(wanted) or len(set(have)) < len(have):
