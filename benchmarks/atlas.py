@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import held, timed
+from benchmarks.timing import read_process_kilobytes, time_contenders
 from regard import atlas, heads, record
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
@@ -36,11 +36,13 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     check_scores(model)
     with tempfile.TemporaryDirectory() as folder:
         few, many = (plan(model, Path(folder) / str(documents), documents) for documents in (FEW, MANY))
-        found = timed({"atlas": partial(run_shard, model, few)}, 0, {"alone": partial(run_model, model, few)}, within=SECONDS)
+        found = time_contenders(
+            {"atlas": partial(run_shard, model, few)}, 0, {"alone": partial(run_model, model, few)}, within=SECONDS
+        )
         medians, ratio = found.medians, found.ratio("atlas", to="alone")[1]
-        table.add(FEW, medians["alone"], medians["atlas"], ratio, held("VmHWM") / 1024)
+        table.add(FEW, medians["alone"], medians["atlas"], ratio, read_process_kilobytes("VmHWM") / 1024)
         run_shard(model, many)
-        table.add(MANY, None, None, None, held("VmHWM") / 1024)
+        table.add(MANY, None, None, None, read_process_kilobytes("VmHWM") / 1024)
     return table
 
 

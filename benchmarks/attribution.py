@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
-from benchmarks.recording import bridged
+from benchmarks.recording import make_bridge
 from benchmarks.tables import Cell, Table
-from benchmarks.timing import peak_megabytes, seconds, timed
+from benchmarks.timing import measure_peak_megabytes, measure_seconds, time_contenders
 from regard.observe import record
 from regard.observe.attribution import Attribution
 
@@ -39,7 +39,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     """The time of each way relative to the plain passes, its peak above the model in fresh processes, and how far it gets."""
     table = Table(TITLE, COLUMNS)
     check()
-    times = {t: timed(make_ways(t), 1e-2, rounds=1 if t == MOST else 2).medians for t in LENGTHS}
+    times = {t: time_contenders(make_ways(t), 1e-2, rounds=1 if t == MOST else 2).medians for t in LENGTHS}
     model = make_model()
     row_ms = measure_row(model, make_input(model, MOST))
     for name, title in WAYS.items():
@@ -77,7 +77,7 @@ def make_ways(t: int) -> dict[str, Way]:
 def prepare(name: str, model: GPT2Model, x: Tensor) -> Way:
     """A way, ready to run."""
     if name == "lens":
-        return partial(run_lens, bridged(model, draw_direction()), make_tokens(x.shape[1]), make_tokens(x.shape[1], 1))
+        return partial(run_lens, make_bridge(model, draw_direction()), make_tokens(x.shape[1]), make_tokens(x.shape[1], 1))
     return partial(RUNS[name], model, x)
 
 
@@ -216,7 +216,7 @@ def measure_row(model: GPT2Model, x: Tensor) -> float:
     """Milliseconds of a row of the pull of one head, after its overview."""
     pull = attribute_number(model, x)[1].map(LAYERS // 2)
     pull.overview()
-    return 1e3 * min(seconds(lambda: pull[0, 0, -1]) for _ in range(5))
+    return 1e3 * min(measure_seconds(lambda: pull[0, 0, -1]) for _ in range(5))
 
 
 def measure_memory(name: str, t: int) -> float | None:
@@ -232,7 +232,7 @@ def print_peak(name: str, t: int) -> None:
     run_pull(model, make_input(model, 300))  # the compiled code, and what is set up at a first call
     way = prepare(name, model, make_input(model, t))
     prepare(name, model, make_input(model, 64))()
-    print(peak_megabytes(way) or "")
+    print(measure_peak_megabytes(way) or "")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes, seconds
+from benchmarks.timing import measure_peak_megabytes, measure_seconds
 from regard.policies import H2O, TOVA, AttentionInputs, ObservedAttention, Oracle, Policy, SnapKV, StreamingLLM
 from regard.policy_audit.measure import RowMeasures, measure_layer
 
@@ -50,7 +50,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     table, policies, above = Table(TITLE, COLUMNS), list(POLICIES.values()), None
     for t, heads in (*((t, HEADS) for t in LENGTHS), (LONG, 1)):
         inputs = make_inputs(t, heads)
-        seconds(partial(audit, make_inputs(512, heads), policies))  # what is compiled, is compiled
+        measure_seconds(partial(audit, make_inputs(512, heads), policies))  # what is compiled, is compiled
         rounds = 3 if t < LENGTHS[-1] else 1
         overview = take_median(lambda inputs=inputs: inputs.build_map().overview(), rounds)
         choose = take_median(lambda inputs=inputs: [one.choose_keys(inputs) for one in policies], rounds)
@@ -90,7 +90,7 @@ def score_by_kvpress(inputs: AttentionInputs) -> Tensor:
 
 def take_median(run: Callable[[], object], rounds: int) -> float:
     """The median of a few runs, in seconds."""
-    return sorted(seconds(run) for _ in range(rounds))[rounds // 2]
+    return sorted(measure_seconds(run) for _ in range(rounds))[rounds // 2]
 
 
 def make_inputs(t: int, heads: int = HEADS, seed: int = 0) -> AttentionInputs:
@@ -153,4 +153,4 @@ def find_peak(t: int, heads: int) -> float | None:
     policies = [StreamingLLM(4, 252), SnapKV(256)]
     audit(make_inputs(512, heads), policies)
     inputs = make_inputs(t, heads)
-    return peak_megabytes(partial(audit, inputs, policies))
+    return measure_peak_megabytes(partial(audit, inputs, policies))

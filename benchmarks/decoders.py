@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.generate import generate, quantise
@@ -35,7 +35,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             exact = model(tokens).logits
             ways = {"transformers, float32": partial(generate_by_transformers, model, tokens, new)}
             ways |= {f"regard, {to}": partial(generate_by_regard, one, tokens, new) for to, one in models.items()}
-            medians = timed({name: partial(count_tokens, way) for name, way in ways.items()}, 0.0).medians
+            medians = time_contenders({name: partial(count_tokens, way) for name, way in ways.items()}, 0.0).medians
             for name, milliseconds in medians.items():
                 by, weights = name.split(", ")
                 error = float((models[weights](tokens).logits - exact).abs().max() / exact.std())

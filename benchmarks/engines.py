@@ -68,7 +68,7 @@ def list_ctranslate2(folder: Path, words: GPT2TokenizerFast) -> list[Contender]:
 
 
 def translate(generator: Any, words: GPT2TokenizerFast, weights: str) -> Contender:
-    def named(given: Tensor) -> list[list[str]]:
+    def read_tokens(given: Tensor) -> list[list[str]]:
         return [words.convert_ids_to_tokens(row) for row in given.tolist()]
 
     def tokens(given: Tensor, new: int) -> Tensor:
@@ -79,10 +79,10 @@ def translate(generator: Any, words: GPT2TokenizerFast, weights: str) -> Contend
             "include_prompt_in_result": False,
             "end_token": [],
         }
-        return torch.tensor([one.sequences_ids[0] for one in generator.generate_batch(named(given), **settings)])
+        return torch.tensor([one.sequences_ids[0] for one in generator.generate_batch(read_tokens(given), **settings)])
 
     return Contender(
-        "CTranslate2", weights, tokens, lambda given: torch.from_numpy(np.array(generator.forward_batch(named(given))))
+        "CTranslate2", weights, tokens, lambda given: torch.from_numpy(np.array(generator.forward_batch(read_tokens(given))))
     )
 
 
@@ -114,7 +114,7 @@ def write_onnx(model: GPT2LMHeadModel, path: Path) -> None:
     def project(x: str, name: str) -> str:
         return add("Add", add("MatMul", x, state[f"{name}.weight"]), state[f"{name}.bias"])
 
-    def named(x: str, name: str) -> str:
+    def name_output(x: str, name: str) -> str:
         nodes.append(helper.make_node("Identity", [x], [name]))
         return name
 
@@ -126,7 +126,7 @@ def write_onnx(model: GPT2LMHeadModel, path: Path) -> None:
         parts = add("Split", project(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn"), count=3, axis=-1, num_outputs=3)
         q, k, v = (add("Transpose", add("Reshape", one, np.array([0, 0, heads, d])), perm=[0, 2, 1, 3]) for one in parts)
         k, v = (add("Concat", f"{kind}_{n}", one, axis=2) for kind, one in (("keys", k), ("values", v)))
-        kept += [named(k, f"new_keys_{n}"), named(v, f"new_values_{n}")]
+        kept += [name_output(k, f"new_keys_{n}"), name_output(v, f"new_values_{n}")]
         scores = add("MatMul", add("Mul", q, np.float32(d**-0.5)), add("Transpose", k, perm=[0, 1, 3, 2]))
         context = add("MatMul", add("Softmax", add("Add", scores, "mask"), axis=-1), v)
         joined = add("Reshape", add("Transpose", context, perm=[0, 2, 1, 3]), np.array([0, 0, heads * d]))
@@ -134,7 +134,7 @@ def write_onnx(model: GPT2LMHeadModel, path: Path) -> None:
         hidden = add("Gelu", project(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc"), approximate="tanh")
         x = add("Add", x, project(hidden, f"{at}.mlp.c_proj"))
     x = add("Slice", norm(x, "transformer.ln_f"), "first", np.array([2**31]), np.array([1]))
-    named(add("MatMul", x, np.ascontiguousarray(words.T)), "logits")
+    name_output(add("MatMul", x, np.ascontiguousarray(words.T)), "logits")
     long, real = TensorProto.INT64, TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info(name, long, shape) for name, shape in
               (("tokens", ["b", "t"]), ("positions", ["b", "t"]), ("first", [1]))]  # fmt: skip

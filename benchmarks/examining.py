@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import regard
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes, seconds
+from benchmarks.timing import measure_peak_megabytes, measure_seconds
 from regard import GPT2, Causal, Everything, GPT2Config
 from regard.mechanism import heads
 
@@ -37,7 +37,7 @@ class Subject:
     most_seconds: float
 
 
-def made(make: Callable[[], nn.Module]) -> nn.Module:
+def make_subject(make: Callable[[], nn.Module]) -> nn.Module:
     """A subject with random weights."""
     torch.manual_seed(0)
     return make().eval()
@@ -73,8 +73,8 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     table = Table(TITLE, COLUMNS)
     for name, subject in SUBJECTS.items():
         prove(subject)
-        layer = made(subject.make)
-        times = [seconds(lambda layer=layer: regard.examine(layer)) for _ in range(ROUNDS)]
+        layer = make_subject(subject.make)
+        times = [measure_seconds(lambda layer=layer: regard.examine(layer)) for _ in range(ROUNDS)]
         parameters = sum(one.numel() for one in layer.parameters())
         table.add(
             name,
@@ -84,7 +84,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             subject.most_seconds,
             in_a_fresh_process(name),
         )
-    public = [seconds(one.report) for one in PUBLIC if one.version is not None]
+    public = [measure_seconds(one.report) for one in PUBLIC if one.version is not None]
     for what, measure in (("the median", statistics.median), ("the longest", max)) if public else ():
         table.add(f"{len(public)} public layers, {what}", None, None, measure(public), None, None)
     return table
@@ -92,9 +92,9 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 
 def prove(subject: Subject) -> None:
     """AssertionError unless the right one is clean, and the one that leaks is found, at its door."""
-    right = regard.examine(made(subject.make))
+    right = regard.examine(make_subject(subject.make))
     assert right, str(right)
-    wrong = made(subject.make)
+    wrong = make_subject(subject.make)
     subject.leak(wrong)
     found = regard.examine(wrong, expects=Causal()).findings[0]
     assert found.kind == "future leak", found
@@ -120,8 +120,8 @@ def print_peak(name: str) -> None:
     """What the fresh process prints."""
     small = GPT2(GPT2Config(layers=1, heads=1, width=8, context=8, vocabulary=9))
     regard.examine(small if name.startswith("GPT") else regard.MultiHeadAttention(8, 8, 8, 0.0, 2))  # what a first call sets up
-    layer = made(SUBJECTS[name].make)
-    print(peak_megabytes(lambda: regard.examine(layer)) or "")
+    layer = make_subject(SUBJECTS[name].make)
+    print(measure_peak_megabytes(lambda: regard.examine(layer)) or "")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from observe.eager_weights import compare_with_eager
 from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
 from observe.family import Family
+from observe.handwritten_families import HAND, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.handwritten_media_families import KERNELS
 from observe.recurrent_models import RECURRENT, RecurrentFamily, draw_tokens
 from observe.shared_rows import SHARED, compare_with_outputs
-from observe.written_out import HAND, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
-from observe.written_out_media import KERNELS
 from regard.observe import record
 
 TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"
@@ -37,7 +37,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     """A row a family; the largest difference over all layers and paddings, recorded as it runs by itself and run eager."""
     table = Table(TITLE, COLUMNS)
     for family in FAMILIES:
-        measured(table, family)
+        add_family(table, family)
     for family in OTHERS:
         table.add(family.name, family.model, "", "", "", NOTES[family.name], "")
     for family in HAND:
@@ -66,7 +66,7 @@ def add_recurrent(table: Table, family: RecurrentFamily) -> None:
     table.add(family.name, type(model).__name__, "implicit", "", len(maps), error, "")
 
 
-def measured(table: Table, family: Family) -> None:
+def add_family(table: Table, family: Family) -> None:
     found = [compare_with_eager(family, side) for side in family.sides]
     assert all(one.unchanged for one in found), family.name
     by_itself = max(one.difference for one in found)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.recording import gpt2, tokens
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard import Recording, load, record
 from regard.observe.checksums import compute_checksums
 
@@ -42,7 +42,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             "checksums of all tensors": partial(compute_checksums, tensors),
             "a sum of all bytes, as words of 64 bits": partial(sum_words, tensors),
         }
-        medians = timed(ways, 0, beside).medians
+        medians = time_contenders(ways, 0, beside).medians
     for name, milliseconds in medians.items():
         table.add(name, milliseconds, size / milliseconds / 1e6)
     return table

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
 from benchmarks.engines import Contender, list_engines
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard.generate import quantise
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
@@ -32,7 +32,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         found = contenders(Path(folder))
         exact = [one for one in found if one.weights == "float32"]
-        prompt = prompts(2, 64)
+        prompt = prompts(2, 256)  # long enough for the products that only many vectors go through
         logits = [one.logits(prompt) for one in found]
         errors = [float((x - logits[0]).abs().max() / logits[0].std()) for x in logits]
         assert all(error < 1e-3 for one, error in zip(found, errors, strict=True) if one in exact), errors
@@ -42,15 +42,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             same = {one.by: one.tokens(given, new) for one in exact if one in able}
             first = next(iter(same.values()))
             assert all(torch.equal(first, other) for other in same.values()), f"not the same tokens: {list(same)}"
-            ways = {str(place): partial(answered, one, given, new) for place, one in enumerate(able)}
-            medians = timed(ways, 0.0).medians
+            ways = {str(place): partial(generate_tokens, one, given, new) for place, one in enumerate(able)}
+            medians = time_contenders(ways, 0.0).medians
             for place, one in enumerate(able):
                 seconds = medians[str(place)] / 1e3
                 table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, errors[found.index(one)])
     return table
 
 
-def answered(one: Contender, given: Tensor, new: int) -> Tensor:
+def generate_tokens(one: Contender, given: Tensor, new: int) -> Tensor:
     """The number of tokens, which all of them are to make."""
     return torch.tensor(one.tokens(given, new).numel())
 

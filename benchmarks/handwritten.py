@@ -14,7 +14,7 @@ from transformers import BloomConfig, BloomModel
 
 from benchmarks.recording import CLOSELY
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard.observe import record
 
 TITLE = "Attention written out by hand, GPT-2's shape, float32: forward inside record"
@@ -68,7 +68,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         for t in LENGTHS:
             ids = torch.randint(0, VOCABULARY, (1, t), generator=torch.Generator().manual_seed(t))
             ways = {"plain": partial(compute, model, ids), "record": partial(compute_recorded, model, ids)}
-            found = timed(ways, 0, within=CLOSELY / 3)
+            found = time_contenders(ways, 0, within=CLOSELY / 3)
             lower, middle, upper = found.ratio("record", to="plain")
             with torch.no_grad(), record(model) as recording:
                 model(ids)

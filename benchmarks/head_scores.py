@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.tables import Table
-from benchmarks.timing import seconds
+from benchmarks.timing import measure_seconds
 from regard import heads
 from regard.observe import Recording, record
 from regard.observe.rollout import rollout
@@ -44,7 +44,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             "top": partial(find_top, recording),
             "pooled": partial(pool, recording),
         }
-        took = {name: seconds(way) for name, way in ways.items()}
+        took = {name: measure_seconds(way) for name, way in ways.items()}
         ratios = {name: took[name] / took["overview"] for name in ("heads", "rollout")}
         growth = {name: took[name] / before[name] if before else None for name in ("top", "pooled")}
         table.add(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.tables import Table
-from benchmarks.timing import forward_and_backward, timed
+from benchmarks.timing import forward_and_backward, time_contenders
 from regard import Causal, Everything, attention
 from regard.mechanism.fused import choose
 
@@ -43,13 +43,13 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                     "bare": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
                     "regard": partial(attention, q, k, v, mask),
                 }
-                found = timed(ways, TOLERANCE[dtype] if t > 1 else 1e-2)
+                found = time_contenders(ways, TOLERANCE[dtype] if t > 1 else 1e-2)
                 bare, ours = found.medians["bare"], found.medians["regard"]
                 work = 4 * HEADS * t * t * WIDTH * (0.5 if causal else 1)
                 share = work / (ours / 1e3) / 1e9 / peak[dtype]
                 leaves = [x.requires_grad_() for x in (q, k, v)]
                 learning = {way: forward_and_backward(call, leaves) for way, call in ways.items()}
-                both = timed(learning, 100 * TOLERANCE[dtype]).medians
+                both = time_contenders(learning, 100 * TOLERANCE[dtype]).medians
                 figures = ours / bare, 1e3 * (ours - bare), share, both["bare"], both["regard"], both["regard"] / both["bare"]
                 chosen = choose(*(x.detach() for x in (q, k, v)), mask).kernel
                 table.add(str(dtype)[6:], name, t, chosen, bare, ours, *figures)

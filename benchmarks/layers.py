@@ -8,7 +8,7 @@ from tests import lectures_classes
 from torch import Tensor, nn
 
 from benchmarks.tables import Table
-from benchmarks.timing import forward_and_backward, timed
+from benchmarks.timing import forward_and_backward, time_contenders
 from regard import MultiHeadAttention
 from regard.mechanism import heads
 
@@ -61,15 +61,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         modules = contenders(t)
         x = torch.randn(BATCH, t, WIDTH, requires_grad=True)
         work = BATCH * (2 * 4 * t * WIDTH**2 + 4 * t * t * WIDTH / 2)
-        evaluating = {name: partial(evaluated, module.eval(), x.detach()) for name, module in modules.items()}
-        add(table, t, "forward", timed(evaluating, 1e-5).medians, work, peak)
+        evaluating = {name: partial(run_module, module.eval(), x.detach()) for name, module in modules.items()}
+        add(table, t, "forward", time_contenders(evaluating, 1e-5).medians, work, peak)
         training = {name: forward_and_backward(partial(module.train(), x), [x]) for name, module in modules.items()}
-        add(table, t, "both", timed(training, 1e-4).medians, 0, peak)
+        add(table, t, "both", time_contenders(training, 1e-4).medians, 0, peak)
     return table
 
 
 @torch.no_grad()
-def evaluated(module: nn.Module, x: Tensor) -> Tensor:
+def run_module(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)
 
 

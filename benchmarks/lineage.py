@@ -12,7 +12,7 @@ from recipes.lineage.runs import HERE, MODELS, VOCABULARY
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes, timed
+from benchmarks.timing import measure_peak_megabytes, time_contenders
 from regard.models.translator import KINDS, Translator
 from regard.train.config import read_table
 
@@ -29,7 +29,7 @@ COLUMNS = [
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """A row for each length."""
-    table, models = Table(TITLE, COLUMNS), {name: made(name) for name in MODELS}
+    table, models = Table(TITLE, COLUMNS), {name: make_model(name) for name in MODELS}
     with torch.inference_mode():
         for length in LENGTHS:
             source = sentence(length)
@@ -37,16 +37,16 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 prove(model, source)
             ways: dict[str, Callable[[], Tensor]] = {}
             for name, model in models.items():
-                state = started(model, source)
+                state = start_decoding(model, source)
                 ways |= {f"read {name}": partial(reading, model, source), f"write {name}": partial(write, model, state, length)}
             (name, first), *others = ways.items()
-            found = timed({name: first}, 0, beside=dict(others)).medians
+            found = time_contenders({name: first}, 0, beside=dict(others)).medians
             milliseconds = [found[f"{way} {name}"] for way in ("read", "write") for name in MODELS]
             table.add(length, *milliseconds, *(in_a_fresh_process(name, length) for name in MODELS))
     return table
 
 
-def made(name: str) -> Translator:
+def make_model(name: str) -> Translator:
     """A model of the sizes that the recipe trains; its weights are random, which costs the same."""
     torch.manual_seed(0)
     sizes = read_table(HERE / f"{name}.toml")["model"]
@@ -58,14 +58,14 @@ def sentence(length: int) -> Tensor:
     return torch.randint(1, VOCABULARY["multi30k"], (1, length), generator=torch.Generator().manual_seed(length))
 
 
-def started(model: Translator, source: Tensor) -> object:
+def start_decoding(model: Translator, source: Tensor) -> object:
     """The state before a token is written."""
     return model.begin(model.encode(source, [source.shape[1]]))
 
 
 def reading(model: Translator, source: Tensor) -> Tensor:
     """What the model makes of a sentence; something of it, for the clock."""
-    started(model, source)
+    start_decoding(model, source)
     return source
 
 
@@ -83,7 +83,7 @@ def write(model: Translator, state: object, length: int, keep: list[Tensor] | No
 def prove(model: Translator, source: Tensor) -> None:
     """AssertionError unless token by token, all at once, and with another sentence beside it the logits are the same."""
     length, kept = source.shape[1], list[Tensor]()
-    tokens = write(model, started(model, source), length, kept)
+    tokens = write(model, start_decoding(model, source), length, kept)
     logits = torch.stack(kept, 1)
     targets = torch.cat((torch.tensor([[END]]), tokens[:, :-1]), 1)
     short = max(length // 2, 1)  # the other has this many tokens, the rest of it is padding
@@ -102,10 +102,10 @@ def in_a_fresh_process(name: str, length: int) -> float | None:
 
 def print_peak(name: str, length: int) -> None:
     """What the fresh process prints."""
-    model, source = made(name), sentence(length)
+    model, source = make_model(name), sentence(length)
     with torch.inference_mode():
-        write(model, started(model, sentence(FIRST)), FIRST)  # what is set up at a first call
-        print(peak_megabytes(lambda: write(model, started(model, source), length)) or "")
+        write(model, start_decoding(model, sentence(FIRST)), FIRST)  # what is set up at a first call
+        print(measure_peak_megabytes(lambda: write(model, start_decoding(model, source), length)) or "")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.tables import Table
-from benchmarks.timing import held
+from benchmarks.timing import read_process_kilobytes
 from regard.cli.model_loading import load_model
 from regard.observe import load, record
 from regard.observe.head_kinds import Heads, classify_heads
@@ -34,7 +34,9 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         without = foreign.model(input_ids=ids, use_cache=False).last_hidden_state
-        table.add("plain forward", time.perf_counter() - start, f"{held('VmHWM') / 2**20:.1f} GiB held at most")
+        table.add(
+            "plain forward", time.perf_counter() - start, f"{read_process_kilobytes('VmHWM') / 2**20:.1f} GiB held at most"
+        )
         start = time.perf_counter()
         with record(foreign.model, to=folder) as recording:
             within = foreign.model(input_ids=ids, use_cache=False).last_hidden_state

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.kernels import HEADS, TOLERANCE, WIDTH
 from benchmarks.tables import Table
-from benchmarks.timing import forward_and_backward, timed
+from benchmarks.timing import forward_and_backward, time_contenders
 from regard import Causal, Everything, Window, attention
 from regard.compiled import kernel_choice
 
@@ -30,12 +30,12 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 leaves = [torch.randn(1, HEADS, t, WIDTH).to(dtype).requires_grad_() for _ in range(3)]
                 plain = [x.detach() for x in leaves]
                 ways = {way: force(way, partial(attention, *plain, mask)) for way in ("torch", "loops")}
-                forward = timed(ways, TOLERANCE[dtype]).medians
+                forward = time_contenders(ways, TOLERANCE[dtype]).medians
                 learning = {
                     way: force(way, forward_and_backward(partial(attention, *leaves, mask), leaves))
                     for way in ("torch", "loops")
                 }
-                both = timed(learning, 100 * TOLERANCE[dtype]).medians
+                both = time_contenders(learning, 100 * TOLERANCE[dtype]).medians
                 ratios = forward["loops"] / forward["torch"], both["loops"] / both["torch"]
                 table.add(str(dtype)[6:], name, t, forward["torch"], forward["loops"], ratios[0], *both.values(), ratios[1])
     return table
@@ -44,7 +44,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 def force(way: str, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """A run that takes the compiled loops, or torch's kernel."""
 
-    def forced() -> Tensor:
+    def run_forced() -> Tensor:
         chosen = kernel_choice.is_torch_attention_faster
         kernel_choice.is_torch_attention_faster = lambda *_: way == "torch"
         try:
@@ -52,4 +52,4 @@ def force(way: str, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
         finally:
             kernel_choice.is_torch_attention_faster = chosen
 
-    return forced
+    return run_forced

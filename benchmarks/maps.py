@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes, seconds, timed
+from benchmarks.timing import measure_peak_megabytes, measure_seconds, time_contenders
 from regard import AttentionMap, Causal
 from regard.map import compiled_passes
 
@@ -35,44 +35,44 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     table = Table(TITLE, columns)
     for t in LENGTHS:
         q, k, v = (torch.randn(1, 1, t, WIDTH) for _ in range(3))
-        ways = {"overview": partial(seen, q, k), "plain": partial(seen_plainly, q, k)}
+        ways = {"overview": partial(concatenate_overview, q, k), "plain": partial(concatenate_plain_overview, q, k)}
         fused = {"fused": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)}
-        found = timed(ways, 2e-3, beside=fused).medians
+        found = time_contenders(ways, 2e-3, beside=fused).medians
         ratio = found["overview"] / found["fused"]
-        heads = of_heads(t)
+        heads = time_heads(t)
         both = in_a_fresh_process(t), row_milliseconds(q, k)
         table.add(t, found["fused"], found["overview"], ratio, found["plain"], *heads, *both)
     q, k = torch.randn(2, 1, 1, LONG, WIDTH)
-    once = 1e3 * seconds(partial(seen, q, k))
+    once = 1e3 * measure_seconds(partial(concatenate_overview, q, k))
     table.add(LONG, None, once, None, None, None, None, in_a_fresh_process(LONG), row_milliseconds(q, k))
     return table
 
 
-def of_heads(t: int) -> tuple[float, float]:
+def time_heads(t: int) -> tuple[float, float]:
     """Milliseconds of each head of twelve that are looked at together, and how many times the fused forward that is."""
     q, k, v = (torch.randn(1, HEADS, t, WIDTH) for _ in range(3))
     fused = {"fused": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)}
-    found = timed({"overview": lambda: AttentionMap(q, k, Causal()).overview().entropy}, 0, beside=fused).medians
+    found = time_contenders({"overview": lambda: AttentionMap(q, k, Causal()).overview().entropy}, 0, beside=fused).medians
     return found["overview"] / HEADS, found["overview"] / found["fused"]
 
 
-def seen(q: Tensor, k: Tensor) -> Tensor:
+def concatenate_overview(q: Tensor, k: Tensor) -> Tensor:
     """All numbers of an overview one after the other; distances as a share of the length, so that all are near one."""
     overview = AttentionMap(q, k, Causal()).overview()
     parts = {**vars(overview), "distance": overview.distance / q.shape[2]}
     return torch.cat([part.flatten() for part in parts.values()])
 
 
-def seen_plainly(q: Tensor, k: Tensor) -> Tensor:
+def concatenate_plain_overview(q: Tensor, k: Tensor) -> Tensor:
     """The same without the compiled pass."""
     with mock.patch.object(compiled_passes, "can_run_compiled", return_value=False):
-        return seen(q, k)
+        return concatenate_overview(q, k)
 
 
 def row_milliseconds(q: Tensor, k: Tensor) -> float:
     """The median of a row of a map that was never traversed."""
     found = AttentionMap(q, k, Causal())
-    times = [seconds(lambda i=i: found[0, 0, i]) for i in torch.linspace(0, q.shape[2] - 1, 20).long().tolist()]
+    times = [measure_seconds(lambda i=i: found[0, 0, i]) for i in torch.linspace(0, q.shape[2] - 1, 20).long().tolist()]
     return 1e3 * statistics.median(times)
 
 
@@ -84,9 +84,9 @@ def in_a_fresh_process(t: int) -> float | None:
 
 def print_peak(t: int) -> None:
     """What the fresh process prints."""
-    seen(*torch.randn(2, 1, 1, 300, WIDTH))  # the compiled code, and what torch sets up at its first call
+    concatenate_overview(*torch.randn(2, 1, 1, 300, WIDTH))  # the compiled code, and what torch sets up at its first call
     q, k = torch.randn(2, 1, 1, t, WIDTH)
-    print(peak_megabytes(lambda: AttentionMap(q, k, Causal()).overview()) or "")
+    print(measure_peak_megabytes(lambda: AttentionMap(q, k, Causal()).overview()) or "")
 
 
 if __name__ == "__main__":

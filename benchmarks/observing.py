@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.tables import Table
-from benchmarks.timing import seconds
+from benchmarks.timing import measure_seconds
 from regard.models import GPT2Config
 from regard.text import BytePair
 from regard.text.corpus import prepare
@@ -35,14 +35,14 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             model = GPT2Config(layers=layers, heads=heads, width=width, context=context, vocabulary=vocabulary)
             settings = {"corpus": str(root / "corpus"), "model": model, "steps": STEPS, "batch": batch, "precision": "bfloat16"}
             settings |= {"evaluate_every": 0, "checkpoint_every": 0, "peak_tflops": 1.0}
-            plain, _, _ = taken(TrainConfig(out=str(root / "plain"), **settings), None)
-            seen, step, look = taken(TrainConfig(out=str(root / "seen"), **settings), root / "heads.jsonl")
+            plain, _, _ = train_observed(TrainConfig(out=str(root / "plain"), **settings), None)
+            seen, step, look = train_observed(TrainConfig(out=str(root / "seen"), **settings), root / "heads.jsonl")
             assert seen == plain, "a run that is looked at learns something else"
             table.add(layers, heads, width, batch, step * 1e3, look * 1e3, look / (EVERY * step + look))
     return table
 
 
-def taken(config: TrainConfig, heads: Path | None) -> tuple[list[float], float, float]:
+def train_observed(config: TrainConfig, heads: Path | None) -> tuple[list[float], float, float]:
     """The losses of a run, and the median seconds of a step and of a look."""
     training = begin(config)
     observation = None if heads is None else HeadObserver(heads, 1)
@@ -51,5 +51,5 @@ def taken(config: TrainConfig, heads: Path | None) -> tuple[list[float], float, 
         losses.append(report.loss_nats)
         steps.append(report.seconds)
         if observation is not None:
-            looks.append(seconds(lambda: observation(training, report)))  # noqa: B023
+            looks.append(measure_seconds(lambda: observation(training, report)))  # noqa: B023
     return losses, statistics.median(steps[WARM:]), statistics.median(looks[WARM:]) if looks else 0.0

@@ -77,15 +77,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium") or shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
         )
-        with served("short") as (address, _):
-            typed(table, browser, address)
-        with served("long") as (address, process):
-            looked_at(table, browser, address, process)
+        with serve_page("short") as (address, _):
+            measure_typing(table, browser, address)
+        with serve_page("long") as (address, process):
+            measure_long_map(table, browser, address, process)
         browser.close()
     return table
 
 
-def typed(table: Table, browser: Any, address: str) -> None:
+def measure_typing(table: Table, browser: Any, address: str) -> None:
     """From Enter to the sentence's attention on screen, and what the first view of a page takes."""
     page, loaded = visit(browser, f"{address}#view=type")
     table.add("kB until the first view stands", 0, loaded / 1000, None, 300)
@@ -95,19 +95,19 @@ def typed(table: Table, browser: Any, address: str) -> None:
         start = time.perf_counter()
         box.press("Enter")
         last = json.dumps(ending.replace(" ", ""))
-        until(page, f"document.querySelector('.type-words')?.textContent.replace(/\\s/g, '').endsWith({last})")
-        until(page, "document.querySelector('.type-words .word')?.style.backgroundColor !== ''")
+        wait_until(page, f"document.querySelector('.type-words')?.textContent.replace(/\\s/g, '').endsWith({last})")
+        wait_until(page, "document.querySelector('.type-words .word')?.style.backgroundColor !== ''")
         times.append(1e3 * (time.perf_counter() - start))
     table.add("ms from Enter to drawn", 30, statistics.median(times[1:]), max(times[1:]), 1000)
     page.context.close()
 
 
-def looked_at(table: Table, browser: Any, address: str, process: subprocess.Popen) -> None:
+def measure_long_map(table: Table, browser: Any, address: str, process: subprocess.Popen) -> None:
     """Tiles, hovers, frames and memory at 100,000 tokens, once the head has been opened."""
     page, loaded = visit(browser, f"{address}#view=text")
     table.add("kB until the first view stands", LONG, loaded / 1000, None, 300)
     page.evaluate("location.hash = '#view=map'")
-    until(
+    wait_until(
         page,
         "document.querySelector('#caption').textContent.includes('Layer 0') && document.querySelector('#wait').hidden",
         600,
@@ -115,9 +115,9 @@ def looked_at(table: Table, browser: Any, address: str, process: subprocess.Pope
     tiles(table, page)
     hovers(table, page)
     frames(table, page)
-    before = held(process)
+    before = read_process_megabytes(process)
     wander(page, 60 * MINUTES)
-    table.add(f"MiB held after {MINUTES:g} minutes of random use", LONG, held(process) - before, None, 300)
+    table.add(f"MiB held after {MINUTES:g} minutes of random use", LONG, read_process_megabytes(process) - before, None, 300)
     page.context.close()
 
 
@@ -187,7 +187,7 @@ def quiet(page: Any) -> None:
     """Waits until no tile has come for a while."""
     page.wait_for_timeout(350)
     page.wait_for_load_state("networkidle")
-    until(page, "performance.now() - (performance.getEntriesByType('resource').at(-1)?.responseEnd ?? 0) > 300")
+    wait_until(page, "performance.now() - (performance.getEntriesByType('resource').at(-1)?.responseEnd ?? 0) > 300")
     page.evaluate("performance.clearResourceTimings()")
 
 
@@ -198,12 +198,12 @@ def visit(browser: Any, address: str) -> tuple[Any, int]:
     answers: list[Any] = []
     page.on("response", lambda answer: answers.append(answer))
     page.goto(address)
-    until(page, "document.querySelector('#stage').childElementCount > 0")
+    wait_until(page, "document.querySelector('#stage').childElementCount > 0")
     page.wait_for_load_state("networkidle")
     return page, sum(answer.request.sizes()["responseBodySize"] for answer in answers)
 
 
-def until(page: Any, expression: str, seconds: float = 60) -> None:
+def wait_until(page: Any, expression: str, seconds: float = 60) -> None:
     """Waits for an expression to become true; the page's policy lets it not be polled there."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
@@ -212,7 +212,7 @@ def until(page: Any, expression: str, seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def served(name: str) -> Iterator[tuple[str, subprocess.Popen]]:
+def serve_page(name: str) -> Iterator[tuple[str, subprocess.Popen]]:
     """The address of a server in a process of its own, and the process."""
     command = [sys.executable, "-m", "benchmarks.page", name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
@@ -223,7 +223,7 @@ def served(name: str) -> Iterator[tuple[str, subprocess.Popen]]:
             process.send_signal(signal.SIGTERM)
 
 
-def held(process: subprocess.Popen) -> float:
+def read_process_megabytes(process: subprocess.Popen) -> float:
     """The megabytes that a process holds."""
     line = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return float(line.split()[1]) / 1024

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard.matmul import QuantizedLinear, linear
 from regard.matmul.float32_linear import launch_product, load_compiled_products
 from regard.matmul.quantized_linear import WEIGHTS
@@ -35,15 +35,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         for count in COUNTS:
             x = torch.randn(count, WIDTH)
             ways = {
-                "F.linear": in_turn(weights, partial(apart, F.linear, x, bias)),
-                "regard": in_turn(weights, partial(apart, linear, x, bias)),
-                "oneDNN": in_turn(weights, partial(by_onednn, x, bias)),
-                "oneDNN, packed": in_turn(packed, partial(by_onednn, x, bias)),
+                "F.linear": in_turn(weights, partial(multiply_separately, F.linear, x, bias)),
+                "regard": in_turn(weights, partial(multiply_separately, linear, x, bias)),
+                "oneDNN": in_turn(weights, partial(multiply_with_onednn, x, bias)),
+                "oneDNN, packed": in_turn(packed, partial(multiply_with_onednn, x, bias)),
             }
             if load_compiled_products() is not None and count <= 16:
-                ways["compiled"] = in_turn(weights, partial(by_numba, x, bias))
+                ways["compiled"] = in_turn(weights, partial(multiply_with_numba, x, bias))
             beside = {f"regard, {to}": in_turn(matrices, lambda one, x=x: one(x)) for to, matrices in small.items()}
-            found = timed(ways, 1e-3, beside=beside)
+            found = time_contenders(ways, 1e-3, beside=beside)
             micros = {name: 1e3 * milliseconds for name, milliseconds in found.medians.items()}
             speed = 4 * ROWS * WIDTH / micros["regard"] / 1e3
             table.add(count, *(micros.get(name) for name in COLUMNS[1:-1]), speed)
@@ -56,15 +56,15 @@ def in_turn(matrices: Sequence[object], way: Callable[..., Tensor]) -> Callable[
     return lambda: way(next(turns))
 
 
-def apart(product: Callable[..., Tensor], x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+def multiply_separately(product: Callable[..., Tensor], x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     return product(x, weight, bias)
 
 
-def by_onednn(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+def multiply_with_onednn(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def by_numba(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+def multiply_with_numba(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     output = torch.empty(len(x), ROWS)
     launch_product([weight, None, bias, None], x, output)
     return output

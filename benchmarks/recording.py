@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
 from benchmarks.tables import Table
-from benchmarks.timing import Timed, peak_megabytes, timed
+from benchmarks.timing import Timed, measure_peak_megabytes, time_contenders
 from regard import malloc
 from regard.observe import Recording, record
 
@@ -41,15 +41,20 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     check()
     for t in LENGTHS:
         ids, model = tokens(t), gpt2()
-        ways: dict[str, Callable[[], Tensor]] = {"plain": partial(plain, model, ids), "record": partial(recorded, model, ids)}
+        ways: dict[str, Callable[[], Tensor]] = {
+            "plain": partial(run_plainly, model, ids),
+            "record": partial(run_recorded, model, ids),
+        }
         malloc.keep_freed_memory()
-        kept = timed(ways, 0, within=CLOSELY)
+        kept = time_contenders(ways, 0, within=CLOSELY)
         malloc.restore_malloc_defaults()
-        usual = timed(ways, 0, within=CLOSELY) if t <= USUAL_UP_TO else None
-        ways = {"plain": ways["plain"], "seen": partial(seen, model, ids)}
+        usual = time_contenders(ways, 0, within=CLOSELY) if t <= USUAL_UP_TO else None
+        ways = {"plain": ways["plain"], "seen": partial(record_overviews, model, ids)}
         if t <= OTHERS_UP_TO:
-            ways |= {"eager": partial(eagerly, model, ids), **others(model, ids)}
-        looked = timed(ways, 1e-2).medians  # kept, what eager attention takes at 4,096 tokens would not fit into 24 GiB
+            ways |= {"eager": partial(eagerly, model, ids), **make_other_ways(model, ids)}
+        looked = time_contenders(
+            ways, 1e-2
+        ).medians  # kept, what eager attention takes at 4,096 tokens would not fit into 24 GiB
         ratios = [looked[name] / looked["plain"] if name in looked else None for name in WAYS]
         megabytes = [in_a_fresh_process(name, t) if name != "eager" or t <= OTHERS_UP_TO else None for name in MEMORY]
         table.add(t, kept.medians["plain"], *ratio(kept), *ratio(usual), *ratios, *megabytes)
@@ -89,17 +94,17 @@ def check() -> None:
         assert (ours - entropy).abs().max() < 1e-4, "the overview is not of the weights that the model computes"
 
 
-def plain(model: GPT2Model, ids: Tensor) -> Tensor:
+def run_plainly(model: GPT2Model, ids: Tensor) -> Tensor:
     with torch.no_grad():
         return model(ids, use_cache=False).last_hidden_state
 
 
-def recorded(model: GPT2Model, ids: Tensor) -> Tensor:
+def run_recorded(model: GPT2Model, ids: Tensor) -> Tensor:
     with torch.no_grad(), record(model):
         return model(ids, use_cache=False).last_hidden_state
 
 
-def seen(model: GPT2Model, ids: Tensor) -> Tensor:
+def record_overviews(model: GPT2Model, ids: Tensor) -> Tensor:
     with torch.no_grad(), record(model) as recording:
         found = model(ids, use_cache=False).last_hidden_state
     overview(recording)
@@ -120,17 +125,17 @@ def eagerly(model: GPT2Model, ids: Tensor) -> Tensor:
         model.set_attn_implementation("sdpa")
 
 
-def others(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
+def make_other_ways(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
     """What else keeps the patterns of all heads, on the same weights."""
     found: dict[str, Callable[[], Tensor]] = {}
     if importlib.util.find_spec("transformer_lens"):
-        found["lens"] = partial(cached, bridged(model), ids)
+        found["lens"] = partial(run_with_cache, make_bridge(model), ids)
     if importlib.util.find_spec("nnsight"):
-        found["nnsight"] = partial(traced, model, ids)
+        found["nnsight"] = partial(trace_with_nnsight, model, ids)
     return found
 
 
-def bridged(model: GPT2Model, direction: Tensor | None = None) -> torch.nn.Module:
+def make_bridge(model: GPT2Model, direction: Tensor | None = None) -> torch.nn.Module:
     """The same weights in TransformerLens, with a head of one word, of a direction or random: the others compute none."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -149,14 +154,14 @@ def bridged(model: GPT2Model, direction: Tensor | None = None) -> torch.nn.Modul
         return TransformerBridge.boot_transformers("gpt2", hf_model=head.eval(), tokenizer=words, device="cpu")
 
 
-def cached(theirs: torch.nn.Module, ids: Tensor) -> Tensor:
+def run_with_cache(theirs: torch.nn.Module, ids: Tensor) -> Tensor:
     with torch.no_grad():
         _, cache = theirs.run_with_cache(ids, names_filter=lambda name: name.endswith(("hook_pattern", "ln_final.hook_out")))
         assert len(cache) == LAYERS + 1, "patterns of all layers"
         return cache["ln_final.hook_out"]
 
 
-def traced(model: GPT2Model, ids: Tensor) -> Tensor:
+def trace_with_nnsight(model: GPT2Model, ids: Tensor) -> Tensor:
     from nnsight import NNsight, save
 
     model.set_attn_implementation("eager")
@@ -180,10 +185,10 @@ def in_a_fresh_process(name: str, t: int) -> float | None:
 
 def print_peak(name: str, t: int) -> None:
     """What the fresh process prints."""
-    ways = {"plain": plain, "seen": seen, "eager": eagerly}
+    ways = {"plain": run_plainly, "seen": record_overviews, "eager": eagerly}
     model = gpt2()
-    seen(model, tokens(300))  # the compiled code, and what is set up at a first call
-    print(peak_megabytes(partial(ways[name], model, tokens(t))) or "")
+    record_overviews(model, tokens(300))  # the compiled code, and what is set up at a first call
+    print(measure_peak_megabytes(partial(ways[name], model, tokens(t))) or "")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.tables import Table
-from benchmarks.timing import forward_and_backward, peak_megabytes, timed
+from benchmarks.timing import forward_and_backward, measure_peak_megabytes, time_contenders
 from regard import Causal, Documents, Padding, Prefix, Window, attention
 from regard.mechanism import choose
 
@@ -31,18 +31,21 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     for name, rule in RULES.items():
         dense = rule.table(T, T)
 
-        def masked(q, k, v, dense=dense):
+        def attend_with_dense_mask(q, k, v, dense=dense):
             return F.scaled_dot_product_attention(q, k, v, dense)
 
-        def ruled(q, k, v, rule=rule):
+        def attend_with_rule(q, k, v, rule=rule):
             return attention(q, k, v, rule)
 
-        forward = timed({"dense": partial(masked, q, k, v), "regard": partial(ruled, q, k, v)}, 2e-6)
+        forward = time_contenders(
+            {"dense": partial(attend_with_dense_mask, q, k, v), "regard": partial(attend_with_rule, q, k, v)}, 2e-6
+        )
         memory = [in_a_fresh_process(name, way) for way in ("dense", "regard")]
         training = {
-            name: forward_and_backward(partial(run, *leaves), leaves) for name, run in (("dense", masked), ("regard", ruled))
+            name: forward_and_backward(partial(run, *leaves), leaves)
+            for name, run in (("dense", attend_with_dense_mask), ("regard", attend_with_rule))
         }
-        both = timed(training, 2e-4)
+        both = time_contenders(training, 2e-4)
         share = 4 * HEADS * WIDTH * int(dense.sum()) / (forward.medians["regard"] / 1e3) / 1e9 / peak[torch.float32]
         times = [*forward.medians.values()], [*both.medians.values()]
         table.add(
@@ -73,7 +76,7 @@ def print_peak(name: str, way: str) -> None:
         "dense": lambda: F.scaled_dot_product_attention(q, k, v, rule.table(T, T)),
         "regard": lambda: attention(q, k, v, rule),
     }
-    print(peak_megabytes(ways[way]) or "")
+    print(measure_peak_megabytes(ways[way]) or "")
 
 
 if __name__ == "__main__":

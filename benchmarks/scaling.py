@@ -49,7 +49,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_corpus(root)
-        logs = [[trained(root, *one, turn) for turn in range(TURNS)] for one in RUNS]
+        logs = [[run_training(root, *one, turn) for turn in range(TURNS)] for one in RUNS]
     first = [row["loss_nats"] for row in logs[0][0]]
     for (processes, threads, engine), turns in zip(RUNS, logs, strict=True):
         off = max(abs(row["loss_nats"] - loss) for row, loss in zip(turns[0], first, strict=True))
@@ -67,7 +67,7 @@ def write_corpus(root: Path) -> None:
     prepare([words], BytePair.train([words], VOCABULARY), root / "corpus", workers=1)
 
 
-def trained(root: Path, processes: int, threads: int, engine: str, turn: int) -> list[dict]:
+def run_training(root: Path, processes: int, threads: int, engine: str, turn: int) -> list[dict]:
     """The log of a run of the command."""
     out = root / f"{engine}-{processes}-{turn}"
     (root / "config.toml").write_text(CONFIG.format(corpus=root / "corpus", out=out, engine=engine))

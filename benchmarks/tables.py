@@ -17,15 +17,15 @@ class Table:
         """One row more."""
         assert len(cells) == len(self.columns), (cells, self.columns)
         self.rows.append(list(cells))
-        print("  ".join(shown(cell) for cell in cells), flush=True)
+        print("  ".join(format_cell(cell) for cell in cells), flush=True)
 
     def markdown(self) -> str:
         title = self.title[0].upper() + self.title[1:]
         lines = [f"### {title}", "", "| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
-        return "\n".join([*lines, *("| " + " | ".join(shown(cell) for cell in row) + " |" for row in self.rows)])
+        return "\n".join([*lines, *("| " + " | ".join(format_cell(cell) for cell in row) + " |" for row in self.rows)])
 
 
-def shown(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
     """Three significant digits of a number."""
     if cell is None:
         return ""

@@ -39,7 +39,7 @@ class Timed:
         return lower, middle, upper
 
 
-def timed(
+def time_contenders(
     contenders: Contenders,
     tolerance: float,
     beside: Contenders = MappingProxyType({}),
@@ -60,24 +60,24 @@ def timed(
     del results, first
     contenders = {**contenders, **beside}
     if rounds is None:
-        once = first_time if first_time > LONG else sum(seconds(run) for run in contenders.values())
+        once = first_time if first_time > LONG else sum(measure_seconds(run) for run in contenders.values())
         rounds = max(3 if once > 3 * LONG else 5 if once > LONG else 9, min(2000, round(within / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)  # what one leaves behind in the memory is not always the same one's to bear
         for name in order:
-            runs[name].append(1e3 * seconds(contenders[name]))
+            runs[name].append(1e3 * measure_seconds(contenders[name]))
     return Timed(runs, difference)
 
 
-def seconds(run: Callable[[], object]) -> float:
+def measure_seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def peak_megabytes(run: Callable[[], object]) -> float | None:
+def measure_peak_megabytes(run: Callable[[], object]) -> float | None:
     """The most memory the process held while it ran, in MiB, above what it held before; None where Linux does not tell.
 
     It is for a fresh process: what an older one freed and kept is not counted when it is taken again.
@@ -85,12 +85,12 @@ def peak_megabytes(run: Callable[[], object]) -> float | None:
     if not RESET.exists():
         return None
     RESET.write_text("5")  # sets the peak to what is held now
-    before = held("VmRSS")
+    before = read_process_kilobytes("VmRSS")
     run()
-    return (held("VmHWM") - before) / 1024
+    return (read_process_kilobytes("VmHWM") - before) / 1024
 
 
-def held(field: str) -> float:
+def read_process_kilobytes(field: str) -> float:
     """A figure of the process in kB."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
     return float(line.split()[1])

@@ -19,7 +19,7 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes
+from benchmarks.timing import measure_peak_megabytes
 from regard import malloc
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import TokenBatch
@@ -91,7 +91,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         off = [max(abs(x - y) for x, y in zip(each, losses[0], strict=True)) for each in losses]
         exact = [o for one, o in zip(CONTENDERS, off, strict=True) if one.products == "float32"]
         assert max(exact) < 1e-4 * losses[0][0], f"the losses of float32 differ: {losses}"
-        medians = taken(steps)
+        medians = time_steps(steps)
         del steps
         work = 6 * (layers * 12 * width**2 + width * n) + 6 * layers * width * t  # half of a causal square
         for number, (one, seconds, difference) in enumerate(zip(CONTENDERS, medians, off, strict=True)):
@@ -101,7 +101,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     return table
 
 
-def taken(steps: list[Callable[[], float]]) -> list[float]:
+def time_steps(steps: list[Callable[[], float]]) -> list[float]:
     """The median seconds of each one's steps."""
     times: list[list[float]] = [[] for _ in steps]
     order = list(range(len(steps)))
@@ -137,7 +137,7 @@ def print_peak(number: int, place: int) -> None:
         for _ in range(STEPS):
             step()
 
-    print(peak_megabytes(steps) or "")
+    print(measure_peak_megabytes(steps) or "")
 
 
 def theirs(ours: GPT2, batch: TokenBatch, one: Contender) -> Callable[[], float]:

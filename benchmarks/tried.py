@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.tables import Table
-from benchmarks.timing import seconds, timed
+from benchmarks.timing import measure_seconds, time_contenders
 from regard import AttentionMap, Causal, Window
 from regard.compiled import processor
 from regard.compiled.threads import run_parts
@@ -38,8 +38,8 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             if sinks is None and shutil.which("g++"):  # with sinks it needs a log-sum-exp, which it does not give on a CPU
                 ways["compiled flex_attention"] = partial(flex.run_flex, request)
             with torch.no_grad():
-                first = {way: seconds(call) for way, call in ways.items() if "compiled" in way}
-                medians = timed(ways, 3e-6).medians
+                first = {way: measure_seconds(call) for way, call in ways.items() if "compiled" in way}
+                medians = time_contenders(ways, 3e-6).medians
             for way, milliseconds in medians.items():
                 table.add(name, "" if sinks is None else "yes", way, milliseconds, first.get(way))
     if processor.has_numba():
@@ -62,7 +62,7 @@ def products(table: Table) -> None:
     left, right = torch.cat([of_q[0], of_q[0], of_q[1]], 1), torch.cat([of_k[0], of_k[1], of_k[0]], 1)
     # what comes out is rounded to bfloat16, and cannot be proven equal: for its time alone
     parts = {"torch.mm of bfloat16 parts, rounded": lambda: torch.mm(left, right.T, out=rough)}
-    for way, milliseconds in timed(ways, 1e-4, beside=parts).medians.items():
+    for way, milliseconds in time_contenders(ways, 1e-4, beside=parts).medians.items():
         table.add("q kᵀ, 256 x 4096", "", way, milliseconds, None)
 
 
@@ -97,12 +97,12 @@ class Tiled:
 def overviews(table: Table) -> None:
     """An overview of a causal head of width 64 at 4096 tokens, in blocks of so many rows."""
     q, k = torch.randn(2, 1, 1, 4096, WIDTH)
-    ways = {f"blocks of {rows} rows": partial(seen_in_blocks, rows, q, k) for rows in (8, 16, 32, 64)}
-    for way, milliseconds in timed(ways, 1e-4).medians.items():
+    ways = {f"blocks of {rows} rows": partial(compute_overview_in_blocks, rows, q, k) for rows in (8, 16, 32, 64)}
+    for way, milliseconds in time_contenders(ways, 1e-4).medians.items():
         table.add("overview, T = 4096", "", way, milliseconds, None)
 
 
-def seen_in_blocks(rows: int, q: Tensor, k: Tensor) -> Tensor:
+def compute_overview_in_blocks(rows: int, q: Tensor, k: Tensor) -> Tensor:
     """What overview does, in other blocks."""
     with mock.patch.object(pass_inputs, "FEW", rows):
         pass_inputs.make_relative_plan.cache_clear()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.tables import Table
-from benchmarks.timing import timed
+from benchmarks.timing import time_contenders
 from regard import AttentionMap, heads
 from regard.observe import Recording, record
 
@@ -33,7 +33,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             model(x)
         ways = {"direct": partial(compute_directly, x), "dense": partial(compute_dense, x)}
         beside = {"overview": partial(look, x), "heads": partial(score, recording)}
-        found = timed(ways, 1e-5, beside=beside).medians
+        found = time_contenders(ways, 1e-5, beside=beside).medians
         times = [(found[name], found[name] / found["direct"]) for name in ("dense", "overview", "heads")]
         table.add(windows, found["direct"], *(number for pair in times for number in pair))
     return table

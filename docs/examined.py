@@ -40,16 +40,16 @@ WRONG = {
     "Longer inputs, values and outputs": wrong.LENGTHS,
 }
 RIGHT = {
-    "regard's own": right.own,
-    "the lectures' classes": right.of_lectures,
-    "torch's": right.of_torch,
-    "as people write them": right.of_hand,
-    "half and double precision": right.of_dtypes,
-    "designs that look wrong": right.of_designs,
-    "variants, each in a way of its own": right.of_variants,
-    "kernels, block by block": right.of_kernels,
-    "compiled": right.compiled,
-    "Hugging Face, small and random": right.of_families,
+    "regard's own": right.list_own_layers,
+    "the lectures' classes": right.list_lecture_classes,
+    "torch's": right.list_torch_modules,
+    "as people write them": right.list_handwritten_layers,
+    "half and double precision": right.list_layers_in_other_dtypes,
+    "designs that look wrong": right.list_designs,
+    "variants, each in a way of its own": right.list_variants,
+    "kernels, block by block": right.list_kernels,
+    "compiled": right.list_compiled_layers,
+    "Hugging Face, small and random": right.list_family_layers,
 }
 
 
@@ -61,10 +61,10 @@ def main(names: list[str]) -> None:
     if missing and "public" in (names or PARTS):
         print(f"The table of public layers stays as it is: not installed are {', '.join(missing)}.", flush=True)
 
-    def wanted(name: str) -> bool:
+    def is_wanted(name: str) -> bool:
         return name in (names or PARTS) and not (missing and name == "public")
 
-    written = {name: "\n".join(part()) for name, part in PARTS.items() if wanted(name)}
+    written = {name: "\n".join(part()) for name, part in PARTS.items() if is_wanted(name)}
     page = PAGE.read_text(encoding="utf-8")
     for name, text in written.items():
         before, begin, rest = page.partition(BEGIN.format(name))
@@ -75,24 +75,24 @@ def main(names: list[str]) -> None:
     print(PAGE, flush=True)
 
 
-def wrong_ones() -> Iterator[str]:
+def list_wrong_layers() -> Iterator[str]:
     """A row for each wrong layer, in groups, and how many were named."""
     named = kinds = 0
     found: list[str] = []
     for title, some in WRONG.items():
-        found += ["", f"**{title}**", "", *head("layer", "the mistake", "found as", "evidence", "threads")]
+        found += ["", f"**{title}**", "", *format_head("layer", "the mistake", "found as", "evidence", "threads")]
         for one in some:
             report = examine(one.subject(), **one.settings())
             first = report.findings[0] if report.findings else None
             named, kinds = named + bool(first and first.kind in one.kinds), kinds + 1
-            told = (first.kind, brief(first.evidence)) if first else ("**not found**", "")
-            found.append(line(f"`{one.name}`", one.mistake, *told, threads(one.make)))
-            print(one.name, told[0], flush=True)
+            row = (first.kind, shorten(first.evidence)) if first else ("**not found**", "")
+            found.append(format_line(f"`{one.name}`", one.mistake, *row, link_threads(one.make)))
+            print(one.name, row[0], flush=True)
     yield f"{named} of {kinds} are named."
     yield from found
 
 
-def right_ones() -> Iterator[str]:
+def list_right_layers() -> Iterator[str]:
     """A line for each sort of right layers: of how many something was found, and what they are."""
     for sort, some in RIGHT.items():
         layers, found = list(some()), []
@@ -100,10 +100,10 @@ def right_ones() -> Iterator[str]:
             if examine(one.subject(), **one.told).findings:
                 found.append(one.name)
             print(one.name, "found" if found[-1:] == [one.name] else "clean", flush=True)
-        yield f"- **{sort}**, {len(layers)}, {', '.join(found) or 'nothing'} found: {'; '.join(map(described, layers))}."
+        yield f"- **{sort}**, {len(layers)}, {', '.join(found) or 'nothing'} found: {'; '.join(map(describe_layer, layers))}."
 
 
-def public_ones() -> Iterator[str]:
+def list_public_layers() -> Iterator[str]:
     """How many public layers there are and what was found, and a row for each finding, or one that nothing was found."""
     rows: list[str] = []
     verdicts: Counter[str] = Counter()
@@ -112,57 +112,59 @@ def public_ones() -> Iterator[str]:
             report = one.report()
         except ConfigError as error:
             verdicts["ConfigError"] += 1
-            told = [("ConfigError", brief(str(error)))]
+            results = [("ConfigError", shorten(str(error)))]
         else:
             verdict = "nothing found" if report else "with a finding" if report.findings else "inconclusive"
             verdicts[verdict] += 1
             clean = "nothing" if report else "nothing; inconclusive"
-            told = [(finding.kind, brief(finding.evidence)) for finding in report.findings] or [(clean, heard(report))]
-        rows += [line(f"{one.package} {one.version}", one.says, *each) for each in told]
-        print(one.package, one.says, told[0][0], flush=True)
+            results = [(finding.kind, shorten(finding.evidence)) for finding in report.findings] or [
+                (clean, summarize_report(report))
+            ]
+        rows += [format_line(f"{one.package} {one.version}", one.says, *each) for each in results]
+        print(one.package, one.says, results[0][0], flush=True)
     packages = len({one.package for one in public.PUBLIC})
     counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
     yield from (f"{len(public.PUBLIC)} layers and models of {packages} packages: {counts}.", "")
-    yield from head("package", "layer, and what examine is told", "found", "evidence, or what cannot be told")
+    yield from format_head("package", "layer, and what examine is told", "found", "evidence, or what cannot be told")
     yield from rows
 
 
-def heard(report: Report) -> str:
-    """Of a clean report how much was checked, and what could not be told."""
-    untold = [one.what for one in report.unknown]
-    return f"{len(report.checked)} things checked" + (f"; cannot tell {brief('; '.join(untold))}" if untold else "")
+def summarize_report(report: Report) -> str:
+    """Of a clean report how much was checked, and what could not be determined."""
+    unknown = [one.what for one in report.unknown]
+    return f"{len(report.checked)} things checked" + (f"; cannot tell {shorten('; '.join(unknown))}" if unknown else "")
 
 
-def described(one: right.Right) -> str:
+def describe_layer(one: right.Right) -> str:
     """A right layer's name; of one that is written in the collection also what it is."""
     if not isinstance(one.make, type) or one.make.__module__ not in (right_plain.__name__, right_variants.__name__):
         return one.name
-    told = inspect.getdoc(one.make).rstrip(".")
-    return f"`{one.name}` ({told[0].lower()}{told[1:]})"
+    summary = inspect.getdoc(one.make).rstrip(".")
+    return f"`{one.name}` ({summary[0].lower()}{summary[1:]})"
 
 
-def threads(make: Any) -> str:
+def link_threads(make: Any) -> str:
     """Links to the public threads that stand above a layer's code."""
     return ", ".join(f"[{found[1]}#{found[2]}]({found[0]})" for found in LINK.finditer(inspect.getsource(make)))
 
 
-def brief(text: str) -> str:
+def shorten(text: str) -> str:
     """The beginning of a piece of evidence, cut between words; of a formula that was identified how well it fits."""
     text = EQUAL.sub(r" (fits to \1)", text)
     return text if len(text) <= BRIEF else text[:BRIEF].rpartition(" ")[0].rstrip(",;:.") + " …"
 
 
-def head(*names: str) -> list[str]:
+def format_head(*names: str) -> list[str]:
     """The first two lines of a table."""
-    return [line(*names), "|" + " --- |" * len(names)]
+    return [format_line(*names), "|" + " --- |" * len(names)]
 
 
-def line(*cells: object) -> str:
+def format_line(*cells: object) -> str:
     """A line of a table; what would end a cell is written as a letter."""
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-PARTS = {"wrong": wrong_ones, "right": right_ones, "public": public_ones}
+PARTS = {"wrong": list_wrong_layers, "right": list_right_layers, "public": list_public_layers}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

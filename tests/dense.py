@@ -65,7 +65,7 @@ class Dense:
     def queries(self, b, h):
         return [i for i in range(self.shape[2]) if self.counts(b, h, i)]
 
-    def first(self, b):
+    def find_first_visible_key(self, b):
         """The first key that the first query that counts may see."""
         _, h, q, k = self.shape
         for i in range(q):

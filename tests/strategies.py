@@ -69,7 +69,7 @@ def biases(draw, b, h, q, k, dtype) -> torch.Tensor:
 
 def rules(b, h, q, k, starts):
     """A rule with what it means, said again as a function of four indices; joined by & | ~."""
-    return st.recursive(simple_rules(b, h, q, k, starts), joined, max_leaves=3)
+    return st.recursive(simple_rules(b, h, q, k, starts), combine_masks, max_leaves=3)
 
 
 @st.composite
@@ -103,7 +103,7 @@ def simple_rules(draw, b, h, q, k, starts):
     return Given(table), lambda n, m, i, j: bool(full[n, m, i, j])
 
 
-def joined(inner):
+def combine_masks(inner):
     return st.one_of(
         st.builds(lambda x, y: (x[0] & y[0], lambda *at: x[1](*at) and y[1](*at)), inner, inner),
         st.builds(lambda x, y: (x[0] | y[0], lambda *at: x[1](*at) or y[1](*at)), inner, inner),

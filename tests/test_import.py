@@ -9,7 +9,7 @@ import pytest
 import regard
 
 
-def fresh(code: str) -> str:
+def run_in_new_python(code: str) -> str:
     """What a new Python prints that runs this code."""
     ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stderr == ""
@@ -37,25 +37,25 @@ print(json.dumps({"at once": at_once, "modules": after, "same": [a == b for a, b
 
 
 @pytest.fixture(scope="module")
-def after() -> dict:
+def import_report() -> dict:
     """What importing torch, and then regard, left in a new Python."""
-    return json.loads(fresh(WATCH))
+    return json.loads(run_in_new_python(WATCH))
 
 
 @pytest.mark.slow
-def test_importing_prints_nothing_and_patches_nothing(after):
-    assert after["same"] == [True, True, True]
+def test_importing_prints_nothing_and_patches_nothing(import_report):
+    assert import_report["same"] == [True, True, True]
 
 
 @pytest.mark.slow
-def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
-    tops = {name.split(".")[0] for name in after["modules"]}
+def test_importing_brings_in_nothing_but_regard_and_the_standard_library(import_report):
+    tops = {name.split(".")[0] for name in import_report["modules"]}
     assert tops - set(sys.stdlib_module_names) <= {"regard", "torch"}
 
 
-def test_importing_reaches_only_the_packages_that_need_nothing_more_than_torch(after):
-    packages = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
-    assert [name for name in after["at once"] if name.startswith("regard.")] == [
+def test_importing_reaches_only_the_packages_that_need_nothing_more_than_torch(import_report):
+    packages = {name.split(".")[1] for name in import_report["modules"] if name.startswith("regard.")}
+    assert [name for name in import_report["at once"] if name.startswith("regard.")] == [
         "regard.errors",
         "regard.html_repr",
         "regard.terminal_escapes",
@@ -75,7 +75,7 @@ print([name for name in heavy if name in sys.modules])
 
 @pytest.mark.slow
 def test_generating_waits_for_nothing_that_only_looking_needs():
-    assert fresh(GENERATE).splitlines()[-1] == "[]"
+    assert run_in_new_python(GENERATE).splitlines()[-1] == "[]"
 
 
 HELP = """
@@ -93,7 +93,7 @@ print(*(name for name in sys.modules if name not in before))
     "arguments", [["--help"], ["--version"], ["look", "--help"], ["walk", "--help"], ["examine", "--help"]]
 )
 def test_help_imports_the_flags_and_little_of_the_standard_library(arguments):
-    found = set(fresh(HELP.format(arguments=arguments)).split())
+    found = set(run_in_new_python(HELP.format(arguments=arguments)).split())
     packages = {name.split(".")[0] for name in found}
     assert packages <= {"regard", *sys.stdlib_module_names}  # neither torch nor rich, which take seconds and tenths of one
     assert not packages & {"logging", "subprocess", "tempfile", "urllib", "asyncio", "dataclasses", "inspect"}

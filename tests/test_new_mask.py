@@ -47,7 +47,7 @@ def inputs(dtype=torch.float64, tokens=T):
     return [torch.randn(B, H, tokens, D, dtype=dtype) for _ in range(3)]
 
 
-def expected_table(tokens=T):
+def make_expected_table(tokens=T):
     return torch.tensor([[j <= i and (i - j) % 3 == 0 for j in range(tokens)] for i in range(tokens)])
 
 
@@ -63,13 +63,15 @@ def test_every_kernel_computes_it(options):
 
 def test_its_table_and_its_map_are_those_of_its_meaning():
     q, k, _ = inputs()
-    assert torch.equal(Dilated(3).table(T, T), expected_table())
+    assert torch.equal(Dilated(3).table(T, T), make_expected_table())
     weights = attend(q, k, k, Dilated(3)).weights
     m = AttentionMap(q, k, Dilated(3))
     torch.testing.assert_close(m.dense(), weights)
     torch.testing.assert_close(m.received(), weights.sum(2))
-    torch.testing.assert_close(m.pooled(4, 4, "max"), AttentionMap(q, k, regard.Given(expected_table())).pooled(4, 4, "max"))
-    assert torch.equal((m.dense() > 0)[0, 0], expected_table())
+    torch.testing.assert_close(
+        m.pooled(4, 4, "max"), AttentionMap(q, k, regard.Given(make_expected_table())).pooled(4, 4, "max")
+    )
+    assert torch.equal((m.dense() > 0)[0, 0], make_expected_table())
 
 
 @pytest.mark.slow
@@ -80,7 +82,7 @@ def test_it_is_recorded_saved_loaded_and_drawn(tmp_path):
         layer(x)
     recording.tokens = [str(n) for n in range(T)]
     assert recording.missed == []
-    assert torch.equal(recording.map(0).dense()[0, 0] > 0, expected_table())
+    assert torch.equal(recording.map(0).dense()[0, 0] > 0, make_expected_table())
     recording.save(tmp_path / "run.reg")
     loaded = regard.load(tmp_path / "run.reg")
     torch.testing.assert_close(loaded.map(0).dense(), recording.map(0).dense())

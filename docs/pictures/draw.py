@@ -46,7 +46,7 @@ def main() -> None:
     steps = attend(*make_trainable_layer().project(x), Causal())
     save(figure.draw_steps(steps, words), "steps.svg")
     save(draw_contributions(), "contributions.svg")
-    recording = recorded()
+    recording = record_sentences()
     title = f"{MODEL}, layer {LAYER}, head {HEAD}"
     save(
         draw_arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.4, title=f"{title}, without the first token"),
@@ -72,7 +72,7 @@ def draw_contributions() -> figure.Picture:
     return draw_head_grid(found.heads[0], title="pocket, logit of “blue” over that of “red”")
 
 
-def recorded() -> regard.Recording:
+def record_sentences() -> regard.Recording:
     """The sentences through the model."""
     model = load_model(SMOLLM2)
     ids, words, _ = model.tokens(TEXT, None)

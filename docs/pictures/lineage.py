@@ -61,9 +61,9 @@ def length(rows: Sequence[Row]) -> Picture:
     for model, most in names:
         own = [row for row in rows if (row["model"], row["most_words"]) == (model, most)]
         for left, kind in zip(lefts, kinds, strict=True):
-            bins = binned(own, kind)
+            bins = group_by_length(own, kind)
             draw(left, [(above + 1 + upto) / 2 for above, upto in bins], list(bins.values()), model, most)
-        steps = list(zip(*(grown(row) for row in own), strict=True))
+        steps = list(zip(*(join_measurements(row) for row in own), strict=True))
         x = [one[0]["words"] for one in steps]
         draw(right, x, [[one["together"] for one in step] for step in steps], model, most)
         if not most:
@@ -71,25 +71,25 @@ def length(rows: Sequence[Row]) -> Picture:
             right.plot(x, apart, color=COLOURS[model], linestyle=":", linewidth=1.2)
     for left, kind in zip(lefts, kinds, strict=True):
         style_axes(left, KINDS[kind], ("words of the source; below, sentences", "BLEU" if left is lefts[0] else ""))
-        sizes = {edges: some[0]["sentences"] for edges, some in binned(rows, kind).items()}
+        sizes = {edges: some[0]["sentences"] for edges, some in group_by_length(rows, kind).items()}
         left.set_xticks(
             [(above + 1 + upto) / 2 for above, upto in sizes],
             [f"{above + 1}–{upto}\n{count}" for (above, upto), count in sizes.items()],
         )
         left.set_ylim(bottom=0)
     style_axes(right, "captions joined by “and”, one to five", ("words of the source; below, sentences", ""))
-    together = grown(rows[0])
+    together = join_measurements(rows[0])
     right.set_xticks([one["words"] for one in together], [f"{one['words']:.0f}\n{one['sentences']}" for one in together])
     legend(figure, names)
     return figure
 
 
-def grown(row: Row) -> list[Row]:
+def join_measurements(row: Row) -> list[Row]:
     """What was measured of captions joined, whatever their length."""
     return [one for one in row["together"] if not one["most_words"]]
 
 
-def binned(rows: Sequence[Row], kind: str) -> dict[tuple[int, int], list[Row]]:
+def group_by_length(rows: Sequence[Row], kind: str) -> dict[tuple[int, int], list[Row]]:
     """The scores of each bin of lengths, in order: one of each row that has it."""
     found: dict[tuple[int, int], list[Row]] = {}
     for one in sorted((one for row in rows for one in row["natural"].get(kind, ())), key=lambda one: one["above"]):

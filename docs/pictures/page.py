@@ -59,7 +59,7 @@ def main() -> None:
             with Server(Session(None, load_page_model(SMOLLM2))) as server:
                 opening(browser, server.address, "page-opening.png")
         if not named or "sight" in named:
-            with Server(read(unmasked(), BALLS)) as server:
+            with Server(read(make_model_without_mask(), BALLS)) as server:
                 shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
         if not named or "pull" in named:
             with Server(read(model, RED)) as server:
@@ -75,7 +75,7 @@ def gallery(browser: Any, model: regard.GPT2, named: set[str]) -> None:
     for name, session, place in (
         ("6", read(model, SIX), {"layer": 3, "head": 1, "q": 5}),
         ("300", read(model, stories(model)), {"layer": 3, "head": 1, "q": 250}),
-        ("100000", Session(planted()), {"layer": 0, "head": 1, "q": 60_000}),
+        ("100000", Session(make_long_recording()), {"layer": 0, "head": 1, "q": 60_000}),
     ):
         views = VIEWS if name != "100000" else {view: link for view, link in VIEWS.items() if view != "type"}
         with Server(session) as server:
@@ -170,7 +170,7 @@ class Unmasked(MultiHeadAttention):
         return output
 
 
-def unmasked() -> regard.GPT2:
+def make_model_without_mask() -> regard.GPT2:
     """The pocket model with such a layer."""
     model = regard.GPT2.load("pocket")
     model.blocks[2].attention.__class__ = Unmasked
@@ -185,7 +185,7 @@ def settle(page: Any) -> None:
     page.wait_for_timeout(1500)
 
 
-def planted() -> regard.Recording:
+def make_long_recording() -> regard.Recording:
     """A recording of a hundred thousand words under two heads."""
     dice = torch.Generator().manual_seed(0)
     often = 1 / torch.arange(1, VOCABULARY + 1).double()
@@ -199,11 +199,11 @@ def planted() -> regard.Recording:
     with regard.record(model) as recording, torch.no_grad():
         model()
     recording.model = "two planted heads"
-    recording.tokens = [f" {spelled(n)}" for n in words.tolist()]
+    recording.tokens = [f" {spell_number(n)}" for n in words.tolist()]
     return recording
 
 
-def spelled(number: int) -> str:
+def spell_number(number: int) -> str:
     """A word for a number, no two alike."""
     consonants, vowels = "bdfgklmnprstvz", "aeiou"
     word = ""

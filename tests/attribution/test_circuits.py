@@ -13,7 +13,7 @@ from regard.errors import ConfigError, OutOfRangeError
 from regard.models import GPT2, GPT2Config
 from regard.probe.copying import score_eigenvalues, score_ov_eigenvalues
 
-pytestmark = pytest.mark.usefixtures("in_float64", "widened")
+pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = {"rtol": 1e-8, "atol": 1e-8}  # float64, of products of a dozen numbers near 1
 T = 13
 

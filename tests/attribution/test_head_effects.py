@@ -9,7 +9,7 @@ import regard
 from observe.models import bart, gpt2, llama, words
 from regard.errors import ConfigError, DataError, MissingNameError
 
-pytestmark = pytest.mark.usefixtures("in_float64", "widened")
+pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = 1e-9  # float64
 
 

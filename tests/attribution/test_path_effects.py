@@ -7,7 +7,7 @@ import regard
 from observe.models import gpt2, llama, words
 from regard.errors import ConfigError, MissingNameError
 
-pytestmark = pytest.mark.usefixtures("in_float64", "widened")
+pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = 1e-9  # float64
 E = 8  # the width of a head in both models
 

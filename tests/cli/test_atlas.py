@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from head_atlas.small import make_model, make_texts
+from head_atlas.small_atlas import make_model, make_texts
 from regard.cli import main
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")

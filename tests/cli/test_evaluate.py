@@ -53,7 +53,7 @@ def theirs(tmp_path_factory):
     return path
 
 
-def said(capsys, model, on, *arguments):
+def run_evaluate(capsys, model, on, *arguments):
     code = main(["evaluate", "--model", str(model), "--on", str(on), *map(str, arguments)])
     out, err = capsys.readouterr()
     return code, out, err
@@ -71,7 +71,7 @@ def test_a_text_is_scored_as_the_library_scores_it(own, capsys, tmp_path):
     found = perplexity(
         model, model.text.encode(TEXT), context=29, stride=14, batch=BATCH, words=len(TEXT.split()), bytes=len(TEXT.encode())
     )
-    code, out, err = said(capsys, own, tmp_path / "some.txt")
+    code, out, err = run_evaluate(capsys, own, tmp_path / "some.txt")
     assert (code, err) == (0, "")
     assert out.startswith(
         f"own on some.txt\n{found.tokens:,} tokens, {found.words:,} words, {found.bytes:,} bytes; windows of 29"
@@ -88,7 +88,7 @@ def test_context_and_stride_are_as_they_are_said(own, capsys, tmp_path):
     (tmp_path / "some.txt").write_text(TEXT)
     model = GPT2.load(own)
     found = perplexity(model, model.text.encode(TEXT), context=13, stride=5, batch=BATCH)
-    out = said(capsys, own, tmp_path / "some.txt", "--context", 13, "--stride", 5)[1]
+    out = run_evaluate(capsys, own, tmp_path / "some.txt", "--context", 13, "--stride", 5)[1]
     assert "windows of 13 tokens moved by 5." in " ".join(out.split())
     assert numbers(out)["by token"] == f"{found.by_token:,.2f}"
 
@@ -98,7 +98,7 @@ def test_somebody_elses_model_is_scored_as_ours_of_the_same_weights(theirs, caps
     (tmp_path / "some.txt").write_text(TEXT)
     ours = GPT2.load(theirs)
     found = perplexity(ours, ours.text.encode(TEXT), context=29, stride=14)
-    code, out, err = said(capsys, theirs, tmp_path / "some.txt")
+    code, out, err = run_evaluate(capsys, theirs, tmp_path / "some.txt")
     assert (code, err) == (0, "")
     assert float(numbers(out)["nats per token"]) == pytest.approx(
         found.loss_nats, abs=6e-4
@@ -110,12 +110,12 @@ def test_a_corpus_is_scored_with_its_ends_and_its_words(own, capsys, tmp_path):
     corpus = prepare([TEXT, "the dog saw the mat"] * 3, model.text, tmp_path / "corpus")
     words = 3 * (len(TEXT.split()) + 5)
     found = perplexity(model, corpus, context=29, stride=14, batch=BATCH, words=words)
-    code, out, _ = said(capsys, own, tmp_path / "corpus")
+    code, out, _ = run_evaluate(capsys, own, tmp_path / "corpus")
     assert code == 0
     assert f"{corpus.tokens - 1:,} tokens, {words:,} words" in out
     assert numbers(out)["by word"] == evaluate.format_decimal(found.by_word)
     held_out = corpus.split(0.3)[1]
-    out = said(capsys, own, tmp_path / "corpus", "--held-out", 0.3)[1]
+    out = run_evaluate(capsys, own, tmp_path / "corpus", "--held-out", 0.3)[1]
     assert numbers(out)["by token"] == f"{perplexity(model, held_out, context=29, stride=14, batch=BATCH).by_token:,.2f}"
 
 
@@ -127,7 +127,7 @@ def test_passages_are_scored_by_their_last_words(kind, capsys, tmp_path, request
     model = GPT2.load(folder)
     stop = stop_tokens(model.text.pieces(range(model.text.vocabulary)))
     found = lambada(model, PASSAGES, model.text.encode, context=29, stop=stop, batch=BATCH)
-    code, out, err = said(capsys, folder, tmp_path / "some.jsonl")
+    code, out, err = run_evaluate(capsys, folder, tmp_path / "some.jsonl")
     assert (code, err) == (0, "")
     shown = numbers(out)
     assert f"3 passages, {found.tokens} tokens of last words." in out
@@ -143,7 +143,7 @@ def test_wikitext_is_read_without_its_spacing_and_its_words_are_counted_with_it(
     model = GPT2.load(own)
     tokens = model.text.encode(wikitext.detokenize(WIKI))
     found = perplexity(model, tokens, context=29, stride=14, words=wikitext.count_words(WIKI), bytes=len(WIKI))
-    out = said(capsys, own, tmp_path / "wiki.txt", "--wikitext")[1]
+    out = run_evaluate(capsys, own, tmp_path / "wiki.txt", "--wikitext")[1]
     assert f"{found.tokens} tokens, {found.words} words, {found.bytes} bytes" in out
     assert numbers(out)["by word"] == evaluate.format_decimal(found.by_word)
     assert "WikiText's spacing is removed" in out
@@ -155,18 +155,18 @@ def test_published_figures_stand_beside_what_was_measured(own, capsys, tmp_path,
     (tmp_path / "gpt2").symlink_to(own)
     for columns in ("80", "40"):
         monkeypatch.setenv("COLUMNS", columns)
-        out = said(capsys, tmp_path / "gpt2", tmp_path / "wiki.txt")[1]
+        out = run_evaluate(capsys, tmp_path / "gpt2", tmp_path / "wiki.txt")[1]
         table = out.split("\n\n")[1].splitlines()
         assert table[0].split() == ["perplexity", "measured", "published"]
         at = next(n for n, line in enumerate(table) if line.startswith("by word"))
         assert [line.split() for line in table[at + 1 : at + 3]] == [["WikiText-2", "29.41"], ["WikiText-103", "37.50"]]
         assert max(map(len, out.splitlines())) <= int(columns)
-    assert "published" not in said(capsys, own, tmp_path / "wiki.txt")[1]  # a model that is not among those
+    assert "published" not in run_evaluate(capsys, own, tmp_path / "wiki.txt")[1]  # a model that is not among those
 
 
 def test_the_model_in_the_box_is_scored(capsys, tmp_path):
     (tmp_path / "some.txt").write_text("CBABBCABBBC\n")
-    code, out, _ = said(capsys, "sorter", tmp_path / "some.txt")
+    code, out, _ = run_evaluate(capsys, "sorter", tmp_path / "some.txt")
     assert code == 0
     assert out.startswith("sorter on some.txt\n10 tokens, 1 words, 12 bytes; windows of 11 tokens moved by 5.")
 
@@ -206,6 +206,6 @@ def test_what_cannot_be_scored_is_one_line_and_2(own, capsys, tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_corpus_of_other_tokens_is_refused(theirs, own, capsys, tmp_path):
     prepare([TEXT], GPT2.load(own).text, tmp_path / "corpus")
-    code, _, err = said(capsys, theirs, tmp_path / "corpus")
+    code, _, err = run_evaluate(capsys, theirs, tmp_path / "corpus")
     assert code == 2
     assert "whose tokens are not those of theirs" in err

@@ -22,7 +22,7 @@ def file(tmp_path, monkeypatch):
     return write_layers(tmp_path, monkeypatch)
 
 
-def ended(arguments, capfd):
+def run_examine(arguments, capfd):
     """The exit code, and what was printed."""
     try:
         code = main(["examine", *map(str, arguments)])
@@ -44,7 +44,7 @@ def is_running(number):
 
 @pytest.mark.slow
 def test_a_finding_ends_with_1(file, capfd):
-    code, out, err = ended([f"{file}:Leaking", "--args", 14, 6], capfd)
+    code, out, err = run_examine([f"{file}:Leaking", "--args", 14, 6], capfd)
     assert code == 1
     assert "future leak" in out
     assert "masked_fill" in out
@@ -54,7 +54,7 @@ def test_a_finding_ends_with_1(file, capfd):
 
 @pytest.mark.slow
 def test_json_is_the_whole_report_and_nothing_else(file, capfd):
-    code, out, err = ended([f"{file}:Leaking", "--args", 14, 6, "--json"], capfd)
+    code, out, err = run_examine([f"{file}:Leaking", "--args", 14, 6, "--json"], capfd)
     record = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert code == 1
     assert record["ok"] is False
@@ -65,29 +65,29 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
 @pytest.mark.slow
 def test_a_verdict_that_lacks_something_ends_with_3_unless_it_may(capfd):
     asked = ["regard:CausalAttention", "--args", 7, 5, 9, 0.0, "--sample", "2,1,7"]
-    code, out, _ = ended(asked, capfd)
+    code, out, _ = run_examine(asked, capfd)
     assert code == 3
     assert out.startswith("CausalAttention: inconclusive")
-    assert ended([*asked, "--no-strict"], capfd)[0] == 0
+    assert run_examine([*asked, "--no-strict"], capfd)[0] == 0
 
 
 @pytest.mark.slow
 def test_what_a_baseline_allows_is_no_finding_and_the_rest_is_annotated(tmp_path, capfd):
     asked, place = ["regard:SelfAttention", "--args", 7, 5, "--format", "github"], tmp_path / "baseline.json"
-    code, out, _ = ended([*asked, "--write-baseline", place], capfd)
+    code, out, _ = run_examine([*asked, "--write-baseline", place], capfd)
     assert code == 1
     assert re.match(r"::error file=.*self_attention.py,line=\d+,title=SelfAttention%3A future leak::", out)
-    code, out, _ = ended([*asked, "--baseline", place], capfd)
+    code, out, _ = run_examine([*asked, "--baseline", place], capfd)
     assert code == 0
     assert "::error" not in out
     assert "allowed: future leak (no reason)" in " ".join(out.split())
-    assert ended([*asked, "--baseline", tmp_path / "none.json"], capfd)[0] == 2
+    assert run_examine([*asked, "--baseline", tmp_path / "none.json"], capfd)[0] == 2
 
 
 @pytest.mark.slow
 def test_a_model_is_examined_by_its_name(capfd):
-    assert ended(["--model", "pocket", "regard:SelfAttention"], capfd)[0] == 2
-    code, out, _ = ended(["--model", "pocket", "--format", "sarif"], capfd)
+    assert run_examine(["--model", "pocket", "regard:SelfAttention"], capfd)[0] == 2
+    code, out, _ = run_examine(["--model", "pocket", "--format", "sarif"], capfd)
     assert code == 0
     assert json.loads(out)["runs"][0]["results"] == []
 
@@ -103,7 +103,7 @@ def test_a_model_is_examined_by_its_name(capfd):
     ],
 )
 def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file, capfd):
-    code, _, err = ended([one.replace("FILE", str(file)) for one in arguments], capfd)
+    code, _, err = run_examine([one.replace("FILE", str(file)) for one in arguments], capfd)
     assert code == 2
     assert says in err
     assert err.startswith("regard examine: ")
@@ -121,7 +121,7 @@ ENDS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "kind", "says"), ENDS)
 def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(how, kind, says, file, tmp_path, capfd):
-    code, out, err = ended([f"{file}:Ending", "--args", how, "--page", tmp_path / "report.html"], capfd)
+    code, out, err = run_examine([f"{file}:Ending", "--args", how, "--page", tmp_path / "report.html"], capfd)
     told = " ".join(out.split())
     assert code == 1
     assert "Ending: 1 finding" in told
@@ -136,7 +136,7 @@ def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(h
 @pytest.mark.parametrize("ending", ["os._exit(0)", "import ctypes; ctypes.string_at(0)"])
 def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, capfd):
     file.write_text(f"import os\n{ending}")
-    code, out, err = ended([f"{file}:Attention"], capfd)
+    code, out, err = run_examine([f"{file}:Attention"], capfd)
     assert (code, out) == (2, "")
     assert "could not be loaded: the process in which it ran" in err
 
@@ -144,7 +144,7 @@ def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["waits", pytest.param("holds_the_lock", marks=pytest.mark.slow)])
 def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_line_is_reported(how, file, capfd):
-    code, out, _ = ended([f"{file}:Ending", "--args", how, 0, "--time-limit", 5, "--json"], capfd)
+    code, out, _ = run_examine([f"{file}:Ending", "--args", how, 0, "--time-limit", 5, "--json"], capfd)
     (finding,) = json.loads(out)["findings"]
     assert code == 1
     assert finding["kind"] == "unfinished"

@@ -2,7 +2,7 @@
 
 import json
 
-from examination.given import Layer, hiding, later
+from examination.subjects import Layer, hiding, later
 from regard.cli.examine_formats import locate_subject, render_annotations, render_sarif
 from regard.examination.report import Finding, Report, Unknown
 

@@ -20,7 +20,7 @@ def file(tmp_path, monkeypatch):
     sys.modules.pop("attention_of_mine", None)
 
 
-def ended(arguments):
+def collect_result(arguments):
     """The exit code, the text to print and the error to show, of which there is one."""
     parser, stream = argparse.ArgumentParser(), io.StringIO()
     add_arguments(parser)
@@ -30,7 +30,7 @@ def ended(arguments):
 
 
 def test_a_right_class_is_clean_and_ends_with_0(file):
-    code, out, err = ended([f"{file}:Attention", "--args", "14", "6", "bias=True", "name=fancy"])
+    code, out, err = collect_result([f"{file}:Attention", "--args", "14", "6", "bias=True", "name=fancy"])
     assert code == 0
     assert "Attention: no finding (expects Causal())" in out
     assert err is None
@@ -38,62 +38,62 @@ def test_a_right_class_is_clean_and_ends_with_0(file):
 
 @pytest.mark.parametrize("name", ["Holder.layer", "function"])
 def test_an_object_or_a_function_is_examined_as_it_is(name, file):
-    code, out, _ = ended([f"{file}:{name}", "--expects", "none" if name == "function" else "causal"])
+    code, out, _ = collect_result([f"{file}:{name}", "--expects", "none" if name == "function" else "causal"])
     assert code == 0, out
 
 
 @pytest.mark.slow
 def test_a_function_that_makes_a_layer_is_called_where_it_has_args(file):
-    assert ended([f"{file}:maker", "--args", "width=9"])[0] == 0
-    assert ended([f"{file}:maker", "--args"])[0] == 0
+    assert collect_result([f"{file}:maker", "--args", "width=9"])[0] == 0
+    assert collect_result([f"{file}:maker", "--args"])[0] == 0
 
 
 def test_what_is_expected_is_reported(file):
-    code, out, _ = ended([f"{file}:Attention", "--args", 14, 6, "--expects", "causal&window:2"])
+    code, out, _ = collect_result([f"{file}:Attention", "--args", 14, 6, "--expects", "causal&window:2"])
     assert code == 1
     assert "wrong mask" in out
-    assert ended([f"{file}:Leaking", "--args", 14, 6, "--expects", "none"])[0] == 0
+    assert collect_result([f"{file}:Leaking", "--args", 14, 6, "--expects", "none"])[0] == 0
 
 
 def test_a_stated_scale_and_a_sample_are_used(file):
-    assert ended([f"{file}:Attention", "--args", 14, 6, "--scale", "0.3"])[0] == 1
-    code, out, _ = ended([f"{file}:function", "--expects", "none", "--sample", "2,3,5,8"])
+    assert collect_result([f"{file}:Attention", "--args", 14, 6, "--scale", "0.3"])[0] == 1
+    code, out, _ = collect_result([f"{file}:function", "--expects", "none", "--sample", "2,3,5,8"])
     assert code == 0
     assert "5 tokens, width 8" in out.replace("\n                       ", " ")
 
 
 def test_the_page_says_what_the_terminal_says_and_is_written_whole_or_not_at_all(file, tmp_path):
-    code, out, _ = ended([f"{file}:Leaking", "--args", 14, 6, "--page", tmp_path / "report.html"])
+    code, out, _ = collect_result([f"{file}:Leaking", "--args", 14, 6, "--page", tmp_path / "report.html"])
     kind = out.split("\n\n")[1].split("  ")[0]
     written = (tmp_path / "report.html").read_text()
     assert (code, kind) == (1, "future leak")
     assert kind in written
     assert written.startswith("<!doctype html>")
-    code, _, err = ended([f"{file}:Leaking", "--args", 14, 6, "--page", tmp_path / "no" / "report.html"])
+    code, _, err = collect_result([f"{file}:Leaking", "--args", 14, 6, "--page", tmp_path / "no" / "report.html"])
     assert code == 2
     assert f"--page {tmp_path / 'no' / 'report.html'}: No such file" in err
 
 
 @pytest.mark.slow
 def test_a_module_of_a_package_is_examined():
-    code, out, _ = ended(["regard.layers:MultiHeadAttention", "--args", 14, 30, 17, 0.1, 5])
+    code, out, _ = collect_result(["regard.layers:MultiHeadAttention", "--args", 14, 30, 17, 0.1, 5])
     assert code == 0
     assert "MultiHeadAttention: no finding" in out
-    assert ended(["regard:attention", "--expects", "none"])[0] == 0
+    assert collect_result(["regard:attention", "--expects", "none"])[0] == 0
 
 
 def test_a_module_of_the_folder_it_runs_in_is_examined(file, monkeypatch):
     monkeypatch.chdir(file.parent)
-    assert ended(["attention_of_mine:Attention", "--args", 14, 6])[0] == 0
+    assert collect_result(["attention_of_mine:Attention", "--args", 14, 6])[0] == 0
 
 
 def test_a_whole_model_is_examined(file):
-    code, out, _ = ended(["transformers:GPT2Model._from_config", "--args"])
+    code, out, _ = collect_result(["transformers:GPT2Model._from_config", "--args"])
     assert code == 2  # a config is missing
     file.write_text(
         "from regard import GPT2, GPT2Config\nmodel = GPT2(GPT2Config(layers=2, heads=2, width=8, context=9, vocabulary=17))"
     )
-    code, out, _ = ended([f"{file}:model"])
+    code, out, _ = collect_result([f"{file}:model"])
     assert code == 0
     assert "recorded weights of 2" in out
 
@@ -115,7 +115,7 @@ def test_a_whole_model_is_examined(file):
     ],
 )
 def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file):
-    code, _, err = ended([one.replace("FILE", str(file)) for one in arguments])
+    code, _, err = collect_result([one.replace("FILE", str(file)) for one in arguments])
     assert code == 2
     assert says in err
     assert "\n" not in err
@@ -124,22 +124,22 @@ def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, fi
 @pytest.mark.parametrize("broken", ["1 / 0", "raise SystemExit(3)", "raise GeneratorExit", "def f(:", "import beside.nothing"])
 def test_a_file_that_cannot_be_run_is_one_line(broken, file):
     file.write_text(broken)
-    code, _, err = ended([f"{file}:Attention"])
+    code, _, err = collect_result([f"{file}:Attention"])
     assert code == 2
     assert "could not be run" in err
     assert "\n" not in err
 
 
 def test_the_same_weights_are_drawn_each_time(file):
-    first = ended([f"{file}:Leaking", "--args", 14, 6])
+    first = collect_result([f"{file}:Leaking", "--args", 14, 6])
     torch.manual_seed(0)
-    assert ended([f"{file}:Leaking", "--args", 14, 6]) == first
+    assert collect_result([f"{file}:Leaking", "--args", 14, 6]) == first
 
 
 def test_a_module_that_was_imported_under_the_same_name_stays(file, monkeypatch):
     path = file.with_name("json.py")
     path.write_text(file.read_text())
-    assert ended([f"{path}:Attention", "--args", 14, 6])[0] == 0
+    assert collect_result([f"{path}:Attention", "--args", 14, 6])[0] == 0
     assert sys.modules["json"] is json
 
 

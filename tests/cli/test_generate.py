@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import regard.cli.generate
-from generate.small import gpt2
+from generate.small_models import gpt2
 from regard import record
 from regard.cli import main
 from regard.generate import choices
@@ -39,14 +39,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """One without."""
+def folder_without_text(tmp_path_factory):
+    """A model without a vocabulary beside it."""
     path = tmp_path_factory.mktemp("model") / "bare"
     gpt2(dtype=torch.float32).save(path)
     return str(path)
 
 
-def said(capsys, *arguments):
+def run_generate(capsys, *arguments):
     code = main(["generate", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
@@ -57,7 +57,7 @@ def test_what_is_written_is_what_the_model_completes(folder, capsys):
     asked = {"temperature": 0.7, "top_k": 50, "seed": 3}
     expected = "".join(model.complete("the cat", 20, **asked))
     flags = ["--temperature", "0.7", "--top-k", "50", "--seed", "3", "--tokens", "20"]
-    code, out, err = said(capsys, "the cat", "--model", folder, *flags)
+    code, out, err = run_generate(capsys, "the cat", "--model", folder, *flags)
     assert (code, err) == (0, "")
     printable = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in expected)
     assert out == printable + "\n"
@@ -65,11 +65,11 @@ def test_what_is_written_is_what_the_model_completes(folder, capsys):
 
 @pytest.mark.slow
 def test_the_words_come_from_a_file_or_from_standard_input_too(folder, capsys, tmp_path, monkeypatch):
-    expected = said(capsys, "the cat", "--model", folder, "--seed", "3")
+    expected = run_generate(capsys, "the cat", "--model", folder, "--seed", "3")
     (tmp_path / "prompt.txt").write_text("the cat")
-    assert said(capsys, str(tmp_path / "prompt.txt"), "--model", folder, "--seed", "3") == expected
+    assert run_generate(capsys, str(tmp_path / "prompt.txt"), "--model", folder, "--seed", "3") == expected
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat"))
-    assert said(capsys, "-", "--model", folder, "--seed", "3") == expected
+    assert run_generate(capsys, "-", "--model", folder, "--seed", "3") == expected
 
 
 def test_words_are_written_as_they_come(monkeypatch):
@@ -93,14 +93,14 @@ def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--look", "--top", "2"]])
 def test_ctrl_c_ends_it_with_the_line(folder, capsys, monkeypatch, flags):
-    def interrupted(*args, **settings):
+    def write_two_then_interrupt(*args, **settings):
         yield from itertools.islice(write(*args, **settings), 2)
         raise KeyboardInterrupt
 
     name = "choices" if flags else "complete"
     write = getattr(regard.cli.generate, name)
-    monkeypatch.setattr(regard.cli.generate, name, interrupted)
-    code, out, err = said(capsys, "the cat", "--model", folder, "--temperature", "0", *flags)
+    monkeypatch.setattr(regard.cli.generate, name, write_two_then_interrupt)
+    code, out, err = run_generate(capsys, "the cat", "--model", folder, "--temperature", "0", *flags)
     assert (code, err) == (130, "")
     assert out.endswith("\n")
     assert len(out) > 1
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_it_with_the_line(folder, capsys, monkeypatch, flags):
 def test_the_likeliest_tokens_stand_under_each(folder, capsys):
     model = GPT2.load(folder)
     steps = list(choices(model, model.text.encode("the cat"), 3, seed=3))
-    code, out, _ = said(capsys, "the cat", "--model", folder, "--seed", "3", "--tokens", "3", "--top", "4")
+    code, out, _ = run_generate(capsys, "the cat", "--model", folder, "--seed", "3", "--tokens", "3", "--top", "4")
     lines = out.splitlines()
     assert code == 0
     assert len(lines) == 6
@@ -130,7 +130,7 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
     weights = recording.map(3).dense()[0].mean(0)  # of 4 layers the last
     words = model.text.pieces(prompt + new)
     flags = ["--temperature", "0", "--tokens", "3", "--look"]
-    code, out, _ = said(capsys, "the cat sat on the mat", "--model", folder, *flags)
+    code, out, _ = run_generate(capsys, "the cat sat on the mat", "--model", folder, *flags)
     story = model.text.bytes(new).decode(errors="replace") + "\n\n"  # the prose comes first
     assert out.startswith(story)
     first, *lines = out.removeprefix(story).splitlines()
@@ -150,26 +150,26 @@ def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys):
         model(torch.tensor([tokens]))
     best = recording.map(3).dense()[0].mean(0)[-1].argmax()
     (word,) = model.text.pieces([tokens[best]])
-    code, out, _ = said(capsys, prompt, "--model", folder, "--past", "slide", "--tokens", "1", "--look")
+    code, out, _ = run_generate(capsys, prompt, "--model", folder, "--past", "slide", "--tokens", "1", "--look")
     assert code == 0
     assert re.search(r"looked at \d\.\d\d '(.*?)'", out)[1] == word
 
 
-def test_a_model_without_a_vocabulary_speaks_in_numbers(bare, capsys):
-    expected = [int(token) for token in GPT2.load(bare).generate([3, 1, 2], 5, seed=0)]
-    assert said(capsys, "3 1 2", "--model", bare, "--tokens", "5", "--seed", "0") == (
+def test_a_model_without_a_vocabulary_speaks_in_numbers(folder_without_text, capsys):
+    expected = [int(token) for token in GPT2.load(folder_without_text).generate([3, 1, 2], 5, seed=0)]
+    assert run_generate(capsys, "3 1 2", "--model", folder_without_text, "--tokens", "5", "--seed", "0") == (
         0,
         "".join(f" {token}" for token in expected) + "\n",
         "",
     )
-    code, out, _ = said(capsys, "3 1 2", "--model", bare, "--tokens", "1", "--seed", "0", "--top", "2")
+    code, out, _ = run_generate(capsys, "3 1 2", "--model", folder_without_text, "--tokens", "1", "--seed", "0", "--top", "2")
     assert code == 0
     assert out.startswith(f"'{expected[0]}'")
     assert NumberTokenizer().bytes([3, 1]).decode() == " 3 1"
 
 
-def test_without_a_number_it_writes_what_the_context_has_room_for(bare, capsys):
-    code, out, _ = said(capsys, "3 1 2", "--model", bare)
+def test_without_a_number_it_writes_what_the_context_has_room_for(folder_without_text, capsys):
+    code, out, _ = run_generate(capsys, "3 1 2", "--model", folder_without_text)
     assert code == 0
     assert len(out.split()) == 31 - 3 + 1
 
@@ -177,10 +177,10 @@ def test_without_a_number_it_writes_what_the_context_has_room_for(bare, capsys):
 def test_a_stop_string_and_beams_are_those_of_the_library(folder, capsys):
     model = GPT2.load(folder)
     free = "".join(model.complete("the cat", 12, beams=3))
-    code, out, _ = said(capsys, "the cat", "--model", folder, "--tokens", "12", "--beams", "3")
+    code, out, _ = run_generate(capsys, "the cat", "--model", folder, "--tokens", "12", "--beams", "3")
     assert (code, out) == (0, free + "\n")
     stop = free[2:4]
-    _, out, _ = said(capsys, "the cat", "--model", folder, "--tokens", "12", "--temperature", "0", "--stop", stop)
+    _, out, _ = run_generate(capsys, "the cat", "--model", folder, "--tokens", "12", "--temperature", "0", "--stop", stop)
     assert stop not in out
 
 
@@ -194,7 +194,7 @@ def test_a_stop_string_and_beams_are_those_of_the_library(folder, capsys):
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):
-    code, out, err = said(capsys, *arguments, "--model", folder)
+    code, out, err = run_generate(capsys, *arguments, "--model", folder)
     assert code == 2
     assert err.startswith("regard generate: ")
     assert says in err
@@ -202,19 +202,19 @@ def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):
     assert out == ""
 
 
-def test_an_empty_prompt_begins_with_the_end_of_text_where_there_is_one(folder, bare, capsys):
+def test_an_empty_prompt_begins_with_the_end_of_text_where_there_is_one(folder, folder_without_text, capsys):
     model = GPT2.load(folder)
     (first,) = (int(token) for token in model.generate([model.text.end], 1, temperature=0))
-    code, out, _ = said(capsys, "", "--model", folder, "--tokens", "1", "--temperature", "0", "--top", "1")
+    code, out, _ = run_generate(capsys, "", "--model", folder, "--tokens", "1", "--temperature", "0", "--top", "1")
     assert code == 0
     assert out.startswith(f"'{model.text.pieces([first])[0]}'")
-    code, _, err = said(capsys, "", "--model", bare)
+    code, _, err = run_generate(capsys, "", "--model", folder_without_text)
     assert code == 2
     assert "the prompt is empty" in err
 
 
-def test_words_to_a_model_that_has_none_are_refused(bare, capsys):
-    code, _, err = said(capsys, "the cat", "--model", bare)
+def test_words_to_a_model_that_has_none_are_refused(folder_without_text, capsys):
+    code, _, err = run_generate(capsys, "the cat", "--model", folder_without_text)
     assert code == 2
     assert "the model has no vocabulary: write" in err
 
@@ -241,7 +241,7 @@ def llama(tmp_path_factory):
 
 def test_a_model_of_transformers_writes_what_its_own_method_writes(llama, capsys):
     """The tokenizer has 256 pieces of one byte each, so that characters of several tokens stay whole."""
-    code, out, err = said(capsys, SAMPLE[:60] + " ☃", "--model", llama, "--tokens", "12", "--temperature", "0")
+    code, out, err = run_generate(capsys, SAMPLE[:60] + " ☃", "--model", llama, "--tokens", "12", "--temperature", "0")
     model, words = transformers.LlamaForCausalLM.from_pretrained(llama), transformers.AutoTokenizer.from_pretrained(llama)
     ids = torch.tensor([words.encode(SAMPLE[:60] + " ☃")])
     expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
@@ -262,7 +262,7 @@ def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, cap
     model.eval().save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     capsys.readouterr()  # transformers shows how far it is
-    code, out, err = said(capsys, "a b a b", "--model", str(tmp_path / "model"), "--tokens", "9", "--temperature", "0")
+    code, out, err = run_generate(capsys, "a b a b", "--model", str(tmp_path / "model"), "--tokens", "9", "--temperature", "0")
     ids = torch.tensor([tokenizer.encode("a b a b")])
     assert ids[0, 0] == numbers["b"]
     expected = model.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
@@ -270,13 +270,15 @@ def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, cap
 
 
 def test_an_unknown_name_is_answered_with_every_name_that_there_is(capsys):
-    code, out, err = said(capsys, "the cat", "--model", "nothing-of-this-name")
+    code, out, err = run_generate(capsys, "the cat", "--model", "nothing-of-this-name")
     assert (code, out) == (2, "")
     assert "the names are pocket, sorter, smollm2, gpt2, gpt2-medium, gpt2-large, gpt2-xl and owner/model" in err
 
 
 def test_what_tokens_of_a_model_of_transformers_looked_at_stands_under_each(llama, capsys):
-    code, out, _ = said(capsys, "the cat sat", "--model", llama, "--tokens", "3", "--temperature", "0", "--look", "--top", "2")
+    code, out, _ = run_generate(
+        capsys, "the cat sat", "--model", llama, "--tokens", "3", "--temperature", "0", "--look", "--top", "2"
+    )
     assert code == 0
     assert out.count("looked at ") == 3
     assert "the mean weight over 4 heads of layer 1" in out
@@ -290,6 +292,6 @@ def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_pa
     transformers.GPT2TokenizerFast(
         vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")
     ).save_pretrained(tmp_path)
-    code, out, err = said(capsys, "the cat", "--model", str(tmp_path))
+    code, out, err = run_generate(capsys, "the cat", "--model", str(tmp_path))
     assert (code, out) == (2, "")
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM" in err

@@ -15,7 +15,7 @@ from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
 from regard.observe import load, record
 from regard.text.byte_pair import GPT2_FOLDER
-from show.recorded import cross
+from show.small_recordings import record_translator
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
 
@@ -250,10 +250,10 @@ def test_a_recording_that_is_none_is_refused(capsys, tmp_path):
 
 
 @pytest.fixture
-def crossed(tmp_path):
+def translator_recordings(tmp_path):
     """Files of recordings of a translator: of cross attention alone, and of both kinds."""
     for kind in ("additive", "transformer"):
-        cross(kind).save(tmp_path / f"{kind}.reg")
+        record_translator(kind).save(tmp_path / f"{kind}.reg")
     return tmp_path
 
 
@@ -263,36 +263,39 @@ def head(capsys, *arguments):
     return code, " ".join(said.out.split()), said.err
 
 
-def test_a_recording_of_cross_attention_alone_is_named_for_what_it_is(capsys, crossed):
-    code, out, err = head(capsys, crossed / "additive.reg")
+def test_a_recording_of_cross_attention_alone_is_named_for_what_it_is(capsys, translator_recordings):
+    code, out, err = head(capsys, translator_recordings / "additive.reg")
     assert (code, err) == (0, "")
     assert out.startswith("additive: 1 layer, 1 head. 3 tokens look at 5. This is cross attention, of one text to another. ")
     assert "columns are keys: a cat is asleep ⟨end⟩" in out
-    assert head(capsys, crossed / "additive.reg", "--attention", "cross")[1] == out
-    assert "The columns: 0 a, 1 cat, 2 is, 3 asleep, 4 ⟨end⟩." in head(capsys, crossed / "additive.reg", "--head", "0.0")[1]
+    assert head(capsys, translator_recordings / "additive.reg", "--attention", "cross")[1] == out
+    assert (
+        "The columns: 0 a, 1 cat, 2 is, 3 asleep, 4 ⟨end⟩."
+        in head(capsys, translator_recordings / "additive.reg", "--head", "0.0")[1]
+    )
     assert "what 'chat', token 1, attended to: the mean of all heads of the one layer" in head(
-        capsys, crossed / "additive.reg", "--query", "chat"
+        capsys, translator_recordings / "additive.reg", "--query", "chat"
     )[1]  # fmt: skip
-    code, _, err = head(capsys, crossed / "additive.reg", "--attention", "self")
+    code, _, err = head(capsys, translator_recordings / "additive.reg", "--attention", "self")
     assert (code, err) == (2, "regard heads: this recording has no self attention; it has cross.\n")
 
 
-def test_of_two_kinds_of_attention_the_own_is_shown_and_the_other_named(capsys, crossed):
-    _, out, _ = head(capsys, crossed / "transformer.reg")
+def test_of_two_kinds_of_attention_the_own_is_shown_and_the_other_named(capsys, translator_recordings):
+    _, out, _ = head(capsys, translator_recordings / "transformer.reg")
     assert out.startswith("transformer: 2 layers, 6 heads. 3 tokens. There is cross attention too: --attention cross. ")
-    _, out, _ = head(capsys, crossed / "transformer.reg", "--attention", "cross")
+    _, out, _ = head(capsys, translator_recordings / "transformer.reg", "--attention", "cross")
     assert out.startswith(
         "transformer: 2 layers, 6 heads. 3 tokens look at 5. This is cross attention, of one text to another. "
     )
     with pytest.raises(SystemExit) as left:
-        main(["heads", str(crossed / "transformer.reg"), "--attention", "both"])
+        main(["heads", str(translator_recordings / "transformer.reg"), "--attention", "both"])
     assert left.value.code == 2
 
 
-def test_a_page_of_cross_attention_alone_is_written(capsys, crossed):
-    code, _, err = head(capsys, crossed / "additive.reg", "--page", crossed / "page.html")
+def test_a_page_of_cross_attention_alone_is_written(capsys, translator_recordings):
+    code, _, err = head(capsys, translator_recordings / "additive.reg", "--page", translator_recordings / "page.html")
     assert (code, err) == (0, "")
-    assert (crossed / "page.html").stat().st_size > 10_000
+    assert (translator_recordings / "page.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -9,14 +9,14 @@ from contextlib import suppress
 import pytest
 import torch
 
-from generate.small import gpt2
+from generate.small_models import gpt2
 from regard import load
 from regard.cli import main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
-from show.recorded import small
-from text.pairs.small import many
+from show.small_recordings import record_small_model
+from text.pairs.small_pairs import make_pairs
 
 CLIPBOARD = "\x1b]52;c;aGVsbG8=\x07"  # a terminal that obeys puts "hello" on the clipboard
 HOSTILE = f"a{CLIPBOARD}\x9b2J\r\u202eb\u2028\x7f"
@@ -57,14 +57,14 @@ def folder(tmp_path_factory):
     letters.text = Letters(alphabet)
     letters.save(place / "letters")
     translator = RecurrentTranslator("additive", vocabulary=280, width=8, hidden=9)
-    translator.text = BytePair.train([side for pair in many(60) for side in pair], 280)
+    translator.text = BytePair.train([side for pair in make_pairs(60) for side in pair], 280)
     translator.save(place / "translator")
     (place / f"{HOSTILE}.txt").write_text((HOSTILE.replace("\r", "") + TEXT) * 20)  # a \r would be read as the end of a line
     return place
 
 
 def load_copy(path):
-    small().save(path)
+    record_small_model().save(path)
     return load(path)
 
 
@@ -94,7 +94,7 @@ COMMANDS = {
 RANDOM = ("generate", "generate, looking", "translate")  # write whatever a model with random weights likes
 
 
-def found(folder, command):
+def resolve_arguments(folder, command):
     """The arguments of a command, with the paths of the files that there are."""
     return [str(folder / one) if (folder / one).exists() else one for one in COMMANDS[command]]
 
@@ -105,7 +105,7 @@ def test_no_command_hands_a_terminal_what_it_would_obey(command, folder, capfd, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     try:
-        code = main(found(folder, command))
+        code = main(resolve_arguments(folder, command))
     except SystemExit as end:
         code = end.code
     said = capfd.readouterr()
@@ -127,7 +127,7 @@ def run(arguments, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["heads", "heads of a damaged file", "generate", "evaluate nothing"])
 def test_a_terminal_that_has_only_ascii_is_given_only_ascii(command, folder):
-    done = run(found(folder, command))
+    done = run(resolve_arguments(folder, command))
     assert done.returncode in (0, 2)
     assert b"Traceback" not in done.stderr
     assert STEERING.findall((done.stdout + done.stderr).decode("ascii")) == []
@@ -147,7 +147,7 @@ def test_a_terminal_gets_colours_and_no_other_sequence(command, folder):
     ours, theirs = os.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     with subprocess.Popen(
-        [sys.executable, "-m", "regard", *found(folder, command)],
+        [sys.executable, "-m", "regard", *resolve_arguments(folder, command)],
         stdout=theirs,
         stderr=subprocess.PIPE,  # where no bar is drawn
         env={**environment, "COLUMNS": "120", "TERM": "xterm-256color"},

@@ -11,7 +11,7 @@ from regard.models.recurrent import RecurrentTranslator
 from regard.show.page.recording_entry import Place
 from regard.show.page.session import Session
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
-from show.page.translators import READ, small
+from show.page.translators import READ, train_small_translator
 
 LOADING = "Loading smollm2, which can take a minute; --model pocket opens at once."
 NOTE = (
@@ -29,7 +29,7 @@ def patient(monkeypatch):
 def run(tmp_path, monkeypatch):
     """A folder as regard translate --train leaves it."""
     monkeypatch.chdir(tmp_path)
-    small("additive").save("run/model")
+    train_small_translator("additive").save("run/model")
     return "run/model"
 
 

@@ -29,7 +29,7 @@ def a_quiet_place(tmp_path, monkeypatch):
     (tmp_path / "story.txt").write_text(STORY)
 
 
-def said(capsys, *arguments):
+def run_train(capsys, *arguments):
     code = main(["train", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
@@ -37,7 +37,7 @@ def said(capsys, *arguments):
 
 @pytest.mark.slow
 def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
-    code, out, err = said(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--observe", "every=5")
+    code, out, err = run_train(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--observe", "every=5")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     config = TrainConfig.from_table({}, text="story.txt", steps=11)
@@ -52,14 +52,14 @@ def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
 @pytest.mark.slow
 def test_the_same_command_goes_on_and_a_changed_one_is_refused(capsys):
     command = ["--text", "story.txt", *SMALL]
-    said(capsys, *command, "--steps", "3")
-    code, out, _ = said(capsys, *command, "--steps", "5")
+    run_train(capsys, *command, "--steps", "3")
+    code, out, _ = run_train(capsys, *command, "--steps", "5")
     assert code == 0
     assert "resuming after step 3\n" in out
-    code, out, _ = said(capsys, *command, "--steps", "5")
+    code, out, _ = run_train(capsys, *command, "--steps", "5")
     assert code == 0
     assert "all 5 steps are done; a larger --steps continues\n" in out
-    code, _, err = said(capsys, *command, "--steps", "5", "--learning-rate", "0.5")
+    code, _, err = run_train(capsys, *command, "--steps", "5", "--learning-rate", "0.5")
     assert code == 2
     assert err == (
         "regard train: learning_rate is 0.5, but the run in run has 0.001; a change would alter its results. "
@@ -73,7 +73,7 @@ def test_flags_stand_over_the_file(capsys, tmp_path):
         'text = "story.txt"\nsteps = 3\nbatch = 2\nbetas = [0.8, 0.9]\nmask_documents = true\n'
         "[model]\nlayers = 1\nheads = 2\nwidth = 12\ncontext = 7\n"
     )
-    code, out, _ = said(capsys, "--config", "small.toml", "--batch", "4", "--no-mask-documents", "--width", "6")
+    code, out, _ = run_train(capsys, "--config", "small.toml", "--batch", "4", "--no-mask-documents", "--width", "6")
     assert code == 0
     lines = out.splitlines()
     for line in ("steps = 3", "batch = 4", "betas = [0.8, 0.9]", "mask_documents = false", "width = 6", "inner = 24"):
@@ -102,7 +102,7 @@ def test_there_is_a_flag_for_every_field(capsys):
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
-    code, _, err = said(capsys, *arguments)
+    code, _, err = run_train(capsys, *arguments)
     assert code == 2
     assert err.startswith("regard train: ")
     assert says in err
@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
 @pytest.mark.parametrize(("rate", "warns"), [(1e9, True), (90e9, False)])
 def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(capsys, monkeypatch, rate, warns):
     monkeypatch.setattr(train, "measure_product_rate", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
-    code, out, _ = said(capsys, "--text", "story.txt", "--steps", "2", *SMALL, "--precision", "bfloat16")
+    code, out, _ = run_train(capsys, "--text", "story.txt", "--steps", "2", *SMALL, "--precision", "bfloat16")
     expected = "at 1 GFLOP/s in bfloat16 and at 52 in float32: use --precision float32"
     assert (code, expected in out, "warning" in out) == (0, warns, warns)
 
@@ -121,13 +121,13 @@ def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(caps
 @pytest.mark.slow
 def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = said(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--sample-every", "5")
+    _, out, _ = run_train(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--sample-every", "5")
     lines = out.splitlines()
     table = lines[next(n for n, line in enumerate(lines) if line.split()[:1] == ["step"]) :]
     assert max(map(len, table[: table.index("")])) <= 40
 
 
-def started(tmp_path, *arguments, **settings):
+def start_training(tmp_path, *arguments, **settings):
     command = [sys.executable, "-W", "error", "-m", "regard", "train", "--text", "story.txt", *SMALL, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
@@ -137,7 +137,7 @@ def started(tmp_path, *arguments, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_with_a_checkpoint_a_sentence_and_its_code(tmp_path, number, code):
-    process = started(tmp_path, "--steps", "1000000", "--checkpoint-every", "0", "--evaluate-every", "0")
+    process = start_training(tmp_path, "--steps", "1000000", "--checkpoint-every", "0", "--evaluate-every", "0")
     for line in process.stdout:
         if line.split()[:1] == ["1"]:  # the first step is done, and told through the pipe
             break
@@ -151,7 +151,7 @@ def test_a_signal_ends_it_with_a_checkpoint_a_sentence_and_its_code(tmp_path, nu
 
 @pytest.mark.slow
 def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whole(tmp_path):
-    done = started(tmp_path, "--steps", "4", "--checkpoint-every", "2", "--width", "64")
+    done = start_training(tmp_path, "--steps", "4", "--checkpoint-every", "2", "--width", "64")
     assert done.wait(60) == 0
     done.communicate()
     last = tmp_path / "run" / "checkpoints" / "step-00000004"
@@ -160,14 +160,14 @@ def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whol
     def little_room():
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # of each file
 
-    process = started(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64", preexec_fn=little_room)
+    process = start_training(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64", preexec_fn=little_room)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2, out
     assert "could not be written" in err
     assert err.count("\n") == 1
     assert CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest().step == 4
     assert not list((tmp_path / "run").rglob(".*partial"))
-    again = started(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64")
+    again = start_training(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64")
     out, err = again.communicate(timeout=60)
     assert (again.returncode, err) == (0, "")
     assert "resuming after step 4" in out
@@ -175,7 +175,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whol
 
 @pytest.mark.slow
 def test_what_is_written_goes_through_a_pipe_line_by_line(tmp_path):
-    process = started(tmp_path, "--steps", "1000000", "--evaluate-every", "0")
+    process = start_training(tmp_path, "--steps", "1000000", "--evaluate-every", "0")
     begun = time.monotonic()
     for line in process.stdout:
         if line.split()[:1] == ["1"]:

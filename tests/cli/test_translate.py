@@ -16,7 +16,7 @@ from regard.train import TrainConfig
 from regard.train.config import TEXT_SETTINGS
 from regard.train.listeners.json_lines import read_rows
 from regard.train.translator_sizes import list_arguments
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
 SMALL += ["--evaluate-every", "5", "--layers", "1"]
@@ -26,15 +26,15 @@ SMALL += ["--evaluate-every", "5", "--layers", "1"]
 def a_quiet_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    aligned(tmp_path, "some", many(60))
-    for name, some in (("train", many(60)), ("val", many(70)[60:])):
-        aligned(tmp_path / "set", name, some)
+    write_pairs(tmp_path, "some", make_pairs(60))
+    for name, some in (("train", make_pairs(60)), ("val", make_pairs(70)[60:])):
+        write_pairs(tmp_path / "set", name, some)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small random translator with its vocabulary beside it."""
-    sentences = [side for pair in many(60) for side in pair]
+    sentences = [side for pair in make_pairs(60) for side in pair]
     model = RecurrentTranslator("additive", vocabulary=280, width=8, hidden=9)
     model.text = BytePair.train(sentences, 280)
     path = tmp_path_factory.mktemp("model") / "small"
@@ -42,13 +42,13 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def said(capsys, *arguments):
+def run_translate(capsys, *arguments):
     code = main(["translate", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def expected(folder, sentences, **settings):
+def translate_and_escape(folder, sentences, **settings):
     found = translate_sentences(translator.load(folder), sentences, **settings)
     return [re.sub(r"[^ -~\u00a1-\uffff]", lambda x: x[0].encode("unicode_escape").decode(), one) for one in found]
 
@@ -56,17 +56,17 @@ def expected(folder, sentences, **settings):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_each_sentence_becomes_a_line(capsys, folder, beams):
     sentences = ["1 one", "2 two three"]
-    code, out, err = said(capsys, *sentences, "--model", folder, "--beams", str(beams))
+    code, out, err = run_translate(capsys, *sentences, "--model", folder, "--beams", str(beams))
     assert (code, err) == (0, "")
-    assert out.split("\n") == [*expected(folder, sentences, beams=beams), ""]
+    assert out.split("\n") == [*translate_and_escape(folder, sentences, beams=beams), ""]
 
 
 def test_lines_of_standard_input_become_as_many_lines_in_their_order(capsys, folder, monkeypatch):
     sentences = ["2 two three five", "1 one", "", "7 seven"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(sentences) + "\n"))
-    code, out, err = said(capsys, "--lines", "--model", folder)
+    code, out, err = run_translate(capsys, "--lines", "--model", folder)
     assert (code, err) == (0, "")
-    assert out.split("\n") == [*expected(folder, sentences), ""]
+    assert out.split("\n") == [*translate_and_escape(folder, sentences), ""]
     assert out.split("\n")[2] == ""
 
 
@@ -74,20 +74,20 @@ def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeyp
     monkeypatch.setattr(
         "regard.cli.translate.translate_sentences", lambda model, some, **settings: ["a\x1b[31mb" for _ in some]
     )
-    _, out, _ = said(capsys, "1 one", "--model", folder)
+    _, out, _ = run_translate(capsys, "1 one", "--model", folder)
     assert "\x1b" not in out
     assert out.startswith("a")
 
 
 @pytest.mark.slow
 def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
-    code, out, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
-    sources, references = zip(*many(60), strict=True)
+    code, out, err = run_translate(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
+    sources, references = zip(*make_pairs(60), strict=True)
     found = list(translate_sentences(translator.load(folder), sources))
     assert (code, err) == (0, "")
     assert out.splitlines() == ["60 sentences", str(bleu(found, references)), str(chrf(found, references))]
     (tmp_path / "some.fr").write_text("un\n")
-    code, _, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
+    code, _, err = run_translate(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
     assert (code, err.count("\n")) == (2, 1)
     assert err.endswith("some.en 60 and some.fr 1: line n must translate line n.\n")
 
@@ -95,18 +95,18 @@ def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [["--heads", "2"], ["--kind", "recurrent", "--attention", "additive", "--hidden", "9"]])
 def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys, tmp_path, kind):
-    code, out, err = said(capsys, "--train", *SMALL, *kind, "--steps", "6", "--sample-every", "5")
+    code, out, err = run_translate(capsys, "--train", *SMALL, *kind, "--steps", "6", "--sample-every", "5")
     assert (code, err) == (0, "")
     assert "sentence pairs, " in out
     assert "of peak" not in out  # whose operations are not counted
     assert "model: run/model, the best: " in out
-    code, out, _ = said(capsys, "--train", *SMALL, *kind, "--steps", "11")
+    code, out, _ = run_translate(capsys, "--train", *SMALL, *kind, "--steps", "11")
     assert code == 0
     assert "resuming after step 6\n" in out
     assert [row["step"] for row in read_rows(tmp_path / "run" / "log.jsonl")] == [*range(1, 12)]
-    code, out, err = said(capsys, "1 one", "--model", "run/model")
+    code, out, err = run_translate(capsys, "1 one", "--model", "run/model")
     assert (code, err, out.count("\n")) == (0, "", 1)
-    code, _, err = said(capsys, "--train", *SMALL, *kind, "--steps", "11", "--dropout", "0.5")
+    code, _, err = run_translate(capsys, "--train", *SMALL, *kind, "--steps", "11", "--dropout", "0.5")
     assert code == 2
     assert err.startswith("regard translate: model.dropout is 0.5, but the run in run has 0.1")
 
@@ -117,7 +117,7 @@ def test_a_config_file_of_a_translator_is_trained_by_both_commands(capsys, tmp_p
         'pairs = "some"\nvocabulary = "280"\nbatch_tokens = 150\nevaluate_every = 0\n'
         '[model]\nkind = "recurrent"\nwidth = 12\nhidden = 7\n'
     )
-    code, out, err = said(capsys, "--train", "--config", "small.toml", "--steps", "2", "--hidden", "9", "--out", "one")
+    code, out, err = run_translate(capsys, "--train", "--config", "small.toml", "--steps", "2", "--hidden", "9", "--out", "one")
     assert (code, err) == (0, "")
     shown = tomllib.loads(out[: out.index("\n\n", out.index("[model]"))])
     assert (shown["model"]["hidden"], shown["model"]["dropout"], shown["label_smoothing"]) == (9, 0.1, 0.1)
@@ -151,7 +151,7 @@ def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_2(capsys, folder, arguments, says):
-    code, _, err = said(capsys, *(one.format(folder=folder) for one in arguments))
+    code, _, err = run_translate(capsys, *(one.format(folder=folder) for one in arguments))
     assert code == 2
     assert err.startswith("regard translate: ")
     assert says in err

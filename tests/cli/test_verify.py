@@ -21,7 +21,7 @@ def a_screen_of_80_columns(monkeypatch):
 
 
 @pytest.fixture
-def perturbed(monkeypatch):
+def figures_with_a_misprint(monkeypatch):
     """The figures, one weight of 'simple-all' printed otherwise."""
     changed = copy.deepcopy(printed_numbers.load_printed_numbers())
     example = next(example for example in changed["examples"] if example["id"] == "simple-all")
@@ -37,7 +37,7 @@ def test_every_number_of_the_lectures_is_right_and_the_exit_code_says_so(capsys)
     assert err == ""
 
 
-def test_a_number_that_is_off_turns_its_verdict_and_the_exit_code(perturbed, capsys):
+def test_a_number_that_is_off_turns_its_verdict_and_the_exit_code(figures_with_a_misprint, capsys):
     assert main(["verify"]) == 1
     out = capsys.readouterr().out
     assert Verdict.DIFFERS in out
@@ -45,7 +45,7 @@ def test_a_number_that_is_off_turns_its_verdict_and_the_exit_code(perturbed, cap
     assert "1 differs." in out
 
 
-def test_an_example_that_is_right_stays_right_beside_one_that_is_off(perturbed, capsys):
+def test_an_example_that_is_right_stays_right_beside_one_that_is_off(figures_with_a_misprint, capsys):
     assert main(["verify", "simple-one-query"]) == 0
     assert main(["verify", "simple-one-query", "simple-all"]) == 1
 
@@ -122,7 +122,7 @@ def count(numbers):
     return sum(map(count, numbers)) if isinstance(numbers, list) else 1
 
 
-def test_json_says_what_differs(perturbed, capsys):
+def test_json_says_what_differs(figures_with_a_misprint, capsys):
     assert main(["verify", "simple-all", "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
     assert record["ok"] is False

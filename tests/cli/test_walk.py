@@ -43,7 +43,7 @@ def walk(capsys):
 
 
 @pytest.fixture
-def refused(capsys):
+def get_error_line(capsys):
     def run(*arguments):
         """The one line that `regard walk` gives on bad input."""
         try:
@@ -138,29 +138,29 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
     assert "right weights" in walk("--example", "leak", "--query", "dog")
 
 
-def test_words_that_cannot_be_found_give_the_command_that_finds_them(refused):
-    assert "occurs 2 times in the sentence: use --query 0 or --query 2." in refused("--words", "a b a", "--query", "a")
-    assert "use --query @1 or --query @2." in refused("--words", "3 1 1 2", "--query", "1")
-    assert "is not a word of the sentence: Your, journey, starts, with, one, step." in refused("--query", "zebra")
-    assert "numbered from 0 to 5" in refused("--query", "6")
-    assert "has no sentence" in refused("--example", "scale", "--query", "a")
+def test_words_that_cannot_be_found_give_the_command_that_finds_them(get_error_line):
+    assert "occurs 2 times in the sentence: use --query 0 or --query 2." in get_error_line("--words", "a b a", "--query", "a")
+    assert "use --query @1 or --query @2." in get_error_line("--words", "3 1 1 2", "--query", "1")
+    assert "is not a word of the sentence: Your, journey, starts, with, one, step." in get_error_line("--query", "zebra")
+    assert "numbered from 0 to 5" in get_error_line("--query", "6")
+    assert "has no sentence" in get_error_line("--example", "scale", "--query", "a")
 
 
-def test_bad_input_is_one_line(refused, tmp_path):
-    assert "Did you mean causal?" in refused("--example", "causl")
-    assert "at least one word" in refused("--words", "  ")
-    assert "--rows must be at least 1" in refused("--rows", "0")
-    assert "--heads must be at least 1" in refused("--words", "a", "--heads", "0")
-    assert "invalid int value" in refused("--words", "a", "--heads", "two")
-    assert "is not a rule" in refused("--words", "a", "--mask", "diagonal")
-    assert "leave out --words" in refused("--example", "simple", "--words", "a")
-    assert "--seed" in refused("--seed", "3")
-    assert "2^63" in refused("--words", "a", "--seed", "-1")
-    assert "No such file" in refused("--words", "a", "--vectors", str(tmp_path / "none.npy"))
+def test_bad_input_is_one_line(get_error_line, tmp_path):
+    assert "Did you mean causal?" in get_error_line("--example", "causl")
+    assert "at least one word" in get_error_line("--words", "  ")
+    assert "--rows must be at least 1" in get_error_line("--rows", "0")
+    assert "--heads must be at least 1" in get_error_line("--words", "a", "--heads", "0")
+    assert "invalid int value" in get_error_line("--words", "a", "--heads", "two")
+    assert "is not a rule" in get_error_line("--words", "a", "--mask", "diagonal")
+    assert "leave out --words" in get_error_line("--example", "simple", "--words", "a")
+    assert "--seed" in get_error_line("--seed", "3")
+    assert "2^63" in get_error_line("--words", "a", "--seed", "-1")
+    assert "No such file" in get_error_line("--words", "a", "--vectors", str(tmp_path / "none.npy"))
     np.save(tmp_path / "v.npy", np.ones((3, 2)))
-    assert "there are 2 words" in refused("--words", "a b", "--vectors", str(tmp_path / "v.npy"))
-    assert "no W_query" in refused("--weights", str(tmp_path / "v.npy"))
-    assert "cannot be split evenly" in refused(
+    assert "there are 2 words" in get_error_line("--words", "a b", "--vectors", str(tmp_path / "v.npy"))
+    assert "no W_query" in get_error_line("--weights", str(tmp_path / "v.npy"))
+    assert "cannot be split evenly" in get_error_line(
         "--weights", weights_of(tmp_path, MultiHeadAttention(3, 4, 6, 0.0, 2)), "--heads", "3"
     )
 
@@ -327,10 +327,10 @@ def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, sp
     assert "columns 1 to" not in walk("--model", speaking["wide"], "--words", "a man rides a horse", "--rows", "134")
 
 
-def test_a_model_without_additive_attention_is_named_for_what_it_is(refused, speaking):
-    assert "has no attention to show: regard translate prints" in refused("--model", speaking["plain"])
-    assert "is a transformer with dot-product attention" in refused("--model", speaking["transformer"])
-    assert "is not a translator's name" in refused("--model", "pocket")
-    assert "use --example additive with it, got dog." in refused("--example", "dog", "--model", speaking["additive"])
-    assert "leave out --seed, or --model." in refused("--model", speaking["additive"], "--seed", "3")
-    assert "the text has no word to translate" in refused("--model", speaking["additive"], "--words", " ")
+def test_a_model_without_additive_attention_is_named_for_what_it_is(get_error_line, speaking):
+    assert "has no attention to show: regard translate prints" in get_error_line("--model", speaking["plain"])
+    assert "is a transformer with dot-product attention" in get_error_line("--model", speaking["transformer"])
+    assert "is not a translator's name" in get_error_line("--model", "pocket")
+    assert "use --example additive with it, got dog." in get_error_line("--example", "dog", "--model", speaking["additive"])
+    assert "leave out --seed, or --model." in get_error_line("--model", speaking["additive"], "--seed", "3")
+    assert "the text has no word to translate" in get_error_line("--model", speaking["additive"], "--words", " ")

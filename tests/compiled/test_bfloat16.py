@@ -20,7 +20,7 @@ def put(x, at, factor, out, to, count):
 
 
 @numba.njit
-def paired(x, at, y, other, out, to, count):
+def pack_pairs(x, at, y, other, out, to, count):
     bfloat16.pack_row_pairs(x, at, y, other, out, to, count)
 
 
@@ -58,7 +58,7 @@ def test_a_nan_whose_bits_are_all_set_stays_one():
 def test_of_a_pair_the_first_is_the_lower_half(count, at, other, to):
     x, y = (np.arange(start, start + 90, dtype=np.uint16) for start in (0, 2**16 - 90))
     out = np.full(90, 7, np.uint32)
-    paired(x, at, y, other, out, to, count)
+    pack_pairs(x, at, y, other, out, to, count)
     np.testing.assert_array_equal(
         out[to : to + count].view(np.uint16).reshape(-1, 2), np.stack([x[at : at + count], y[other : other + count]], 1)
     )

@@ -8,12 +8,12 @@ from docs.site import write_gallery
 
 from regard.show.page.gallery import LEAK, list_gallery
 from regard.show.page.session import Session
-from show.page.asking import sorter
+from show.page.server_client import make_sorter
 
 
 @pytest.mark.slow
 def test_each_item_of_the_gallery_is_a_file_that_the_index_links(tmp_path):
-    session = Session(None, sorter())
+    session = Session(None, make_sorter())
     write_gallery(tmp_path, session)
     index = (tmp_path / "index.html").read_text()
     links = re.findall(r'href="(\w+)\.html#view=(\w+)&amp;find=clearest"', index)

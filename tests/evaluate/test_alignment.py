@@ -18,7 +18,7 @@ def text():
     return BytePair.train(LINES, 300)
 
 
-def made(kind, text):
+def make_model(kind, text):
     torch.manual_seed(0)
     if kind == "transformer":
         model = Transformer(vocabulary=text.vocabulary, width=12, heads=3, layers=2)
@@ -58,7 +58,7 @@ def test_a_letter_cut_into_its_bytes_is_one_word():
 
 @pytest.mark.parametrize("kind", ["additive", "transformer"])
 def test_each_row_is_of_the_query_that_predicts_its_word(kind, text):
-    model, end = made(kind, text), text.end
+    model, end = make_model(kind, text), text.end
     asked, written = text.encode(SOURCE), text.encode(TARGET)
     found = align(model, SOURCE, TARGET)
     assert found.source == ["The", "cat", ",", "that", "was", "on", "the", "mat", ",", "jumped", ".", END_LABEL]
@@ -76,6 +76,6 @@ def test_each_row_is_of_the_query_that_predicts_its_word(kind, text):
 
 def test_a_model_without_attention_and_a_sentence_without_words_are_refused(text):
     with pytest.raises(DataError, match="no attention"):
-        align(made(None, text), SOURCE, TARGET)
+        align(make_model(None, text), SOURCE, TARGET)
     with pytest.raises(DataError, match="no word"):
-        align(made("additive", text), SOURCE, " ")
+        align(make_model("additive", text), SOURCE, " ")

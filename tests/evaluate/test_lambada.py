@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluate.small import gpt2, theirs
+from evaluate.small_gpt2 import gpt2, theirs
 from regard import ConfigError, DataError
 from regard.evaluate import lambada, stop_tokens
 from regard.text import BytePair, Letters
@@ -73,7 +73,7 @@ def test_theirs_is_scored_like_ours(model, tmp_path):
     assert others.right == ours.right
 
 
-def after(table):
+def make_table_model(table):
     """A model that holds likely what a table says comes after each token, the first of them most."""
 
     def model(tokens):
@@ -111,7 +111,7 @@ def encode(text):
 def test_stop_words_may_not_begin_the_last_word_where_they_are_left_out(passage, table, plain, filtered):
     stop = stop_tokens(WORDS)
     assert stop == [1, 3, 5]
-    found = lambada(after(table), [passage], encode, stop=stop)
+    found = lambada(make_table_model(table), [passage], encode, stop=stop)
     assert (found.right, found.right_filtered) == (plain, filtered)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within, cross_entropy_bounds
-from evaluate.small import gpt2, theirs, written_out
+from evaluate.small_gpt2 import compute_losses_by_windows, gpt2, theirs
 from regard import ConfigError, DataError, ShapeError
 from regard.evaluate import perplexity
 from regard.evaluate.perplexity import count_words_and_bytes
@@ -35,7 +35,7 @@ def text(length, seed=0):
 def test_it_is_the_plain_sum_of_log_probabilities_each_token_once(model, length, context, data):
     stride, batch = data.draw(st.integers(1, context)), data.draw(st.integers(1, 7))
     tokens = text(length)
-    expected = written_out(model, tokens, context, stride)
+    expected = compute_losses_by_windows(model, tokens, context, stride)
     found = perplexity(model, tokens, context=context, stride=stride, batch=batch)
     assert found.tokens == length - 1 == len(expected)
     assert found.nats == pytest.approx(math.fsum(expected), rel=1e-12)

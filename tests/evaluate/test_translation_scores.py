@@ -16,7 +16,7 @@ FOUND = ["the cat sat on the mat", "the dog saw the cat again today", "a mat"]
 WANTED = ["the cat sat on a mat", "the dog saw the cat again and again", "the mat is here"]
 
 
-def by_hand(found, wanted):
+def compute_bleu(found, wanted):
     """The paper's equations, for sentences of which every length of run has a match somewhere."""
     logs = []
     for n in range(1, 5):
@@ -31,7 +31,7 @@ def by_hand(found, wanted):
 
 
 def test_bleu_is_that_of_the_paper():
-    assert bleu(FOUND, WANTED).score == pytest.approx(by_hand(FOUND, WANTED), rel=1e-9)
+    assert bleu(FOUND, WANTED).score == pytest.approx(compute_bleu(FOUND, WANTED), rel=1e-9)
 
 
 @pytest.mark.parametrize("score", [bleu, chrf])

@@ -30,13 +30,13 @@ def test_the_spacing_of_its_makers_is_taken_out(made, written):
     assert detokenize(made) == written
 
 
-def bare(text):
+def remove_spaces_and_marks(text):
     return re.sub(r"\s", "", re.sub(r" @([-,.])@ ", r"\1", text))
 
 
 @given(st.text(st.sampled_from("ab ()[]\"',.;:=@-\n°$")))
 def test_nothing_but_spaces_and_marks_changes_and_lines_stay_lines(text):
-    assert bare(detokenize(text)) == bare(text)
+    assert remove_spaces_and_marks(detokenize(text)) == remove_spaces_and_marks(text)
     assert detokenize(text).count("\n") == text.count("\n")
 
 
@@ -45,5 +45,5 @@ def test_nothing_but_spaces_and_marks_changes_and_lines_stay_lines(text):
 def test_wikitext_2_has_the_words_that_its_makers_count():
     text = FILE.read_text(encoding="utf-8")
     assert count_words(text) == 245_569  # Merity et al. 2016, table 1
-    assert bare(detokenize(text)) == bare(text)
+    assert remove_spaces_and_marks(detokenize(text)) == remove_spaces_and_marks(text)
     assert " @-@ " not in detokenize(text)

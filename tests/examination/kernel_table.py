@@ -133,7 +133,7 @@ def backward_without_scale(q, k, v, slope):
     return dq, dk * q.shape[-1] ** 0.5, dv
 
 
-def detached(q, k, v):
+def attend_detached(q, k, v):
     return blockwise(q, k, v)[0].detach()
 
 
@@ -179,7 +179,7 @@ RIGHT = {
     "base two, stated": (base_two, {"outputs": ("lse2",)}),
     "whole blocks": (powers_of_whole_blocks, {}),
     "flash": (flash, {"offset": "last"}),
-    "flash with its backward": (detached, {"backward": flash_backward}),
+    "flash with its backward": (attend_detached, {"backward": flash_backward}),
     "dropout": (with_lse, {"dropout": (drop, 0.2)}),
     "bfloat16": (with_lse, {"dtype": torch.bfloat16}),
     "sdpa in float16": (
@@ -237,16 +237,16 @@ def scores_for_weights(q, k, v):
     return Weighted(blockwise(q, k, v)[0], q @ share(k, q).mT * q.shape[-1] ** -0.5)
 
 
-def tiled_groups(q, k, v):
+def tile_groups(q, k, v):
     times = q.shape[1] // k.shape[1]
     return blockwise(q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1))[0]
 
 
-def last_block_dropped(q, k, v):
+def drop_last_block(q, k, v):
     return blockwise(q, k, v, 64, stop=max(64, k.shape[-2] // 64 * 64))[0]
 
 
-def filled_up(q, k, v):
+def fill_up_block(q, k, v):
     more = -k.shape[-2] % 16
     return blockwise(q, *(F.pad(x, (0, 0, 0, more)) for x in (k, v)), is_causal=False)[0]
 
@@ -259,7 +259,7 @@ def empty_rows_uniform(q, k, v):
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~see(q, k), -1e9).softmax(-1) @ v
 
 
-def first_corner(q, k, v):
+def align_to_first_corner(q, k, v):
     seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     return F.scaled_dot_product_attention(q, k, v, seen)
 
@@ -296,7 +296,7 @@ def values_for_keys(q, k, v):
     return blockwise(q, v, k)[0]
 
 
-def undivided(q, k, v):
+def attend_without_division(q, k, v):
     context, lse, top = blockwise(q, k, v)
     return context * (lse - top).exp().unsqueeze(-1)
 
@@ -359,19 +359,19 @@ WRONG = {
         weights_of_the_mean_head, "wrong weights", "mean of all heads", {"outputs": ("weights",)}
     ),
     "scores for weights": WrongKernel(scores_for_weights, "wrong weights", "before the softmax"),
-    "groups tiled": WrongKernel(tiled_groups, "mixed heads", "0, 1, 0, 1"),
-    "last block dropped": WrongKernel(last_block_dropped, "wrong mask", "last block of 64"),
-    "block filled up with zeros": WrongKernel(filled_up, "not normalised", "keys of zeros", ALL),
+    "groups tiled": WrongKernel(tile_groups, "mixed heads", "0, 1, 0, 1"),
+    "last block dropped": WrongKernel(drop_last_block, "wrong mask", "last block of 64"),
+    "block filled up with zeros": WrongKernel(fill_up_block, "not normalised", "keys of zeros", ALL),
     "empty rows of NaN": WrongKernel(empty_rows_of_nan, "blind row", "is NaN", LAST),
     "empty rows uniform": WrongKernel(empty_rows_uniform, "blind row", "mean of all values", LAST),
-    "the other corner": WrongKernel(first_corner, "wrong mask", "other end of the keys", LAST),
+    "the other corner": WrongKernel(align_to_first_corner, "wrong mask", "other end of the keys", LAST),
     "exp2 without log2(e)": WrongKernel(powers_of_two, "wrong scale", "log2(e)"),
     "scale of a width rounded up": WrongKernel(width_rounded_up, "wrong scale", "rounded up to a power of two"),
     "exp without the maximum": WrongKernel(exp_overflows, "overflow", "not finite"),
     "half precision inside": WrongKernel(half_inside, "wrong precision", "differs by"),
     "columns beyond a power of two": WrongKernel(columns_beyond_a_power_of_two, "wrong blocks", "it does not"),
     "keys and values exchanged": WrongKernel(values_for_keys, "wrong roles", "exchanged"),
-    "not divided": WrongKernel(undivided, "not normalised", "not divided"),
+    "not divided": WrongKernel(attend_without_division, "not normalised", "not divided"),
     "gradient of k unscaled": WrongKernel(
         functools.partial(flash, mistake="k unscaled"), "wrong gradient", "of k is wrong: it is 4 times"
     ),
@@ -386,7 +386,7 @@ WRONG = {
     "gradients averaged": WrongKernel(functools.partial(flash, mistake="averaged"), "wrong gradient", "averaged, not summed"),
     "gradients exchanged": WrongKernel(functools.partial(flash, mistake="exchanged"), "wrong gradient", "gradient of k"),
     "a backward of its own, unscaled": WrongKernel(
-        detached, "wrong gradient", "the scale", {"backward": backward_without_scale}
+        attend_detached, "wrong gradient", "the scale", {"backward": backward_without_scale}
     ),
     "the rate kept": WrongKernel(
         with_lse, "wrong dropout", "share that is kept", {"dropout": (functools.partial(drop, kept=0.2), 0.2)}

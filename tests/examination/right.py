@@ -41,7 +41,7 @@ X = torch.randn(2, T, C, generator=torch.Generator().manual_seed(3))
 LENGTHS = (3, 6)
 
 
-def own() -> Iterator[Right]:
+def list_own_layers() -> Iterator[Right]:
     """All of regard's own."""
     yield Right("SimpleSelfAttention", layers.SimpleSelfAttention, ALL)
     yield Right("SelfAttention", lambda: layers.SelfAttention(14, 6), ALL)
@@ -54,12 +54,12 @@ def own() -> Iterator[Right]:
     yield Right("AdditiveAttention", lambda: layers.AdditiveAttention(14, 14, 9), ALL)
     for name, function in (("attention", regard.attention), ("attend", regard.attend)):
         for mask in (Causal(), Everything(), Causal() & Window(2), Prefix(2) | Causal(), Window(1, 2)):
-            yield Right(f"{name} with {mask}", held(function, mask=mask), {"expects": mask})
-        yield Right(f"{name} with a softcap", held(function, mask=Causal(), softcap=5.0))
-        yield Right(f"{name} with sinks", held(function, mask=Causal(), sinks=torch.tensor([0.3, -1.0, 2.0])))
+            yield Right(f"{name} with {mask}", bind_settings(function, mask=mask), {"expects": mask})
+        yield Right(f"{name} with a softcap", bind_settings(function, mask=Causal(), softcap=5.0))
+        yield Right(f"{name} with sinks", bind_settings(function, mask=Causal(), sinks=torch.tensor([0.3, -1.0, 2.0])))
         yield Right(f"{name} with a bias", lambda function=function: functools.partial(sloping, function))
-        yield Right(f"{name} with a stated scale", held(function, mask=Causal(), scale=0.7), {"scale": 0.7})
-        yield Right(f"{name} while decoding", held(function, mask=Causal(), offset=4), {"offset": 4})
+        yield Right(f"{name} with a stated scale", bind_settings(function, mask=Causal(), scale=0.7), {"scale": 0.7})
+        yield Right(f"{name} while decoding", bind_settings(function, mask=Causal(), offset=4), {"offset": 4})
 
 
 def sloping(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -68,11 +68,11 @@ def sloping(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) ->
     return function(q, k, v, mask=Causal(), bias=-back * torch.linspace(0.1, 1, q.shape[1], dtype=q.dtype).view(-1, 1, 1))
 
 
-def held(function: Callable[..., Any], **settings: Any) -> Callable[[], Any]:
+def bind_settings(function: Callable[..., Any], **settings: Any) -> Callable[[], Any]:
     return lambda: functools.partial(function, **settings)
 
 
-def of_lectures() -> Iterator[Right]:
+def list_lecture_classes() -> Iterator[Right]:
     """The classes of the lectures, written out."""
     yield Right("lectures' SelfAttention_v1", lambda: lectures.SelfAttentionV1(14, 6), ALL)
     yield Right("lectures' CausalAttention", lambda: lectures.CausalAttention(14, 6, T, 0.2))
@@ -81,7 +81,7 @@ def of_lectures() -> Iterator[Right]:
     yield Right("lectures' MultiHeadAttention with biases", lambda: lectures.MultiHeadAttention(14, 30, 17, 0.0, 5, True))
 
 
-def of_torch() -> Iterator[Right]:
+def list_torch_modules() -> Iterator[Right]:
     """torch's modules and kernels, with masks."""
     for first in (True, False):
         named = "batch first" if first else "batch second"
@@ -114,7 +114,7 @@ def of_torch() -> Iterator[Right]:
     )
 
 
-def of_hand() -> Iterator[Right]:
+def list_handwritten_layers() -> Iterator[Right]:
     """Layers as people write them."""
     for make, told in plain.LAYERS:
         yield Right(make.__name__, make, told)
@@ -128,7 +128,7 @@ def of_hand() -> Iterator[Right]:
     yield Right("with documents", lambda: plain.Packed((0, 0, 0, 1, 1, 1)), {"expects": packed, "sample": X})
 
 
-def of_dtypes() -> Iterator[Right]:
+def list_layers_in_other_dtypes() -> Iterator[Right]:
     """Layers in other precisions than float32."""
     made = {
         "lectures' MultiHeadAttention": lambda: lectures.MultiHeadAttention(14, 30, 17, 0.2, 5),
@@ -149,7 +149,7 @@ def of_dtypes() -> Iterator[Right]:
         yield Right(f"F.scaled_dot_product_attention in {str(dtype)[6:]}", lambda causal=causal: causal, {"sample": sample})
 
 
-def compiled() -> Iterator[Right]:
+def list_compiled_layers() -> Iterator[Right]:
     """What torch.compile makes of right layers."""
     yield Right("compiled Fused", lambda: torch.compile(plain.Fused()), slow=True)
     yield Right(
@@ -159,25 +159,25 @@ def compiled() -> Iterator[Right]:
     )
 
 
-def of_designs() -> Iterator[Right]:
+def list_designs() -> Iterator[Right]:
     """Designs that depart from the common one."""
     for name, make, told in DESIGNS:
         yield Right(name, make, told)
 
 
-def of_variants() -> Iterator[Right]:
+def list_variants() -> Iterator[Right]:
     """Layers as people write them, each in a way of its own."""
     for make, told in VARIANTS:
         yield Right(make.__name__, make, told)
 
 
-def of_kernels() -> Iterator[Right]:
+def list_kernels() -> Iterator[Right]:
     """Kernels that go block by block."""
     for name, make in KERNELS:
         yield Right(name, make)
 
 
-def of_families() -> Iterator[Right]:
+def list_family_layers() -> Iterator[Right]:
     """Small random layers of Hugging Face."""
     for family in FAMILIES:
         yield Right(family.name, family.layer, family.told, slow=not family.quick)
@@ -185,6 +185,17 @@ def of_families() -> Iterator[Right]:
 
 RIGHT = [
     one
-    for some in (own, of_lectures, of_torch, of_hand, of_designs, of_variants, of_kernels, of_dtypes, compiled, of_families)
+    for some in (
+        list_own_layers,
+        list_lecture_classes,
+        list_torch_modules,
+        list_handwritten_layers,
+        list_designs,
+        list_variants,
+        list_kernels,
+        list_layers_in_other_dtypes,
+        list_compiled_layers,
+        list_family_layers,
+    )
     for one in some()
 ]

@@ -27,12 +27,12 @@ class Heads(nn.Module):
 
     def forward(self, x):
         q, k, v = self.split(x)
-        return self.joined(self.weights(q, k) @ v)
+        return self.join_heads(self.weights(q, k) @ v)
 
     def split(self, x):
         return [f(x).unflatten(-1, (H, D)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)]
 
-    def joined(self, context):
+    def join_heads(self, context):
         return self.o_proj(context.transpose(1, 2).flatten(2))
 
     def weights(self, q, k):
@@ -75,7 +75,7 @@ class TalkingHeads(Heads):
         q, k, v = self.split(x)
         scores = torch.einsum("bhij,hg->bgij", q @ k.mT / math.sqrt(D), self.before)
         weights = torch.einsum("bhij,hg->bgij", causal(scores).softmax(-1), self.after)
-        return self.joined(weights @ v), weights
+        return self.join_heads(weights @ v), weights
 
 
 class Gated(Heads):
@@ -83,7 +83,7 @@ class Gated(Heads):
 
     def forward(self, x):
         q, k, v = self.split(x)
-        return self.joined((self.weights(q, k) @ v) * q.sigmoid()), k.exp(), v
+        return self.join_heads((self.weights(q, k) @ v) * q.sigmoid()), k.exp(), v
 
 
 class Checkpointed(Heads):
@@ -110,7 +110,7 @@ class OptionalContext(Heads):
         q, k, v = self.split(x)
         if context is not None:
             k, v = (f(context).unflatten(-1, (H, D)).transpose(1, 2) for f in (self.k_context, self.v_context))
-        return self.joined(self.weights(q, k) @ v)
+        return self.join_heads(self.weights(q, k) @ v)
 
 
 def differential(q, k, v):

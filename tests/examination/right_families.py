@@ -75,12 +75,12 @@ class Family:
         return self.wrap(model)
 
 
-def first(path: str) -> Callable[[nn.Module], nn.Module]:
+def isolate_attention(path: str) -> Callable[[nn.Module], nn.Module]:
     """The attention of a model's first layer alone."""
     return lambda model: Alone(model, model.get_submodule(path))
 
 
-def pictured(path: str) -> Callable[[nn.Module], nn.Module]:
+def isolate_picture_layer(path: str) -> Callable[[nn.Module], nn.Module]:
     """A layer of a model of pictures, from vectors to vectors."""
 
     class Pictured(nn.Module):
@@ -99,7 +99,7 @@ SLIDING = {"sliding_window": 3}
 FAMILIES = [
     Family("gpt2", "GPT2Model", {**GPT, "n_layer": 1}, quick=True),
     Family("llama: rotary, grouped", "LlamaModel", LLAMA, quick=True),
-    Family("llama's attention alone", "LlamaModel", LLAMA, wrap=first("layers.0.self_attn"), quick=True),
+    Family("llama's attention alone", "LlamaModel", LLAMA, wrap=isolate_attention("layers.0.self_attn"), quick=True),
     Family("mistral: a window", "MistralModel", {**LLAMA, **SLIDING}, NEAR, quick=True),
     Family("qwen2", "Qwen2Model", LLAMA),
     Family("qwen3: norms of queries and keys", "Qwen3Model", WIDE),
@@ -123,7 +123,7 @@ FAMILIES = [
     Family("deepseek_v3: latent keys", "DeepseekV3Model", DEEPSEEK),
     Family("granite: a stated scale", "GraniteModel", {**LLAMA, "attention_multiplier": 0.3}, {"scale": 0.3}),
     Family("bert", "BertModel", TEXT, ALL, Encoded, quick=True),
-    Family("bert's attention alone", "BertModel", TEXT, ALL, first("encoder.layer.0.attention.self"), quick=True),
+    Family("bert's attention alone", "BertModel", TEXT, ALL, isolate_attention("encoder.layer.0.attention.self"), quick=True),
     Family("roberta", "RobertaModel", TEXT, ALL, Encoded),
     Family("albert", "AlbertModel", {**TEXT, "embedding_size": WIDTH}, ALL, Encoded),
     Family("modernbert: rotary", "ModernBertModel", {**TEXT, "local_attention": 6}, ALL, Encoded),
@@ -142,8 +142,8 @@ FAMILIES = [
         ALL,
         Encoded,
     ),
-    Family("vit", "ViTModel", IMAGE, ALL, pictured("layers.0"), quick=True),
-    Family("clip's vision", "CLIPVisionModel", IMAGE, ALL, pictured("encoder.layers.0")),
-    Family("siglip", "SiglipVisionModel", IMAGE, ALL, pictured("encoder.layers.0")),
-    Family("dinov2", "Dinov2Model", IMAGE, ALL, pictured("encoder.layer.0")),
+    Family("vit", "ViTModel", IMAGE, ALL, isolate_picture_layer("layers.0"), quick=True),
+    Family("clip's vision", "CLIPVisionModel", IMAGE, ALL, isolate_picture_layer("encoder.layers.0")),
+    Family("siglip", "SiglipVisionModel", IMAGE, ALL, isolate_picture_layer("encoder.layers.0")),
+    Family("dinov2", "Dinov2Model", IMAGE, ALL, isolate_picture_layer("encoder.layer.0")),
 ]

@@ -1,6 +1,6 @@
 """Right kernels that go block by block, as those in wrong_kernels, each with a limit of its own."""
 
-from examination.wrong_kernels import online, turned
+from examination.wrong_kernels import online, rotate_halves
 from examination.wrong_masks import Fused
 
 
@@ -15,7 +15,7 @@ class OnlineWithPositions(Fused):
     """The same, queries and keys turned."""
 
     def attend(self, q, k, v):
-        return online(turned(q), turned(k), v, 16)
+        return online(rotate_halves(q), rotate_halves(k), v, 16)
 
 
 class WholeBlocks(Fused):

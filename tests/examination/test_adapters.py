@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lectures_classes
-from examination.given import CAUSAL, D_IN, Layer, case_of, hiding, later
+from examination.subjects import CAUSAL, D_IN, Layer, case_of, hiding, later
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Padding, SelfAttention, SimpleSelfAttention
 from regard.examination import examine
 from regard.examination.adapters import iterate_adapters
@@ -176,11 +176,11 @@ def noting(function, found):
     """A function of the same arguments that notes what it is given."""
 
     @functools.wraps(function)
-    def noted(*given):
+    def note_inputs(*given):
         found.extend(function(*given))
         return given[0]
 
-    return noted
+    return note_inputs
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

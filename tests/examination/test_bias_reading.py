@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from examination.given import case_of
+from examination.subjects import case_of
 from examination.wrong_calls import H, Rotary, turn_halves
 from regard.examination.probes.order import check_case
 

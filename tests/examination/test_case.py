@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bounds import EXPONENTIAL, assert_within, estimate_rounding
-from examination.given import D_IN, D_OUT, Layer, case_of, hiding, later
+from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, later
 from regard import Causal, MultiHeadAttention, Window, attention
 from regard.examination.case import Case
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.given import CAUSAL, D_IN, D_OUT, Layer, hiding, later
+from examination.subjects import CAUSAL, D_IN, D_OUT, Layer, hiding, later
 from examination.whole_models import Still, causal
 from regard import Causal, Everything, Window
 
@@ -133,13 +133,13 @@ def test_a_choice_of_each_token_alone_is_no_leak():
 
 @pytest.mark.parametrize("block", [16, 32])
 def test_a_leak_of_a_model_at_the_edge_of_a_block_is_found(block):
-    def seen(t):
+    def make_leaky_table(t):
         table = causal(t)
         for i in range(block - 1, t - 1, block):
             table[i, i + 1] = 0
         return table
 
-    (finding,) = regard.examine(Still(seen, size=512)).findings
+    (finding,) = regard.examine(Still(make_leaky_table, size=512)).findings
     assert finding.kind == "future leak"
     assert finding.evidence.startswith("with 40 tokens replacing tokens 32 to 39 moves output 31 of the model by ")
     assert regard.examine(Still(causal, size=512))

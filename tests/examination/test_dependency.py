@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, later, ruled
+from examination.subjects import D_IN, Layer, case_of, hiding, later, make_hidden_table
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination import dependency
 
@@ -40,7 +40,7 @@ def test_any_table_is_found(seen):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_is_found_of_a_layer_is_its_rule(rule, dtype):
     sample = torch.randn(2, 7, D_IN)
-    case = case_of(Layer(hiding(ruled(rule))).to(dtype), rule, sample)
+    case = case_of(Layer(hiding(make_hidden_table(rule))).to(dtype), rule, sample)
     assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
 
 
@@ -66,11 +66,11 @@ def test_a_mask_that_is_finite_and_large_enough_does_not(value):
 
 
 def test_masking_after_the_softmax_and_dividing_by_the_sum_is_no_leak():
-    def renormalised(scores):
+    def mask_and_renormalize(scores):
         weights = scores.softmax(-1).tril()
         return weights / weights.sum(-1, keepdim=True)
 
-    case = case_of(Layer(renormalised))
+    case = case_of(Layer(mask_and_renormalize))
     assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
 
 

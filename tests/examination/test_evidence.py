@@ -2,7 +2,7 @@
 
 import torch
 
-from examination.given import D_IN, Layer, case_of, hiding, later
+from examination.subjects import D_IN, Layer, case_of, hiding, later
 from regard import Everything
 from regard.examination import evidence
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import lectures_classes
 import regard
-from examination.given import CAUSAL, D_IN, Layer, hiding, later
+from examination.subjects import CAUSAL, D_IN, Layer, hiding, later
 from regard import Causal, ConfigError, Everything, Padding, Window
 
 RIGHT = [

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import regard
-from examination.given import Layer, hiding, later
+from examination.subjects import Layer, hiding, later
 from regard import Everything
 
 C, HEADS = 12, 3

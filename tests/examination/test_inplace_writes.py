@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.given import Layer, hiding, later
+from examination.subjects import Layer, hiding, later
 from examination.whole_models import Still, causal
 from regard import Everything
 from regard.examination.examine import examine
@@ -16,7 +16,7 @@ from regard.examination.examine import examine
 SEEN = torch.ones(600, 600).tril().bool()
 
 
-def masked(q, k, v, mask):
+def attend_and_wipe_mask(q, k, v, mask):
     """Attention under a mask that is wiped out afterwards."""
     t = q.shape[-2]
     y = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask[:t, :t], -torch.inf).softmax(-1) @ v
@@ -27,36 +27,36 @@ def masked(q, k, v, mask):
 MASK = SEEN.clone()
 
 
-def of_global(q, k, v):
-    return masked(q, k, v, MASK)
+def attend_with_global_mask(q, k, v):
+    return attend_and_wipe_mask(q, k, v, MASK)
 
 
-def of_default(q, k, v, mask=SEEN.clone()):  # noqa: B008
-    return masked(q, k, v, mask)
+def attend_with_default_mask(q, k, v, mask=SEEN.clone()):  # noqa: B008
+    return attend_and_wipe_mask(q, k, v, mask)
 
 
-def of_keyword(q, k, v, *, mask=SEEN.clone()):  # noqa: B008
-    return masked(q, k, v, mask)
+def attend_with_keyword_mask(q, k, v, *, mask=SEEN.clone()):  # noqa: B008
+    return attend_and_wipe_mask(q, k, v, mask)
 
 
-def of_closure(mask):
-    return lambda q, k, v: masked(q, k, v, mask)
+def make_closure_over_mask(mask):
+    return lambda q, k, v: attend_and_wipe_mask(q, k, v, mask)
 
 
 class Owner:
     def attend(self, q, k, v, mask=SEEN.clone()):  # noqa: B008
-        return masked(q, k, v, mask)
+        return attend_and_wipe_mask(q, k, v, mask)
 
 
 @pytest.mark.parametrize(
     ("subject", "mask", "name"),
     [
-        (of_global, MASK, "MASK"),
-        (of_default, of_default.__defaults__[0], "mask"),
-        (of_keyword, of_keyword.__kwdefaults__["mask"], "mask"),
+        (attend_with_global_mask, MASK, "MASK"),
+        (attend_with_default_mask, attend_with_default_mask.__defaults__[0], "mask"),
+        (attend_with_keyword_mask, attend_with_keyword_mask.__kwdefaults__["mask"], "mask"),
         (Owner().attend, Owner.attend.__defaults__[0], "mask"),
-        (closure := of_closure(SEEN.clone()), closure.__closure__[0].cell_contents, "mask"),
-        (partial := functools.partial(masked, mask=SEEN.clone()), partial.keywords["mask"], "mask"),
+        (closure := make_closure_over_mask(SEEN.clone()), closure.__closure__[0].cell_contents, "mask"),
+        (partial := functools.partial(attend_and_wipe_mask, mask=SEEN.clone()), partial.keywords["mask"], "mask"),
     ],
 )
 def test_a_mask_that_a_function_holds_and_changes_is_named_and_put_back(subject, mask, name):
@@ -66,7 +66,7 @@ def test_a_mask_that_a_function_holds_and_changes_is_named_and_put_back(subject,
     assert torch.equal(mask, SEEN)
 
 
-def written(name):
+def make_inplace_writer(name):
     """A function that changes one of q, k and v after its attention."""
 
     def function(q, k, v):
@@ -81,7 +81,7 @@ def written(name):
 def test_a_function_that_changes_an_argument_gets_its_name(name):
     sample = torch.randn(3, 2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
     before = sample.clone()
-    report = examine(written(name), expects=Everything(), sample=tuple(sample))
+    report = examine(make_inplace_writer(name), expects=Everything(), sample=tuple(sample))
     assert [one.kind for one in report.findings] == ["changed input"], str(report)
     assert report.findings[0].evidence.endswith(f": {name}")
     assert torch.equal(sample, before)

@@ -9,7 +9,7 @@ from torch import nn
 
 import lectures_classes
 import regard
-from examination.given import D_IN, Layer, case_of, hiding, later
+from examination.subjects import D_IN, Layer, case_of, hiding, later
 from regard import (
     BareSelfAttention,
     Causal,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import regard
-from examination.given import Layer, hiding, later
+from examination.subjects import Layer, hiding, later
 from examination.whole_models import Still, causal
 from regard.examination import interruption
 

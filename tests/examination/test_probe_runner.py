@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examination.given import Layer, case_of, hiding, later
+from examination.subjects import Layer, case_of, hiding, later
 from regard.examination import probe_runner
 from regard.examination.case import Case
 from regard.examination.identify import match

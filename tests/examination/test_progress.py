@@ -2,9 +2,9 @@
 
 import json
 
-from examination.given import Layer
+from examination.subjects import Layer
 from regard.examination.examine import examine_step_by_step
-from regard.examination.progress import Progress
+from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Finding
 from regard.examination.time_limit import UNLIMITED
 
@@ -12,8 +12,8 @@ WHY = Finding("unfinished", "it stopped", "go on")
 
 
 def test_lines_read_by_another_make_the_same_report():
-    lines, read = [], Progress()
-    progress = Progress(lines.append)
+    lines, read = [], ExaminationProgress()
+    progress = ExaminationProgress(lines.append)
     report = examine_step_by_step(Layer(lambda scores: scores.tril().softmax(-1)), limit=UNLIMITED, progress=progress)
     for line in lines:
         read.apply_line(json.loads(json.dumps(line)))
@@ -26,6 +26,6 @@ def test_lines_read_by_another_make_the_same_report():
 
 
 def test_a_line_with_other_things_in_it_is_not_taken_for_what_was_said():
-    progress = Progress()
+    progress = ExaminationProgress()
     progress.apply_line({"text": "a report", "code": 0})
     assert progress.said == []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import regard
-from examination.given import D_IN, Layer, hiding, later
+from examination.subjects import D_IN, Layer, hiding, later
 from regard.examination.restore_state import preserve_state
 
 
@@ -143,7 +143,7 @@ def test_inside_inference_mode_the_same_is_found():
     assert any("gradient" in one.what for one in report.checked)
 
 
-def unloaded():
+def make_layer_on_meta():
     with torch.device("meta"):
         return Layer(hiding(later))
 
@@ -160,7 +160,7 @@ class Traced(torch.nn.Module):
         (lambda: torch.jit.script(Traced()), "the module that it was made of"),
         (lambda: torch.jit.trace(Traced(), torch.ones(2, 6, D_IN)), "the module that it was made of"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), "Call it once"),
-        (unloaded, "Load them"),
+        (make_layer_on_meta, "Load them"),
     ],
 )
 def test_what_cannot_be_put_back_is_refused(make, says):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.given import Layer, hiding, later
+from examination.subjects import Layer, hiding, later
 
 C = 12
 

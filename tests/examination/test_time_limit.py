@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard
-from examination.given import CAUSAL, Layer, hiding, later
+from examination.subjects import CAUSAL, Layer, hiding, later
 from examination.whole_models import Still, causal
 from regard import ConfigError
 from regard.examination.time_limit import TimeLimit, TimeLimitError

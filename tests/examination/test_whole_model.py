@@ -244,10 +244,10 @@ def test_decoding_of_a_whole_model_is_held_against_its_full_forward():
     assert "decoding with its cache equals the full forward" in [one.what for one in regard.examine(model).checked]
     own = model.positions.forward
 
-    def first(places):
+    def restart_positions(places):
         return own(places if len(places) > 1 else torch.zeros_like(places))
 
-    model.positions.forward = first
+    model.positions.forward = restart_positions
     report = regard.examine(model)
     assert kinds(report) == ["wrong cache"]
     assert report.findings[0].evidence.startswith(

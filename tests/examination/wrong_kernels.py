@@ -49,7 +49,7 @@ def last_block_dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=causal(q, k))
 
 
-def turned(x: Tensor, stretched: float = 1.0) -> Tensor:
+def rotate_halves(x: Tensor, stretched: float = 1.0) -> Tensor:
     """Rotary positions."""
     half = x.shape[-1] // 2
     angle = torch.arange(x.shape[-2])[:, None] / stretched * 100.0 ** -(torch.arange(half) / half)
@@ -60,13 +60,13 @@ def turned(x: Tensor, stretched: float = 1.0) -> Tensor:
 class LastBlockDropped(Fused):
     # with positions in queries and keys, so that no formula is at hand
     def attend(self, q, k, v):
-        return last_block_dropped(turned(q), turned(k), v)
+        return last_block_dropped(rotate_halves(q), rotate_halves(k), v)
 
 
 class TurnedNotRescaled(Fused):
     # the same with positions
     def attend(self, q, k, v):
-        return online(turned(q), turned(k), v, 16, rescaled=False)
+        return online(rotate_halves(q), rotate_halves(k), v, 16, rescaled=False)
 
 
 class EdgeOfBlocks(Fused):

@@ -7,7 +7,7 @@ T, C, H = 6, 12, 3
 D = C // H
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def rotate_half_pairs(x: Tensor, angles: Tensor) -> Tensor:
     """Each half-pair of x by its angle."""
     one, other = x.chunk(2, -1)
     return torch.cat((one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()), -1)
@@ -21,14 +21,14 @@ class Rotary(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(C, C, bias=False) for _ in range(4))
         self.register_buffer("inv_freq", 100 ** (-torch.arange(0, D, 2) / D), persistent=False)
 
-    def placed(self, q, k):
+    def apply_positions(self, q, k):
         angles = torch.arange(q.shape[2])[:, None] * self.inv_freq
-        return turned(q, angles), turned(k, angles)
+        return rotate_half_pairs(q, angles), rotate_half_pairs(k, angles)
 
     def forward(self, x):
         b, t, _ = x.shape
         q, k, v = (f(x).view(b, t, H, D).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = self.placed(q, k)
+        q, k = self.apply_positions(q, k)
         scores = (q @ k.mT / D**0.5).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
         weights = scores.softmax(-1)
         return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), weights
@@ -39,19 +39,19 @@ class RotaryByHead(Rotary):
     # https://github.com/mlfoundations/open_lm/issues/4
     # https://github.com/lucidrains/ring-attention-pytorch/issues/15
     # https://github.com/vukrosic/leo-optimizer/pull/2
-    def placed(self, q, k):
+    def apply_positions(self, q, k):
         angles = (torch.arange(H)[:, None] * self.inv_freq).unsqueeze(1)
-        return turned(q, angles), turned(k, angles)
+        return rotate_half_pairs(q, angles), rotate_half_pairs(k, angles)
 
 
 class RotaryOfQueries(Rotary):
-    def placed(self, q, k):
-        return super().placed(q, k)[0], k
+    def apply_positions(self, q, k):
+        return super().apply_positions(q, k)[0], k
 
 
 class RotaryOfKeys(Rotary):
-    def placed(self, q, k):
-        return q, super().placed(q, k)[1]
+    def apply_positions(self, q, k):
+        return q, super().apply_positions(q, k)[1]
 
 
 class PositionsAllZero(Rotary):
@@ -59,7 +59,7 @@ class PositionsAllZero(Rotary):
         super().__init__()
         self.positions = nn.Embedding(32, C)
 
-    def placed(self, q, k):
+    def apply_positions(self, q, k):
         return q, k
 
     def forward(self, x):

@@ -20,15 +20,15 @@ class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, _ = x.size()
         q, k, v = (f(x).view(b, t, H, D).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-        scores = self.scaled(torch.matmul(q, k.transpose(-2, -1)))
-        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), self.hidden())
+        scores = self.scale_scores(torch.matmul(q, k.transpose(-2, -1)))
+        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), self.get_hidden_score())
         context = self.normal(scores) @ v
         return self.o_proj(context.transpose(1, 2).contiguous().view(b, t, C))
 
-    def hidden(self) -> float:
+    def get_hidden_score(self) -> float:
         return -torch.inf
 
-    def scaled(self, scores: Tensor) -> Tensor:
+    def scale_scores(self, scores: Tensor) -> Tensor:
         return scores / math.sqrt(D)
 
     def normal(self, scores: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Heads(nn.Module):
 class Unscaled(Heads):
     # https://github.com/mlc-ai/mlc-llm/pull/3426
     # https://github.com/delzac/cntkx/issues/10
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return scores
 
 
@@ -69,26 +69,26 @@ class HeadScaledByModel(nn.Module):
 class ScaledByModel(Heads):
     # √ of the whole width: https://github.com/lucidrains/vit-pytorch/issues/65
     # https://github.com/FrancescoSaverioZuppichini/ViT/issues/1
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return scores * C**-0.5
 
 
 class ScaledByWidth(Heads):
     # by d, not √d: https://github.com/duoan/TorchCode/issues/17
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return scores / D
 
 
 class ScaleTurned(Heads):
     # divided by what was to be multiplied: https://github.com/esceptico/perceiver-io/issues/9
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return scores / D**-0.5
 
 
 class ScaleHardcoded(Heads):
     # the √d of another width: https://github.com/BobMcDear/attorch/issues/14
     # https://github.com/lucidrains/muse-maskgit-pytorch/issues/40
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return scores / 8
 
 
@@ -141,7 +141,7 @@ class OverQueries(nn.Module):
 
 class OverHeads(Heads):
     # dim=1 of four axes: https://github.com/FudanNLP/fastNLP/issues/254
-    def hidden(self):
+    def get_hidden_score(self):
         return -1e9
 
     def normal(self, scores):
@@ -174,7 +174,7 @@ class OverHeadsAndKeys(nn.Module):
 
 class NoSoftmax(Heads):
     # https://github.com/PaddlePaddle/PaddleOCR/pull/4556
-    def hidden(self):
+    def get_hidden_score(self):
         return 0.0
 
     def normal(self, scores):
@@ -195,7 +195,7 @@ class ExpUndivided(Heads):
 
 class DividedByScores(Heads):
     # the lectures' first softmax, by the sum of the scores themselves, where some are negative
-    def hidden(self):
+    def get_hidden_score(self):
         return 0.0
 
     def normal(self, scores):
@@ -219,13 +219,13 @@ def exp_overflows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class MaskTooSmall(Heads):
     # -1e4 hides nothing from scores that are lower still: https://github.com/huggingface/transformers/issues/14859
     # https://github.com/TransformerLensOrg/TransformerLens/pull/319
-    def hidden(self):
+    def get_hidden_score(self):
         return -1e4
 
 
 class HalfInside(Heads):
     # scores rounded to half precision in a layer of float32: https://github.com/AI-Hypercomputer/maxtext/pull/1225
-    def scaled(self, scores):
+    def scale_scores(self, scores):
         return (scores / math.sqrt(D)).to(torch.bfloat16).to(scores.dtype)
 
 

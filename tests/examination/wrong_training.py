@@ -23,21 +23,21 @@ class Heads(nn.Module):
         return self.dense(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = self.before(q @ k.mT / math.sqrt(D))
+        scores = self.process_scores(q @ k.mT / math.sqrt(D))
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
-        return self.after(scores.softmax(-1)) @ v
+        return self.process_weights(scores.softmax(-1)) @ v
 
-    def before(self, scores: Tensor) -> Tensor:
+    def process_scores(self, scores: Tensor) -> Tensor:
         return scores
 
-    def after(self, weights: Tensor) -> Tensor:
+    def process_weights(self, weights: Tensor) -> Tensor:
         return weights
 
 
 class DropsAlways(Heads):
     # F.dropout without training=: https://github.com/rixwew/pytorch-fm/issues/21
     # https://github.com/BogiHsu/Tacotron2-PyTorch/issues/8
-    def after(self, weights):
+    def process_weights(self, weights):
         return F.dropout(weights, p=P)
 
 
@@ -50,32 +50,32 @@ class KernelDropsAlways(Heads):
 
 class NotRescaled(Heads):
     # zeros by hand, and nothing divided by 1 - p: https://github.com/rasbt/LLMs-from-scratch/issues/431 explains by what
-    def after(self, weights):
+    def process_weights(self, weights):
         return weights * (torch.rand_like(weights) > P) if self.training else weights
 
 
 class RescaledByDropped(Heads):
     # divided by p, where 1 - p belongs: https://github.com/NVIDIA/apex/pull/816
-    def after(self, weights):
+    def process_weights(self, weights):
         return weights * (torch.rand_like(weights) > P) / P if self.training else weights
 
 
 class RescaledInEvaluation(Heads):
     # as dropout was before it was inverted, with p for 1 - p: https://github.com/scut-mingqinchen/Self2Self/issues/7
-    def after(self, weights):
+    def process_weights(self, weights):
         return weights * (torch.rand_like(weights) > P) if self.training else weights * P
 
 
 class ScoresDropped(Heads):
     # before the softmax, where 0 is a score like any: https://github.com/PaddlePaddle/Parakeet/pull/74, taken back in
     # https://github.com/PaddlePaddle/Parakeet/pull/75
-    def before(self, scores):
+    def process_scores(self, scores):
         return F.dropout(scores, P, self.training)
 
 
 class Detached(Heads):
     # https://github.com/bboylyg/NAD/issues/8
-    def after(self, weights):
+    def process_weights(self, weights):
         return weights.detach()
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bounds import EXPONENTIAL, assert_within, is_stable_under_rounding, sum_bound
-from generate.small import Table, gpt2, hugging_face, rows, table, taken
+from generate.small_models import Table, gpt2, hugging_face, rows, stack_tokens, table
 from regard.generate import generate
 from regard.generate.beams import search_beams
 
@@ -37,11 +37,11 @@ def test_the_sequences_are_those_of_transformers(beams):
     for (seed, n), asked in itertools.product(((0, N), (3, 5), (10, N), (17, 5), (22, N)), SETTINGS):
         model = gpt2(seed, vocabulary=n, loud=4.0)
         prompts = torch.tensor(rows(7, 7, 7, vocabulary=n, seed=seed))
-        end = int(taken(model.generate(prompts, 4, temperature=0))[0, 3])  # one that is likely to come
+        end = int(stack_tokens(model.generate(prompts, 4, temperature=0))[0, 3])  # one that is likely to come
         expected, _ = theirs(model, prompts, beams, 19, end, **asked)
 
         def sequences(one, prompts=prompts, end=end, asked=asked):
-            return taken(one.generate(prompts, 19, beams=beams, end=end, **asked)).tolist()
+            return stack_tokens(one.generate(prompts, 19, beams=beams, end=end, **asked)).tolist()
 
         assert is_stable_under_rounding(model, sequences, n + EXPONENTIAL)  # their scores are in float32
         assert sequences(model) == expected.tolist()
@@ -79,7 +79,7 @@ def test_as_many_beams_as_there_are_sequences_find_the_best_of_all(length_penalt
     every = [s for length in range(1, 5) for s in itertools.product(range(3), repeat=length) if (s[-1] == 2) or length == 4]
     every = [s for s in every if 2 not in s[:-1]]
     scores = {s: sum(float(steps[a, b]) for a, b in zip((0, *s), s, strict=False)) / len(s) ** length_penalty for s in every}
-    found = taken(generate(model, [0], 4, beams=81, end=2, length_penalty=length_penalty))[0].tolist()
+    found = stack_tokens(generate(model, [0], 4, beams=81, end=2, length_penalty=length_penalty))[0].tolist()
     best = max(scores, key=scores.__getitem__)
     assert tuple(found[: len(best)]) == best
 
@@ -87,9 +87,9 @@ def test_as_many_beams_as_there_are_sequences_find_the_best_of_all(length_penalt
 def test_each_of_a_ragged_batch_is_searched_as_it_would_be_alone():
     model = gpt2(2, vocabulary=N, loud=4.0)
     prompts = rows(3, 7, 5, vocabulary=N)
-    together = taken(model.generate(prompts, 9, beams=4, end=END))
+    together = stack_tokens(model.generate(prompts, 9, beams=4, end=END))
     for prompt, found in zip(prompts, together, strict=True):
-        alone = taken(model.generate(prompt, 9, beams=4, end=END))[0]
+        alone = stack_tokens(model.generate(prompt, 9, beams=4, end=END))[0]
         assert torch.equal(found[: len(alone)], alone)
         assert (found[len(alone) :] == END).all()
 
@@ -105,16 +105,16 @@ def test_one_beam_is_greedy():
             return model(torch.tensor(texts))[:, -1].log_softmax(-1)
 
         found = search_beams(model(torch.tensor(texts))[:, -1].log_softmax(-1), step, 1, 9, lambda tokens: False)
-    assert found[0][0].tokens == taken(model.generate(prompt, 9, temperature=0))[0].tolist()
+    assert found[0][0].tokens == stack_tokens(model.generate(prompt, 9, temperature=0))[0].tolist()
 
 
 def test_more_beams_than_tokens_are_no_error():
-    assert taken(generate(table(3), [0], 5, beams=7)).shape == (1, 5)
+    assert stack_tokens(generate(table(3), [0], 5, beams=7)).shape == (1, 5)
 
 
 def test_beams_slide_past_the_context():
     model = gpt2(2, vocabulary=N, loud=4.0, context=9)
-    assert taken(model.generate(rows(7, vocabulary=N), 9, beams=3, past="slide")).shape == (1, 9)
+    assert stack_tokens(model.generate(rows(7, vocabulary=N), 9, beams=3, past="slide")).shape == (1, 9)
 
 
 def test_a_string_ends_a_sequence_of_beams():
@@ -123,7 +123,7 @@ def test_a_string_ends_a_sequence_of_beams():
             return bytes(ord("a") + number for number in ids)
 
     upwards = Table(torch.eye(N).roll(1, 1) * 5)
-    found = taken(generate(upwards, [[0], [2]], 9, beams=3, stop="de", text=Letters(), end=0))
+    found = stack_tokens(generate(upwards, [[0], [2]], 9, beams=3, stop="de", text=Letters(), end=0))
     assert [Letters().bytes(row).decode() for row in found.tolist()] == ["bcde", "deaa"]
 
 
@@ -131,7 +131,7 @@ def test_each_row_ends_at_its_own_limit_as_it_would_alone():
     logits = table(N, seed=3, spread=2.0).logits.log_softmax(-1)
     firsts, limits = [4, 7, 2], [3, 9, 1]
 
-    def searched(rows):
+    def search_rows(rows):
         def step(_, tokens):
             return logits[torch.tensor(tokens)]
 
@@ -140,8 +140,8 @@ def test_each_row_ends_at_its_own_limit_as_it_would_alone():
         )
         return [[(one.tokens, one.score) for one in row] for row in found]
 
-    together = searched([0, 1, 2])
-    assert together == [searched([n])[0] for n in range(3)]
+    together = search_rows([0, 1, 2])
+    assert together == [search_rows([n])[0] for n in range(3)]
     assert [{len(tokens) for tokens, _ in row} for row in together] == [{3}, {9}, {1}]
 
 

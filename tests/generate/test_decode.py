@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import regard
 from example_count import limit_examples
-from generate.small import SIZES, Table, gpt2, hugging_face, rows, taken
+from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
 from regard.generate import choices
 from regard.generate.decode import PieceDecoder
@@ -20,7 +20,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 LETTERS = st.text(alphabet="ab€é🙂", max_size=12)
 
 
-def uncached(model, prompts, count, choose):
+def generate_without_cache(model, prompts, count, choose):
     """Generation as the lectures write it: all of the text through the model for every token."""
     texts = [torch.tensor(prompt) for prompt in prompts]
     with torch.no_grad():
@@ -38,7 +38,9 @@ def greedy(logits):
 @given(LENGTHS, st.integers(1, 9))
 def test_with_the_cache_come_the_tokens_that_come_without(lengths, count):
     prompts = rows(*lengths)
-    assert torch.equal(taken(MODEL.generate(prompts, count, temperature=0)), uncached(MODEL, prompts, count, greedy))
+    assert torch.equal(
+        stack_tokens(MODEL.generate(prompts, count, temperature=0)), generate_without_cache(MODEL, prompts, count, greedy)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -46,22 +48,22 @@ def test_greedy_is_that_of_transformers(seed):
     model = gpt2(seed, layers=3, heads=5, width=35, vocabulary=47)
     prompts = torch.tensor(rows(7, 7, vocabulary=47, seed=seed))
     theirs = hugging_face(model).generate(prompts, max_new_tokens=13, do_sample=False, attention_mask=torch.ones_like(prompts))
-    assert torch.equal(taken(model.generate(prompts, 13, temperature=0)), theirs[:, 7:])
+    assert torch.equal(stack_tokens(model.generate(prompts, 13, temperature=0)), theirs[:, 7:])
 
 
 @settings(max_examples=limit_examples(20))
 @given(LENGTHS, st.sampled_from([{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 2.0}, {"repetition_penalty": 1.5}]))
 def test_each_of_a_batch_draws_what_it_would_draw_alone(lengths, asked):
     prompts, seeds = rows(*lengths), list(range(5, 5 + len(lengths)))
-    together = taken(MODEL.generate(prompts, 7, seed=seeds, **asked))
+    together = stack_tokens(MODEL.generate(prompts, 7, seed=seeds, **asked))
     for prompt, seed, found in zip(prompts, seeds, together, strict=True):
-        assert torch.equal(taken(MODEL.generate(prompt, 7, seed=[seed], **asked))[0], found)
+        assert torch.equal(stack_tokens(MODEL.generate(prompt, 7, seed=[seed], **asked))[0], found)
 
 
 def test_one_seed_gives_every_row_of_a_batch_its_own_and_the_first_that_of_one_alone():
-    found = taken(MODEL.generate(rows(5) * 3, 11, seed=3, temperature=2.0))
+    found = stack_tokens(MODEL.generate(rows(5) * 3, 11, seed=3, temperature=2.0))
     assert len(found.unique(dim=0)) == 3
-    assert torch.equal(taken(MODEL.generate(rows(5), 11, seed=3, temperature=2.0)), found[:1])
+    assert torch.equal(stack_tokens(MODEL.generate(rows(5), 11, seed=3, temperature=2.0)), found[:1])
 
 
 def test_torchs_global_generator_is_left_alone():
@@ -83,7 +85,7 @@ def test_tokens_come_one_at_a_time_as_they_are_asked_for():
 
 def test_nothing_is_asked_of_the_model_after_the_last_token():
     model = Table(torch.randn(N, N))
-    assert taken(regard.generate.generate(model, [1, 2, 3], 3)).shape == (1, 3)
+    assert stack_tokens(regard.generate.generate(model, [1, 2, 3], 3)).shape == (1, 3)
     assert model.calls == [(1, 3), (1, 1), (1, 1)]
     assert list(regard.generate.generate(model, [1, 2, 3], 0)) == []
 
@@ -91,7 +93,7 @@ def test_nothing_is_asked_of_the_model_after_the_last_token():
 def counting(end=None, **asked):
     """A model that counts upwards from the last token."""
     model = Table(torch.eye(N).roll(1, 1) * 50)
-    return lambda prompts, count: taken(
+    return lambda prompts, count: stack_tokens(
         regard.generate.generate(model, prompts, count, temperature=0, end=end, **asked)
     ).tolist()
 
@@ -155,20 +157,20 @@ def test_more_than_the_context_holds_is_refused_before_anything_is_computed():
     with pytest.raises(ConfigError, match="Shorten it"):
         regard.generate.generate(model, [1] * 12, 1)
     assert model.calls == []
-    assert taken(regard.generate.generate(model, [1] * 5, 7)).shape == (1, 7)  # the last token is not read
+    assert stack_tokens(regard.generate.generate(model, [1] * 5, 7)).shape == (1, 7)  # the last token is not read
 
 
 @pytest.mark.parametrize("length", [5, CONTEXT - 1, CONTEXT, CONTEXT + 7])
 def test_sliding_reads_the_last_tokens_afresh(length):
     prompts = rows(length, 3)
-    found = taken(MODEL.generate(prompts, CONTEXT + 3, temperature=0, past="slide"))
-    assert torch.equal(found, uncached(MODEL, prompts, CONTEXT + 3, greedy))
+    found = stack_tokens(MODEL.generate(prompts, CONTEXT + 3, temperature=0, past="slide"))
+    assert torch.equal(found, generate_without_cache(MODEL, prompts, CONTEXT + 3, greedy))
 
 
 def test_a_generation_that_is_recorded_is_one_run_and_its_maps_are_those_of_the_whole():
     (prompt,) = rows(5)
     with regard.record(MODEL) as recording:
-        found = taken(MODEL.generate(prompt, 7, temperature=0))[0]
+        found = stack_tokens(MODEL.generate(prompt, 7, temperature=0))[0]
     with regard.record(MODEL) as whole, torch.no_grad():
         MODEL(torch.tensor([[*prompt, *found[:-1].tolist()]]))
     assert len(recording.runs) == 1
@@ -177,7 +179,7 @@ def test_a_generation_that_is_recorded_is_one_run_and_its_maps_are_those_of_the_
 
 
 def test_what_was_generated_can_be_trained_on():
-    tokens = taken(MODEL.generate([1, 2], 5, seed=0))
+    tokens = stack_tokens(MODEL.generate([1, 2], 5, seed=0))
     MODEL(tokens).sum().backward()
     MODEL.zero_grad()
 
@@ -193,7 +195,7 @@ def writer():
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
     prompt = "né"
-    tokens = taken(writer.generate(writer.text.encode(prompt), 20, seed=seed))[0].tolist()
+    tokens = stack_tokens(writer.generate(writer.text.encode(prompt), 20, seed=seed))[0].tolist()
     shown = list(writer.complete(prompt, 20, seed=seed))
     ends = [n for n, token in enumerate(tokens) if token == writer.text.end]
     assert "".join(shown) == writer.text.decode(tokens[: ends[0]] if ends else tokens)

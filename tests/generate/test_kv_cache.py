@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_count import limit_examples
-from generate.small import SIZES, gpt2, rows
+from generate.small_models import SIZES, gpt2, rows
 from regard import ConfigError, ShapeError
 from regard.generate import Cache
 
@@ -12,7 +12,7 @@ MODEL = gpt2()
 LAYERS, CONTEXT = SIZES["layers"], SIZES["context"]
 
 
-def same(a, b):
+def assert_equal(a, b):
     torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
 
 
@@ -23,14 +23,14 @@ def test_a_text_read_in_pieces_has_the_logits_of_the_whole(cuts, b):
     cache = Cache(LAYERS, sum(cuts))
     with torch.no_grad():
         read = torch.cat([MODEL(part, cache) for part in tokens.split(cuts, 1)], 1)
-        same(read, MODEL(tokens))
+        assert_equal(read, MODEL(tokens))
 
 
 def test_one_text_without_a_batch_axis_is_read_in_pieces_too():
     tokens = torch.tensor(rows(11)[0])
     cache = Cache(LAYERS, 11)
     with torch.no_grad():
-        same(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7])]), MODEL(tokens))
+        assert_equal(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7])]), MODEL(tokens))
 
 
 @settings(max_examples=limit_examples(20))
@@ -44,7 +44,7 @@ def test_rows_of_unequal_length_go_on_as_each_would_alone(lengths, more):
         cache.crop(torch.tensor(lengths))
         stepped = torch.cat([MODEL(torch.tensor(after)[:, n : n + 1], cache) for n in range(more)], 1)
         for row, (prompt, rest) in enumerate(zip(prompts, after, strict=True)):
-            same(stepped[row], MODEL(torch.tensor([prompt + rest]))[0, len(prompt) :])
+            assert_equal(stepped[row], MODEL(torch.tensor([prompt + rest]))[0, len(prompt) :])
 
 
 def test_several_tokens_at_once_go_after_rows_of_unequal_length():
@@ -54,8 +54,8 @@ def test_several_tokens_at_once_go_after_rows_of_unequal_length():
         MODEL(prompts, cache)
         cache.crop(torch.tensor([3, 7]))
         read = MODEL(after, cache)
-        same(read[0], MODEL(torch.cat([prompts[0, :3], after[0]]))[3:])
-        same(read[1], MODEL(torch.cat([prompts[1], after[1]]))[7:])
+        assert_equal(read[0], MODEL(torch.cat([prompts[0, :3], after[0]]))[3:])
+        assert_equal(read[1], MODEL(torch.cat([prompts[1], after[1]]))[7:])
 
 
 def test_keys_are_written_in_place_into_what_was_allocated_once():
@@ -76,7 +76,7 @@ def test_what_was_cropped_away_leaves_no_trace():
         MODEL(first, cache)
         MODEL(wrong, cache)
         cache.crop(5)
-        same(MODEL(right, cache), MODEL(torch.cat([first, right], 1))[:, 5:])
+        assert_equal(MODEL(right, cache), MODEL(torch.cat([first, right], 1))[:, 5:])
 
 
 def test_lengths_that_become_equal_are_one_number_again():
@@ -95,7 +95,7 @@ def test_a_fork_goes_on_from_one_row_and_leaves_it_as_it_was():
         MODEL(prefix, cache)
         for _ in range(2):  # the second fork would see what the first has written
             read = MODEL(after, cache.fork(3, 8))
-            same(read, MODEL(torch.cat([prefix.expand(3, -1), after], 1))[:, 5:])
+            assert_equal(read, MODEL(torch.cat([prefix.expand(3, -1), after], 1))[:, 5:])
     assert cache.lengths == 5
 
 
@@ -110,7 +110,7 @@ def test_reordered_rows_go_on_as_those_they_are():
         read = MODEL(after, cache)
         for row, old in enumerate(order):
             whole = torch.tensor([prompts[old] + after[row].tolist()])
-            same(read[row], MODEL(whole)[0, len(prompts[old]) :])
+            assert_equal(read[row], MODEL(whole)[0, len(prompts[old]) :])
 
 
 def test_only_the_logits_that_are_wanted_are_computed():
@@ -124,7 +124,7 @@ def test_only_the_logits_that_are_wanted_are_computed():
         ):
             cache = Cache(LAYERS, 7)
             cache.wanted = wanted
-            same(MODEL(tokens, cache), expected)
+            assert_equal(MODEL(tokens, cache), expected)
 
 
 def test_what_a_cache_cannot_hold_is_an_error():

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, hugging_face, restore, rounding_bound, rows, taken, tokens_are_decided
+from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
 from regard.matmul import QuantizedLinear
@@ -46,7 +46,7 @@ def test_it_generates_with_a_cache_in_batches_and_by_beams(to):
             asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
 
             def tokens(model, prompts=prompts, asked=asked):
-                return taken(model.generate(prompts, 8, **asked))
+                return stack_tokens(model.generate(prompts, 8, **asked))
 
             assert tokens_are_decided(small, tokens)
             assert torch.equal(tokens(small), tokens(exact))
@@ -101,7 +101,7 @@ def test_what_cannot_be_rounded_is_said(ask, says):
 
 PEAK = """
 import sys, torch
-from benchmarks.timing import peak_megabytes
+from benchmarks.timing import measure_peak_megabytes
 from regard.generate import quantise
 from regard.models import GPT2, GPT2Config
 torch.manual_seed(0)
@@ -112,7 +112,7 @@ weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buff
 cache = 2 * 4 * sizes.layers * sizes.width * 48
 run = lambda length: list(model.generate(list(range(length)), 32, temperature=0))
 run(3)  # what is set up at a first call
-peak = peak_megabytes(lambda: run(16))
+peak = measure_peak_megabytes(lambda: run(16))
 print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))
 """
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from generate.small import SIZES, gpt2, rows, taken
+from generate.small_models import SIZES, gpt2, rows, stack_tokens
 from regard import ConfigError, DataError, ShapeError
 from regard.generate import PrefixCache
 from regard.generate.sequence_reader import SequenceReader, compute_logits, list_token_rows
@@ -12,7 +12,7 @@ MODEL = gpt2()
 CONTEXT, N = SIZES["context"], SIZES["vocabulary"]
 
 
-def last_logits(row):
+def read_last_logits(row):
     """What the model says after the last tokens of a row that its context holds, all read afresh."""
     with torch.no_grad():
         return MODEL(torch.tensor([row[-CONTEXT:]]))[0, -1]
@@ -25,7 +25,7 @@ def test_what_was_read_in_several_turns_is_as_if_read_at_once():
         found = reader.read(turn)
     for n in range(3):
         whole = [token for turn in turns for token in turn[n]]
-        torch.testing.assert_close(found[n], last_logits(whole), atol=1e-11, rtol=0)
+        torch.testing.assert_close(found[n], read_last_logits(whole), atol=1e-11, rtol=0)
 
 
 def test_beyond_the_context_the_last_tokens_of_each_row_are_read_afresh():
@@ -35,13 +35,13 @@ def test_beyond_the_context_the_last_tokens_of_each_row_are_read_afresh():
     for turn in (rows(1, 1, 1, seed=n) for n in range(1, 5)):
         found = reader.read(turn)
         whole = [row + more for row, more in zip(whole, turn, strict=True)]
-        expected = torch.stack([last_logits(row) for row in whole])
+        expected = torch.stack([read_last_logits(row) for row in whole])
         torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
 
 
 def test_a_prompt_beyond_the_context_is_its_last_tokens():
     (prompt,) = rows(CONTEXT + 7)
-    torch.testing.assert_close(SequenceReader(MODEL, 1000).read([prompt])[0], last_logits(prompt), atol=1e-11, rtol=0)
+    torch.testing.assert_close(SequenceReader(MODEL, 1000).read([prompt])[0], read_last_logits(prompt), atol=1e-11, rtol=0)
 
 
 def test_what_is_gone_back_over_was_never_read():
@@ -50,15 +50,15 @@ def test_what_is_gone_back_over_was_never_read():
     reader.read(rows(3, seed=1))
     reader.crop(5)
     found = reader.read(rows(2, seed=2))
-    torch.testing.assert_close(found[0], last_logits(rows(5)[0] + rows(2, seed=2)[0]), atol=1e-11, rtol=0)
+    torch.testing.assert_close(found[0], read_last_logits(rows(5)[0] + rows(2, seed=2)[0]), atol=1e-11, rtol=0)
 
 
 def test_an_opening_is_read_once_and_every_row_goes_on_from_it():
     (prefix,), after = rows(7), [[], *rows(3, 1, seed=1)]
     opening = PrefixCache.read(MODEL, prefix)
-    found = taken(MODEL.generate(after, 5, temperature=0, after=opening))
-    assert torch.equal(found, taken(MODEL.generate([prefix + row for row in after], 5, temperature=0)))
-    assert torch.equal(found, taken(MODEL.generate(after, 5, temperature=0, after=opening)))  # it is as it was
+    found = stack_tokens(MODEL.generate(after, 5, temperature=0, after=opening))
+    assert torch.equal(found, stack_tokens(MODEL.generate([prefix + row for row in after], 5, temperature=0)))
+    assert torch.equal(found, stack_tokens(MODEL.generate(after, 5, temperature=0, after=opening)))  # it is as it was
 
 
 def test_what_follows_an_opening_reads_only_its_last_token_again():
@@ -76,8 +76,8 @@ def test_what_follows_an_opening_reads_only_its_last_token_again():
 def test_an_opening_of_one_token_or_of_the_whole_context_serves_too(size):
     (prefix,) = rows(size)
     asked = {"temperature": 0, "past": "slide"}
-    found = taken(MODEL.generate([[], [5]], 3, after=PrefixCache.read(MODEL, prefix), **asked))
-    assert torch.equal(found, taken(MODEL.generate([prefix, [*prefix, 5]], 3, **asked)))
+    found = stack_tokens(MODEL.generate([[], [5]], 3, after=PrefixCache.read(MODEL, prefix), **asked))
+    assert torch.equal(found, stack_tokens(MODEL.generate([prefix, [*prefix, 5]], 3, **asked)))
 
 
 def test_an_opening_is_one_sequence_that_the_context_holds():

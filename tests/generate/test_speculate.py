@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generate.small import SIZES, gpt2, rows, table, taken
+from generate.small_models import SIZES, gpt2, rows, stack_tokens, table
 from regard import ConfigError
 from regard.generate import Lookup, Sampling, choices, generate
 
@@ -20,8 +20,10 @@ N = 5
 def test_greedy_is_that_without_a_draft_token_for_token(draft, guesses):
     for seed, count in enumerate((1, 2, 11, 20)):
         (prompt,) = rows(7, seed=seed)
-        expected = taken(MODEL.generate(prompt, count, temperature=0))
-        assert torch.equal(taken(MODEL.generate(prompt, count, temperature=0, draft=DRAFTS[draft], guesses=guesses)), expected)
+        expected = stack_tokens(MODEL.generate(prompt, count, temperature=0))
+        assert torch.equal(
+            stack_tokens(MODEL.generate(prompt, count, temperature=0, draft=DRAFTS[draft], guesses=guesses)), expected
+        )
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -71,7 +73,7 @@ def test_what_is_drawn_has_exactly_the_distribution_of_the_model(draft, asked):
     model, count, prompt = table(N, seed=1), 2000, [0, 1, 2, 0, 3, 1]
     drafts = {"table": table(N, seed=2), "wrong": table(N, seed=3, spread=5.0), "lookup": Lookup(1)}
     observed = Counter(
-        tuple(taken(generate(model, prompt, 3, seed=seed, draft=drafts[draft], guesses=2, **asked))[0].tolist())
+        tuple(stack_tokens(generate(model, prompt, 3, seed=seed, draft=drafts[draft], guesses=2, **asked))[0].tolist())
         for seed in range(count)
     )
     assert distance(exactly(model, prompt, 3, Sampling(**asked)), observed, count) > 1e-4
@@ -79,14 +81,14 @@ def test_what_is_drawn_has_exactly_the_distribution_of_the_model(draft, asked):
 
 def test_a_draft_that_is_the_model_is_always_right_and_saves_it_calls():
     model = table(N)
-    found = taken(generate(model, [1], 12, seed=0, draft=table(N), guesses=3))
+    found = stack_tokens(generate(model, [1], 12, seed=0, draft=table(N), guesses=3))
     assert found.shape == (1, 12)
     assert [shape[1] for shape in model.calls] == [4, 4, 4]
 
 
 def test_the_same_seed_draws_the_same_again():
     asked = {"seed": 5, "draft": DRAFTS["another"]}
-    assert torch.equal(taken(MODEL.generate([1, 2], 15, **asked)), taken(MODEL.generate([1, 2], 15, **asked)))
+    assert torch.equal(stack_tokens(MODEL.generate([1, 2], 15, **asked)), stack_tokens(MODEL.generate([1, 2], 15, **asked)))
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -101,9 +103,9 @@ def test_log_probabilities_are_those_of_the_model(draft):
 
 def test_the_end_ends_it_in_the_midst_of_what_was_guessed():
     (prompt,) = rows(7)
-    plain = taken(MODEL.generate(prompt, 15, temperature=0))[0].tolist()
+    plain = stack_tokens(MODEL.generate(prompt, 15, temperature=0))[0].tolist()
     end = plain[5]
-    found = taken(MODEL.generate(prompt, 15, temperature=0, end=end, draft=MODEL, guesses=7))[0].tolist()
+    found = stack_tokens(MODEL.generate(prompt, 15, temperature=0, end=end, draft=MODEL, guesses=7))[0].tolist()
     assert found == plain[: plain.index(end) + 1]
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bounds import EXPONENTIAL, assert_within, estimate_rounding, is_stable_under_rounding, sum_bound
-from models.translators import END, MADE, VOCABULARY, Weights, made, padded, sentences
+from models.translators import END, MADE, VOCABULARY, Weights, make_translator, pad_sentences, sentences
 from regard import ConfigError, DataError
 from regard.generate.translation_search import translate
 from regard.models.translator import Translator
@@ -15,13 +15,13 @@ LOUD = {"plain": 4.0, "additive": 4.0}
 
 
 def spoken(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **other) -> Translator:
-    return made(kind, seed, dtype, LOUD.get(kind, 2.0), **other)
+    return make_translator(kind, seed, dtype, LOUD.get(kind, 2.0), **other)
 
 
 def log_probability(model, source, tokens) -> float:
     """That of a translation, read all at once."""
     with torch.no_grad():
-        logits = model(*padded([source]), torch.tensor([[END, *tokens[:-1]]]))[0]
+        logits = model(*pad_sentences([source]), torch.tensor([[END, *tokens[:-1]]]))[0]
     return float(logits.log_softmax(-1)[range(len(tokens)), tokens].sum())
 
 
@@ -32,7 +32,7 @@ def test_greedy_takes_the_likeliest_word_after_the_words_before(kind):
         tokens = []
         while len(tokens) < 9 and tokens[-1:] != [END]:
             with torch.no_grad():
-                tokens.append(int(model(*padded([source]), torch.tensor([[END, *tokens]]))[0, -1].argmax()))
+                tokens.append(int(model(*pad_sentences([source]), torch.tensor([[END, *tokens]]))[0, -1].argmax()))
         assert found.tokens == tokens
 
 
@@ -40,13 +40,13 @@ def score_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> floa
     """How far two scores of a translation may lie apart; what is translated must not hang on rounding."""
     exact = copy.deepcopy(model).double()
 
-    def translated(one):
+    def translate_sources(one):
         return translate(one, sources, end=END, **asked)
 
     def scores(one):
-        return torch.tensor([each.score for each in translated(one)], dtype=torch.float64)
+        return torch.tensor([each.score for each in translate_sources(one)], dtype=torch.float64)
 
-    assert is_stable_under_rounding(exact, lambda one: [each.tokens for each in translated(one)], terms, dtype)
+    assert is_stable_under_rounding(exact, lambda one: [each.tokens for each in translate_sources(one)], terms, dtype)
     return estimate_rounding(exact, scores, terms, dtype) + sum_bound(dtype, VOCABULARY + EXPONENTIAL)  # of log Σ exp
 
 
@@ -67,7 +67,7 @@ def weight_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> flo
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(("dtype", "loud"), [(torch.float32, 1.0), (torch.float64, 2.0)])
 def test_a_translation_and_its_attention_do_not_depend_on_the_batch(kind, beams, dtype, loud):
-    model, sources = made(kind, 0, dtype, loud), sentences(11, 2, 5, 8, 8, 3)
+    model, sources = make_translator(kind, 0, dtype, loud), sentences(11, 2, 5, 8, 8, 3)
     terms = VOCABULARY + EXPONENTIAL
     if dtype == torch.float32:
         most = [bound(model, sources, terms, dtype, beams=beams) for bound in (score_bound, weight_bound)]
@@ -93,7 +93,7 @@ def test_a_translation_and_its_attention_do_not_depend_on_the_batch(kind, beams,
 @pytest.mark.parametrize("kind", ["plain", "additive", "transformer"])
 def test_nor_on_how_many_there_are_where_other_kernels_are_quicker_for_many(kind):
     other = {"width": 96} if kind == "transformer" else {"width": 64, "hidden": 256}
-    model, sources = made(kind, 0, torch.float32, 1.0, **other), sentences(*[9, 10, 11, 12] * 16)
+    model, sources = make_translator(kind, 0, torch.float32, 1.0, **other), sentences(*[9, 10, 11, 12] * 16)
     terms = (4 * 96 if kind == "transformer" else 3 * 256 + 64) + EXPONENTIAL
     most = score_bound(model, sources[:7], terms, torch.float32, longest=5)
     batch = translate(model, sources, end=END, longest=5)
@@ -116,7 +116,7 @@ def test_the_score_is_the_log_probability_over_the_length(kind, length_penalty):
 
 @pytest.mark.parametrize("kind", ["plain", "additive", "transformer"])
 def test_as_many_beams_as_there_are_sentences_find_the_likeliest_of_all(kind):
-    model = made(kind, vocabulary=3, loud=1.5)
+    model = make_translator(kind, vocabulary=3, loud=1.5)
     every = [s for n in range(1, 5) for s in itertools.product(range(3), repeat=n) if s[-1] == 2 or n == 4]
     every = [s for s in every if 2 not in s[:-1]]
     (found,) = translate(model, [[0, 1, 1, 2]], end=2, beams=81, longest=4, length_penalty=0.0)
@@ -126,7 +126,7 @@ def test_as_many_beams_as_there_are_sentences_find_the_likeliest_of_all(kind):
 
 def log_probability_of(model, tokens) -> float:
     with torch.no_grad():
-        logits = model(*padded([[0, 1, 1, 2]]), torch.tensor([[2, *tokens[:-1]]]))[0]
+        logits = model(*pad_sentences([[0, 1, 1, 2]]), torch.tensor([[2, *tokens[:-1]]]))[0]
     return float(logits.log_softmax(-1)[range(len(tokens)), list(tokens)].sum())
 
 
@@ -141,7 +141,7 @@ def test_a_translation_has_at_most_twice_the_words_of_its_source_and_ten_more(be
 
 def endless(**other):
     """A translator that never says the end."""
-    model = made("transformer", tied=False, **other)
+    model = make_translator("transformer", tied=False, **other)
     with torch.no_grad():
         model.vocabulary.head.weight.mul_(0)
         model.vocabulary.head.bias = torch.nn.Parameter(torch.zeros(VOCABULARY).double())
@@ -150,7 +150,7 @@ def endless(**other):
 
 
 def test_the_end_is_the_last_token_where_a_sentence_ends():
-    model = made("additive", loud=3.0)
+    model = make_translator("additive", loud=3.0)
     with torch.no_grad():
         model.vocabulary.words.weight[END].mul_(3)
     found = translate(model, sentences(*range(1, 30)), end=END)
@@ -161,7 +161,7 @@ def test_the_end_is_the_last_token_where_a_sentence_ends():
 
 @pytest.mark.slow
 def test_results_come_in_the_order_of_the_sources_whatever_went_together():
-    model, sources = made("additive"), sentences(9, 2, 7, 3, 3, 8, 1)
+    model, sources = make_translator("additive"), sentences(9, 2, 7, 3, 3, 8, 1)
     expected = [translate(model, [source], end=END)[0].tokens for source in sources]
     for batch in (1, 2, 3, 64):
         assert [one.tokens for one in translate(model, sources, end=END, batch=batch)] == expected
@@ -169,7 +169,7 @@ def test_results_come_in_the_order_of_the_sources_whatever_went_together():
 
 
 def test_what_cannot_be_translated_is_refused():
-    model = made("plain")
+    model = make_translator("plain")
     with pytest.raises(DataError, match="this translator has no vocabulary"):
         translate(model, [[1, END]])
     with pytest.raises(ConfigError, match="beams must be a whole number of at least 1, got 0"):

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts, read_results
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts, read_results
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.atlas import read_atlas
 from regard.head_atlas.build_atlas import merge_atlas
 from regard.head_atlas.plan import get_shard_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
-SCRIPT = Path(__file__).with_name("small.py")
+SCRIPT = Path(__file__).with_name("small_atlas.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SCRIPT.parents[1], Path(regard.__file__).parents[1])))}
 
 
@@ -108,7 +108,7 @@ def test_two_processes_at_once_give_the_same_bytes(place):
 
 @pytest.mark.slow
 def test_twenty_kills_at_any_moment_change_no_byte(place):
-    script = Path(__file__).with_name("killed.py")
+    script = Path(__file__).with_name("kill_atlases.py")
     command = [sys.executable, "-W", "error", script, place / "killed", place / "model", place / "texts.jsonl", "20"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "20\n", "")
@@ -118,7 +118,7 @@ def test_twenty_kills_at_any_moment_change_no_byte(place):
 @pytest.mark.slow
 def test_ray_gives_the_same_bytes_also_if_its_workers_are_killed(place):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'regard[ray]'")
-    script = Path(__file__).with_name("killed_workers.py")
+    script = Path(__file__).with_name("kill_workers.py")
     command = [sys.executable, script, place / "ray", place / "model", place / "texts.jsonl"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600)
     if ran.returncode == 3:

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts, read_results
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts, read_results
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.build_atlas import merge_atlas
 from regard.head_atlas.plan import FILES, PLAN, compute_file_checksum, get_shard_path, read_plan
@@ -27,7 +27,7 @@ WORDS = [b"-5", b"true", b"1e999", b"[" * 20_000, b'{"a":' * 20_000, b"9" * 5000
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def atlas_folder(tmp_path_factory) -> Path:
     """An atlas of nine documents in five shards."""
     folder = tmp_path_factory.mktemp("atlas") / "made"
     regard.atlas(make_model(), make_texts(), folder, **SETTINGS)
@@ -35,9 +35,9 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def folder(made, tmp_path) -> Path:
+def folder(atlas_folder, tmp_path) -> Path:
     """A copy of the atlas without its tables and pages."""
-    shutil.copytree(made, tmp_path / "atlas")
+    shutil.copytree(atlas_folder, tmp_path / "atlas")
     remove_results(tmp_path / "atlas")
     return tmp_path / "atlas"
 
@@ -73,7 +73,7 @@ def merge_altered(folder: Path) -> dict[str, bytes] | None:
     return {name: data for name, data in read_results(folder).items() if name.startswith("site") or name.endswith("parquet")}
 
 
-def test_a_file_that_was_altered_is_refused_or_changes_no_result(made, folder):
+def test_a_file_that_was_altered_is_refused_or_changes_no_result(atlas_folder, folder):
     dice, expected = random.Random(0), merge_altered(folder)
     assert expected
     found = []
@@ -156,18 +156,18 @@ def rewrite_shard(folder: Path, number: int, alter: Callable) -> None:
 
 
 @pytest.mark.parametrize("rewrite", [rewrite_plan, rewrite_documents, rewrite_header, rewrite_numbers])
-def test_what_was_made_up_is_refused_or_read_though_its_checksums_are_right(made, folder, rewrite):
+def test_what_was_made_up_is_refused_or_read_though_its_checksums_are_right(atlas_folder, folder, rewrite):
     dice, found = random.Random(0), []
     for _ in range(TIMES):
         shutil.rmtree(folder)
-        shutil.copytree(made, folder)
+        shutil.copytree(atlas_folder, folder)
         rewrite(folder, dice)
         found.append(merge_altered(folder))
     print(f"{len(found)} altered folders, {sum(one is None for one in found)} refused")
     assert any(one is None for one in found)
 
 
-def test_documents_that_were_altered_are_not_computed_with(made, folder):
+def test_documents_that_were_altered_are_not_computed_with(atlas_folder, folder):
     get_shard_path(folder, 1).unlink()
     data = bytearray((folder / FILES[0]).read_bytes())
     data[-4] ^= 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts
 from regard.head_atlas.atlas import read_atlas
 from regard.head_atlas.sampled_rows import SCORES
 from regard.head_atlas.statistics import EXAMPLES

@@ -63,7 +63,7 @@ def test_gradients_are_those_of_finite_differences():
 
 
 @torch.no_grad()
-def allowed_under_autocast(ours, queries, keys, values, weights):
+def autocast_bounds(ours, queries, keys, values, weights):
     """How far the context may be off: a projection's input, weights and output are rounded; no slope of tanh is above 1."""
     rounded = gamma(torch.bfloat16, 3) + sum_bound(torch.float32, KW)
     q, k = (rounded * (x.abs() @ W.weight.abs().T) for x, W in ((queries, ours.W_query), (keys, ours.W_key)))
@@ -81,7 +81,7 @@ def test_autocast_runs_it_in_float32_from_the_scores_on():
     assert steps.scores.dtype == torch.float32
     ours, (queries, keys, values) = ours.double(), (x.double() for x in (queries, keys, values))
     exact = ours.steps(queries, keys, values)
-    assert_within(steps.context, exact.context, allowed_under_autocast(ours, queries, keys, values, exact.weights))
+    assert_within(steps.context, exact.context, autocast_bounds(ours, queries, keys, values, exact.weights))
 
 
 def test_batched_and_unbatched_inputs_do_not_mix():

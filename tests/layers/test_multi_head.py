@@ -14,7 +14,7 @@ D_OUT = D_HEAD * H
 BIAS = pytest.mark.parametrize("bias", [True, False])
 
 
-def stacked(bias=False, dropout=0.0):
+def make_stacked_heads(bias=False, dropout=0.0):
     torch.manual_seed(0)
     return StackedHeads(D_IN, D_HEAD, CONTEXT, dropout, H, bias).double()
 
@@ -42,10 +42,10 @@ def test_each_split_head_is_attention_on_its_own_columns():
 
 @BIAS
 def test_stacked_to_split_is_the_same_function(bias):
-    whole = MultiHeadAttention.from_stacked(stacked(bias))
-    torch.testing.assert_close(whole(x()), stacked(bias)(x()))
+    whole = MultiHeadAttention.from_stacked(make_stacked_heads(bias))
+    torch.testing.assert_close(whole(x()), make_stacked_heads(bias)(x()))
     assert torch.equal(whole.out_proj.weight, torch.eye(D_OUT, dtype=torch.float64))
-    torch.testing.assert_close(whole.steps(x()).weights, stacked(bias).steps(x()).weights)
+    torch.testing.assert_close(whole.steps(x()).weights, make_stacked_heads(bias).steps(x()).weights)
 
 
 @BIAS
@@ -58,7 +58,7 @@ def test_split_to_stacked_is_the_same_function(bias):
 
 @BIAS
 def test_stacked_and_split_have_the_same_gradients(bias):
-    heads, seed = stacked(bias), torch.randn(B, T, D_OUT, dtype=torch.float64)
+    heads, seed = make_stacked_heads(bias), torch.randn(B, T, D_OUT, dtype=torch.float64)
     whole = MultiHeadAttention.from_stacked(heads)
     inputs = [x().requires_grad_() for _ in range(2)]
     (heads(inputs[0]) * seed).sum().backward()
@@ -71,14 +71,14 @@ def test_stacked_and_split_have_the_same_gradients(bias):
 
 
 def test_converting_there_and_back_gives_the_very_weights():
-    heads = stacked(bias=True)
+    heads = make_stacked_heads(bias=True)
     again = MultiHeadAttention.from_stacked(heads).to_stacked()[0]
     for name, weight in heads.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight)
 
 
 def test_conversion_draws_nothing_and_keeps_mode_dtype_and_dropout():
-    heads = stacked(dropout=0.25).eval()
+    heads = make_stacked_heads(dropout=0.25).eval()
     state = torch.get_rng_state()
     whole = MultiHeadAttention.from_stacked(heads)
     back = whole.to_stacked()
@@ -117,7 +117,7 @@ def test_seeded_weights_are_those_of_the_lectures_classes():
             assert torch.equal(states[0][name], weight)
 
 
-@pytest.mark.parametrize("make", [stacked, split])
+@pytest.mark.parametrize("make", [make_stacked_heads, split])
 def test_steps_are_those_of_every_head_before_they_are_joined(make):
     steps = make().steps(x())
     assert steps.weights.shape == (B, H, T, T)
@@ -138,7 +138,7 @@ def test_dropout_is_zero_outside_training_and_in_forward_what_it_is_in_steps():
     torch.testing.assert_close(layer.eval()(x()), split()(x()))
 
 
-@pytest.mark.parametrize("make", [stacked, split])
+@pytest.mark.parametrize("make", [make_stacked_heads, split])
 def test_a_layer_survives_copying_and_pickling(make):
     layer = make(bias=True)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -163,7 +163,7 @@ def test_a_width_that_the_heads_cannot_share_names_one_that_works():
         StackedHeads(D_IN, D_OUT, CONTEXT, 0.0, 0)
 
 
-@pytest.mark.parametrize("make", [stacked, split])
+@pytest.mark.parametrize("make", [make_stacked_heads, split])
 def test_too_many_tokens_and_wrong_widths_are_refused(make):
     with pytest.raises(ShapeError, match="14 tokens, but the layer's context_length is 13"):
         make()(torch.zeros(B, CONTEXT + 1, D_IN, dtype=torch.float64))

@@ -18,7 +18,7 @@ def fields(entry, path=""):
     return {path}
 
 
-def compared_fields(example):
+def list_compared_fields(example):
     torch.manual_seed(2)
     return {comparison.field for claim in RECOMPUTED[example["id"]](example) for comparison in claim.comparisons}
 
@@ -28,12 +28,12 @@ EXAMPLES = [pytest.param(example, id=example["id"]) for example in printed_numbe
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_field_is_compared_or_named_as_an_input_with_its_reason(example):
-    assert fields(example) - compared_fields(example) <= INPUTS.keys()
+    assert fields(example) - list_compared_fields(example) <= INPUTS.keys()
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_no_field_is_both_compared_and_an_input(example):
-    assert not compared_fields(example) & INPUTS.keys()
+    assert not list_compared_fields(example) & INPUTS.keys()
 
 
 def test_every_input_has_a_reason_and_is_a_field_of_some_example():
@@ -52,7 +52,7 @@ def test_an_unlisted_field_would_be_noticed():
         "logarithms": [2.0, 1.0, 0.1],
         "inner": [{"entropy": 0.84}],
     }
-    assert fields(example) - compared_fields(example) - INPUTS.keys() == {"logarithms", "inner.entropy"}
+    assert fields(example) - list_compared_fields(example) - INPUTS.keys() == {"logarithms", "inner.entropy"}
 
 
 def test_what_an_example_goes_on_from_is_what_that_example_computes():

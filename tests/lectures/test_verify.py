@@ -22,12 +22,12 @@ COMPARED = sorted(
 )
 
 
-def by_verdict(rows, verdict):
+def list_examples_with(rows, verdict):
     return [one.example for one in rows if one.verdict == verdict]
 
 
 @pytest.fixture
-def printed(monkeypatch):
+def figures(monkeypatch):
     """The file of figures, to be changed."""
     changed = copy.deepcopy(printed_numbers.load_printed_numbers())
     monkeypatch.setattr(printed_numbers, "load_printed_numbers", lambda: changed)
@@ -40,7 +40,7 @@ def example_of(printed, name):
 
 def test_every_example_has_a_row_and_none_differs():
     assert {one.example for one in ROWS} == {example["id"] for example in printed_numbers.load_printed_numbers()["examples"]}
-    assert by_verdict(ROWS, Verdict.DIFFERS) == []
+    assert list_examples_with(ROWS, Verdict.DIFFERS) == []
     assert all(one.difference <= one.tolerance for one in ROWS if one.verdict != Verdict.MISPRINT)
 
 
@@ -54,7 +54,7 @@ def test_the_leaky_mask_reproduces_and_its_row_says_that_it_is_wrong():
     assert right.verdict == Verdict.AGREES
     assert not right.comparisons[0].computed.triu(1).any()
     assert {comparison.field: comparison.computed for comparison in leaky.comparisons}["weights"].triu(1).any()
-    assert by_verdict(ROWS, Verdict.WRONG) == ["dog-leaky-mask"]
+    assert list_examples_with(ROWS, Verdict.WRONG) == ["dog-leaky-mask"]
 
 
 def test_what_a_number_is_off_by_is_computed_in_float64_so_that_its_digits_are_the_same_everywhere():
@@ -71,7 +71,7 @@ def test_what_a_number_is_off_by_is_computed_in_float64_so_that_its_digits_are_t
 
 
 def test_what_does_not_follow_from_what_is_printed_is_a_misprint_and_is_explained():
-    assert by_verdict(ROWS, Verdict.MISPRINT) == ["multi-head-split", "gpt2-sizes"]
+    assert list_examples_with(ROWS, Verdict.MISPRINT) == ["multi-head-split", "gpt2-sizes"]
     assert all(one.note for one in ROWS if one.verdict != Verdict.AGREES)
 
 
@@ -85,9 +85,9 @@ def test_the_papers_sizes_are_off_and_the_corrected_one_is_not():
 
 
 @pytest.mark.parametrize(("name", "field"), COMPARED)
-def test_a_number_printed_otherwise_differs_wherever_it_stands(printed, name, field):
+def test_a_number_printed_otherwise_differs_wherever_it_stands(figures, name, field):
     *path, last = field.split(".")
-    holder = example_of(printed, name)
+    holder = example_of(figures, name)
     for part in path:
         holder = holder[part]
     numbers = printed_numbers.parse_tensor(holder[last])
@@ -95,60 +95,60 @@ def test_a_number_printed_otherwise_differs_wherever_it_stands(printed, name, fi
         wrong = numbers.clone()
         wrong[place] = 7 if wrong[place].isinf() else wrong[place] + 2 * max(one.tolerance for one in ROWS)
         holder[last] = wrong.tolist()
-        assert name in by_verdict(verify(name), Verdict.DIFFERS), (field, place)
+        assert name in list_examples_with(verify(name), Verdict.DIFFERS), (field, place)
 
 
 @pytest.mark.parametrize(("before", "after"), [("117M", "118M"), ("124M", "125M")])
-def test_another_size_in_the_table_differs(printed, before, after):
-    smallest = example_of(printed, "gpt2-sizes")["table"][0]
+def test_another_size_in_the_table_differs(figures, before, after):
+    smallest = example_of(figures, "gpt2-sizes")["table"][0]
     smallest["parameters"] = smallest["parameters"].replace(before, after)
-    assert by_verdict(verify(), Verdict.DIFFERS) == ["gpt2-sizes"]
+    assert list_examples_with(verify(), Verdict.DIFFERS) == ["gpt2-sizes"]
 
 
 @pytest.mark.parametrize(("field", "value"), [("layers", 13), ("d_model", 832)])
-def test_another_model_in_the_table_differs(printed, field, value):
-    example_of(printed, "gpt2-sizes")["table"][0][field] = value
-    assert set(by_verdict(verify(), Verdict.DIFFERS)) == {"gpt2-sizes"}
+def test_another_model_in_the_table_differs(figures, field, value):
+    example_of(figures, "gpt2-sizes")["table"][0][field] = value
+    assert set(list_examples_with(verify(), Verdict.DIFFERS)) == {"gpt2-sizes"}
 
 
-def test_another_input_differs_in_all_that_follows_from_it(printed):
-    printed["inputs"]["dog"]["x"][4][2] += 0.1
-    assert set(by_verdict(verify(), Verdict.DIFFERS)) == {"dog-self-attention", "dog-leaky-mask"}
+def test_another_input_differs_in_all_that_follows_from_it(figures):
+    figures["inputs"]["dog"]["x"][4][2] += 0.1
+    assert set(list_examples_with(verify(), Verdict.DIFFERS)) == {"dog-self-attention", "dog-leaky-mask"}
 
 
-def test_another_seed_differs(printed):
-    example_of(printed, "trainable-linear")["seed"] = 790
-    assert by_verdict(verify(), Verdict.DIFFERS) == ["trainable-linear"]
+def test_another_seed_differs(figures):
+    example_of(figures, "trainable-linear")["seed"] = 790
+    assert list_examples_with(verify(), Verdict.DIFFERS) == ["trainable-linear"]
 
 
-def test_the_reason_names_the_field_that_differs_and_by_how_much(printed):
-    example_of(printed, "simple-all")["weights"][2][3] += 0.25
+def test_the_reason_names_the_field_that_differs_and_by_how_much(figures):
+    example_of(figures, "simple-all")["weights"][2][3] += 0.25
     (one,) = verify("simple-all")
     assert one.note == "differing: weights by 0.25"
 
 
 def test_a_wrong_scale_is_found(monkeypatch):
     monkeypatch.setattr("regard.mechanism.request.default_scale", lambda q: 1 / q.shape[-1])
-    found = by_verdict(verify(), Verdict.DIFFERS)
+    found = list_examples_with(verify(), Verdict.DIFFERS)
     assert {"trainable-parameters", "trainable-linear", "causal-minus-infinity", "dog-self-attention"} <= set(found)
     assert "simple-all" not in found
 
 
 def test_a_wrong_mask_is_found(monkeypatch):
     monkeypatch.setattr(Causal, "can_see", lambda self, b, h, i, j, offset=0: j >= i)
-    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    found = set(list_examples_with(verify(), Verdict.DIFFERS))
     assert found == {"causal-renormalised", "causal-minus-infinity", "dropout-weights", "dog-leaky-mask", "multi-head-split"}
 
 
 def test_a_softmax_over_the_wrong_axis_is_found(monkeypatch):
     monkeypatch.setattr("regard.mechanism.softmax.stable", lambda scores: scores.softmax(-2))
-    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    found = set(list_examples_with(verify(), Verdict.DIFFERS))
     assert {"simple-one-query", "simple-all", "trainable-parameters", "dog-self-attention"} <= found
 
 
 def test_a_fused_kernel_that_is_off_is_found(monkeypatch):
     monkeypatch.setattr("regard.layers.simple.attention", lambda q, k, v, **options: v)
-    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    found = set(list_examples_with(verify(), Verdict.DIFFERS))
     assert {"simple-all", "trainable-linear", "multi-head-stacked"} <= found
 
 

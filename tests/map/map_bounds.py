@@ -26,19 +26,19 @@ class MapBounds:
 
     @property
     def received(self) -> Tensor:
-        return self.returned(self.exact.new_ones(self.exact.shape[-2], 1)).squeeze(-1)
+        return self.transpose_product_bounds(self.exact.new_ones(self.exact.shape[-2], 1)).squeeze(-1)
 
     @property
     def shares(self) -> Tensor:
         """Of the sum of the weights in a bin the share of each, (..., q, k)."""
         return self.weights + 2 * gamma(torch.float32, sum(self.exact.shape[-2:])) * self.exact
 
-    def mixed(self, v: Tensor) -> Tensor:
+    def product_bounds(self, v: Tensor) -> Tensor:
         """Of A v."""
         size = v.double().abs()
         return self.weights @ size + 2 * gamma(torch.float32, self.exact.shape[-1]) * (self.exact @ size)
 
-    def returned(self, r: Tensor) -> Tensor:
+    def transpose_product_bounds(self, r: Tensor) -> Tensor:
         """Of Aᵀ r."""
         size = r.double().abs()
         return self.weights.mT @ size + 2 * gamma(torch.float32, self.exact.shape[-2]) * (self.exact.mT @ size)

@@ -24,7 +24,7 @@ B, H, G, Q, K, D, E = 2, 6, 3, 47, 53, 11, 13
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def block_sizes(monkeypatch):
     """Blocks small enough for every traversal, and every block of scores, to have many."""
     monkeypatch.setattr(plane, "BLOCK_NUMBERS", 7 * K)
     monkeypatch.setattr(plane, "ALIGNED", 8)
@@ -48,7 +48,7 @@ def steps_of(asked, weight):
     return compute_steps_from_scores(scored(asked.q, share(asked.k, asked.q.shape[1]), weight), request)
 
 
-def by_hand(q, k, weight, seen):
+def compute_weights(q, k, weight, seen):
     """The matrix by the formula, number by number; `seen` broadcasts to it."""
     found = torch.zeros(B, H, q.shape[2], k.shape[2], dtype=torch.float64)
     seen = seen.expand(found.shape)
@@ -68,7 +68,7 @@ def test_the_map_is_the_formula_number_by_number(mask):
     q, k, weight = tensors()
     q = q[:, :, :9]
     mask = Given(mask.given[:, :, :9]) if isinstance(mask, Given) else mask
-    expected = by_hand(q, k, weight, mask.table(9, K))
+    expected = compute_weights(q, k, weight, mask.table(9, K))
     close(AttentionMap(q, k, mask, weight=weight).dense(), expected)
     close(attend_additive(q, k, k, weight, mask).weights, expected)
 
@@ -107,7 +107,7 @@ def test_every_answer_is_that_of_the_matrix(asked, data):
     close(found.mT @ r, weights.mT @ r)
     rows, columns = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
     for how in ("mean", "max", "sum"):
-        close(found.pooled(rows, columns, how), pooled(weights, rows, columns, how))
+        close(found.pooled(rows, columns, how), pool_weights(weights, rows, columns, how))
     masked = steps.masked
     if "sinks" in asked.options:
         masked = torch.cat([masked, asked.options["sinks"].view(-1, 1, 1).expand(b, h, q, 1)], -1)
@@ -116,7 +116,7 @@ def test_every_answer_is_that_of_the_matrix(asked, data):
     assert found.certificate(q).error < 1e-12
 
 
-def pooled(weights, rows, columns, how):
+def pool_weights(weights, rows, columns, how):
     """The picture of a matrix, bin by bin."""
     q, k = weights.shape[2:]
     found = weights.new_zeros(*weights.shape[:2], rows, columns)
@@ -139,7 +139,7 @@ def test_an_overview_a_tile_and_a_pyramid_are_those_of_the_matrix(mask):
     close(seen.itself, weights.diagonal(dim1=-2, dim2=-1))
     close(seen.distance, (weights * (torch.arange(Q).unsqueeze(-1) - torch.arange(K))).sum(-1), atol=1e-11)
     close(seen.mean, weights)
-    close(found.tile(slice(5, 29), slice(3, 50), (4, 7)), pooled(weights[..., 5:29, 3:50], 4, 7, "mean"))
+    close(found.tile(slice(5, 29), slice(3, 50), (4, 7)), pool_weights(weights[..., 5:29, 3:50], 4, 7, "mean"))
     one = Pyramid(found, 1, 2)
     close(one.tile(0, 0, 0), weights[1, 2])
     close(one.received, weights[1, 2].sum(0))
@@ -246,7 +246,7 @@ def test_a_weight_that_does_not_fit_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_long_map_never_has_the_block_of_queries_keys_and_numbers(compiled, monkeypatch):
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     monkeypatch.undo()
     q, k, weight = torch.randn(1, 1, 751, 256), torch.randn(1, 1, 20_011, 256), torch.randn(256)
@@ -255,6 +255,6 @@ def test_a_long_map_never_has_the_block_of_queries_keys_and_numbers(compiled, mo
     found = AttentionMap(q, k, Padding([19_000]), weight=weight)
     asked = [lambda: found[0, 0, few], lambda: found[0, 0, 7, 9:14], lambda: found[0, 0, few, few + 3]]
     asked += [lambda: additive.scores(q[0, 0, :40], k[0, 0], weight)]  # 3 MB
-    assert max(peak_megabytes(ask) for ask in asked) < 15  # a row of the block alone is 20 MB
+    assert max(measure_peak_megabytes(ask) for ask in asked) < 15  # a row of the block alone is 20 MB
     if compiled:
-        assert peak_megabytes(found.overview) < 1000  # some blocks of 16 MB; the block of all numbers is 15 GB
+        assert measure_peak_megabytes(found.overview) < 1000  # some blocks of 16 MB; the block of all numbers is 15 GB

@@ -39,7 +39,7 @@ def close(found, expected, atol=1e-12):
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
+def block_sizes(monkeypatch):
     """Blocks small enough for every traversal here to have many."""
     monkeypatch.setattr(plane, "BLOCK_NUMBERS", 50 * K)
     monkeypatch.setattr(plane, "ALIGNED", 8)
@@ -134,7 +134,7 @@ def test_what_rows_are_divided_by_is_found_once(monkeypatch):
 
 @pytest.mark.slow
 def test_a_long_diagonal_is_answered_without_its_matrix():
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     q, k = torch.randn(2, 1, 1, 16_411, 16)
     found = AttentionMap(q, k, Causal())
@@ -142,7 +142,7 @@ def test_a_long_diagonal_is_answered_without_its_matrix():
     t = range(16_411)
     asked = [lambda: found[0, 0, t, t], lambda: found.diagonal(5), lambda: found.mass(slice(0, 4))]
     for ask in asked:
-        peak = peak_megabytes(ask)
+        peak = measure_peak_megabytes(ask)
         assert peak is None or peak < 200
     weights = found.diagonal(0)[0, 0]
     score = gamma(torch.float32, 16 + 4) * (q * k)[0, 0].double().abs().sum(-1) / 4  # what rows are divided by is the same
@@ -164,8 +164,8 @@ def test_an_overview_holds_every_statistic_of_one_traversal(rule):
     close(seen.previous, found.diagonal(1))
     positions = torch.arange(Q).unsqueeze(-1) + 3 - torch.arange(K)
     close(seen.distance, (weights * positions).sum(-1), atol=1e-9)
-    close(seen.mean, pooled(weights, 256, 256, "mean"))
-    close(seen.max, pooled(weights, 256, 256, "max"))
+    close(seen.mean, pool_weights(weights, 256, 256, "mean"))
+    close(seen.max, pool_weights(weights, 256, 256, "max"))
 
 
 def test_an_overview_walks_once(monkeypatch):
@@ -179,7 +179,7 @@ def test_an_overview_walks_once(monkeypatch):
     assert len(walks) == B * H
 
 
-def pooled(weights, rows, columns, how):
+def pool_weights(weights, rows, columns, how):
     """Pooling by its definition."""
     b, h, q, k = weights.shape
     picture = torch.zeros(b, h, rows, columns, dtype=weights.dtype)
@@ -197,7 +197,7 @@ def pooled(weights, rows, columns, how):
 def test_a_picture_is_the_matrix_in_bins(how, size):
     found, weights = both(Causal() & Window(40))
     found, weights = found.select(0, [1]), weights[:1, 1:2]
-    close(found.pooled(*size, how), pooled(weights, *size, how))
+    close(found.pooled(*size, how), pool_weights(weights, *size, how))
 
 
 @pytest.mark.parametrize("how", ["mean", "max", "sum"])
@@ -208,9 +208,9 @@ def test_a_tile_is_the_picture_of_a_part(how, rows, columns):
     found, weights = both(offset=2)
     found, weights = found.select(heads=slice(2, 4)), weights[:, 2:4]
     part = weights[:, :, rows, columns]
-    close(found.tile(rows, columns, (5, 3), how), pooled(part, 5, 3, how))
+    close(found.tile(rows, columns, (5, 3), how), pool_weights(part, 5, 3, how))
     found.logsumexp()  # known denominators are another way to the same
-    close(found.tile(rows, columns, 4, how), pooled(part, 4, 4, how))
+    close(found.tile(rows, columns, 4, how), pool_weights(part, 4, 4, how))
 
 
 @pytest.mark.slow

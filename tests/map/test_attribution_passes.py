@@ -33,7 +33,7 @@ def make_maps(q, k, left, right, mask, factor, options) -> list[AttributionMap]:
     return found
 
 
-def bound_entries(exact: AttributionMap) -> Tensor:
+def entry_bounds(exact: AttributionMap) -> Tensor:
     """How far each entry in float32 may be off, given the map in float64: from the weights, the products and their means."""
     allowed = map_bounds(exact.weights)
     w, off = allowed.exact, allowed.weights
@@ -44,7 +44,7 @@ def bound_entries(exact: AttributionMap) -> Tensor:
         return of_products
     if exact.factor == "weights":
         return off * (p.abs() + of_products) + w * of_products + sum_bound(torch.float32, 3) * (w * p).abs()
-    context = (exact.left.abs() * allowed.mixed(right)).sum(-1, keepdim=True)
+    context = (exact.left.abs() * allowed.product_bounds(right)).sum(-1, keepdim=True)
     of_means = context + sum_bound(torch.float32, right.shape[3]) * (w * size).sum(-1, keepdim=True)
     m = (w * p).sum(-1, keepdim=True)
     is_only = is_nearly_one(w, 1e-9)  # whose entry is -p
@@ -61,7 +61,7 @@ def is_nearly_one(weights: Tensor, distance: float) -> Tensor:
 
 def assert_statistics_within(found, exact: AttributionMap, expected, places: tuple[int, int]) -> None:
     """The sums, the extremes and the pictures of one matrix; the bounds are those of its entries, pooled as these are."""
-    matrix, off = exact.dense()[places], bound_entries(exact)[places]
+    matrix, off = exact.dense()[places], entry_bounds(exact)[places]
     q, k = matrix.shape
     share = off + 2 * gamma(torch.float32, q + k) * matrix.abs()
     assert_within(found.row_sums, expected.row_sums, share.sum(1), "rows")

@@ -95,8 +95,10 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     weights = allowed.exact
     assert_top_within(*compiled_passes.find_top(single, 2, 9), allowed, 9)
     v, r = torch.randn(K, 45), torch.randn(T, 37)
-    assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.mixed(v))
-    assert_within(compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.returned(r))
+    assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.product_bounds(v))
+    assert_within(
+        compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
+    )
     bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
     below, reference = (
         compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators,
@@ -150,7 +152,7 @@ def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     assert_rows_within(many[0][0], few[0][0], allowed, double.offset)
     assert_pictures_within(many[0][1], few[0][1], allowed, double)
     assert_within(many[1][0], few[1][0], allowed.largest.unsqueeze(-1))
-    assert_within(many[2], few[2], allowed.mixed(torch.eye(K)[:, :99]))
+    assert_within(many[2], few[2], allowed.product_bounds(torch.eye(K)[:, :99]))
 
 
 def bins_of_all():
@@ -173,8 +175,10 @@ def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
         n = data.draw(st.integers(1, one.shape[1]))
         assert_top_within(*compiled_passes.find_top(one, 1, n), allowed, n)
         v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
-        assert_within(compiled_passes.apply_weights(one, 1, v), weights @ v.double(), allowed.mixed(v))
-        assert_within(compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.returned(r))
+        assert_within(compiled_passes.apply_weights(one, 1, v), weights @ v.double(), allowed.product_bounds(v))
+        assert_within(
+            compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
+        )
 
 
 @settings(max_examples=limit_examples(50))
@@ -301,10 +305,10 @@ def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux's /proc")
 def test_a_long_map_is_overseen_in_bounded_memory():
-    from benchmarks.timing import peak_megabytes
+    from benchmarks.timing import measure_peak_megabytes
 
     q = torch.randn(1, 1, 65_536, 64)
     found = AttentionMap(q, q, Window(256, 0))
-    assert peak_megabytes(found.overview) < 200
-    assert peak_megabytes(lambda: AttentionMap(q, q, Window(256, 0)).top(4)) < 200
+    assert measure_peak_megabytes(found.overview) < 200
+    assert measure_peak_megabytes(lambda: AttentionMap(q, q, Window(256, 0)).top(4)) < 200
     assert plane.BLOCK_NUMBERS * 4 == 2**24  # what the documentation says of a block

@@ -13,7 +13,7 @@ SIZES = [(0, 7), (5, 0), (0, 0)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-def made(q, k, dtype=torch.float64, mask=None):
+def make_map(q, k, dtype=torch.float64, mask=None):
     return AttentionMap(torch.randn(B, H, q, D).to(dtype), torch.randn(B, G, k, D).to(dtype), mask or Causal())
 
 
@@ -21,7 +21,7 @@ def made(q, k, dtype=torch.float64, mask=None):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("q", "k"), SIZES)
 def test_a_map_without_queries_or_keys_answers_every_question_in_its_shape(q, k, dtype, mask):
-    m = made(q, k, dtype, mask)
+    m = make_map(q, k, dtype, mask)
     found = m.overview()
     for name in ("logsumexp", "entropy", "largest", "distance", "first", "itself", "previous"):
         expected = torch.full((B, H, q), -math.inf if name == "logsumexp" else 0.0)  # a query without keys is blind
@@ -41,7 +41,7 @@ def test_a_map_without_queries_or_keys_answers_every_question_in_its_shape(q, k,
 
 @pytest.mark.parametrize(("q", "k"), SIZES)
 def test_a_score_over_no_query_is_no_number(q, k):
-    m = made(q, k)
+    m = make_map(q, k)
     for score in (
         detectors.weight_on_first,
         detectors.entropy,
@@ -56,7 +56,7 @@ def test_a_score_over_no_query_is_no_number(q, k):
 @pytest.mark.parametrize(("q", "k"), SIZES)
 def test_there_is_no_row_to_compare(q, k):
     with pytest.raises(ShapeError, match="no rows to compare"):
-        compare(made(q, k), made(q, k))
+        compare(make_map(q, k), make_map(q, k))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_there_is_no_row_to_compare(q, k):
 )
 def test_a_map_without_matrices_says_so(question):
     with pytest.raises(ShapeError, match="which holds no matrix"):
-        question(made(3, 4).select(heads=[]))
+        question(make_map(3, 4).select(heads=[]))
 
 
 @pytest.mark.parametrize("part", [slice(3, 3), slice(9, 2), slice(100, None)])
 def test_a_tile_of_nothing_is_0_in_every_bin(part):
-    m = made(5, 7)
+    m = make_map(5, 7)
     for how in ("mean", "max", "sum"):
         assert torch.equal(m.tile(part, slice(None), 2, how), torch.zeros(B, H, 2, 2, dtype=torch.float64))
         assert torch.equal(m.tile(slice(None), part, 2, how), torch.zeros(B, H, 2, 2, dtype=torch.float64))

@@ -12,7 +12,7 @@ Q, K, D, TILE = 150, 130, 8, 16
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
+def tile_sizes(monkeypatch):
     """Tiles and kept levels small enough for a pyramid of five: two computed a tile at a time, one of them kept in codes."""
     monkeypatch.setattr(pyramid, "TILE", TILE)
     monkeypatch.setattr(pyramid, "KEPT", 40)

@@ -32,7 +32,7 @@ def test_a_pixel_is_visible_where_one_of_its_entries_is(rule, offset, bias):
     shown = rule.table(Q, K, offset).expand(2, 3, Q, K)[1, 2]
     hidden = torch.rand(Q, K, generator=torch.Generator().manual_seed(1)) < 0.9
     m = AttentionMap(
-        torch.zeros(2, 3, Q, 4), torch.zeros(2, 3, K, 4), rule, offset=offset, bias=hidden_by(hidden) if bias else None
+        torch.zeros(2, 3, Q, 4), torch.zeros(2, 3, K, 4), rule, offset=offset, bias=make_hiding_bias(hidden) if bias else None
     )
     (plane,) = m.select(1, 2)._iterate_planes()
     edges = [(torch.arange(-(-size // SIDE) + 1) * SIDE).clamp(max=size) for size in (Q, K)]
@@ -43,6 +43,6 @@ def test_a_pixel_is_visible_where_one_of_its_entries_is(rule, offset, bias):
     assert torch.equal(find_visible_pixels(plane, *edges, some), expected & some)
 
 
-def hidden_by(table):
+def make_hiding_bias(table):
     """A bias that hides entries."""
     return torch.zeros(1, 1, Q, K).masked_fill(table, -torch.inf)

@@ -121,7 +121,7 @@ def context_and_gradients(leaves, rule, grad):
 TANH = EXPONENTIAL + 5
 
 
-def allowed_of(q, k, v, weight, rule, grad):
+def additive_bounds(q, k, v, weight, rule, grad):
     """How far float32 may be off in the context and in the gradients of q, k, v and weight."""
     share, groups, dtype = q.shape[1] // k.shape[1], k.shape[1], torch.float32
     v_all, k_all = (x.repeat_interleave(share, 1) for x in (v, k))
@@ -153,7 +153,7 @@ def test_the_loops_are_as_near_to_float64_as_torch(rule, shapes, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.randn(*shape, dtype=torch.float32, generator=generator) for shape in shapes]
     wide, grad = [x.double() for x in leaves], torch.randn(*shapes[0][:3], shapes[2][3], generator=generator).double()
-    exact, allowed = context_and_gradients(wide, RULES[rule], grad), allowed_of(*wide, RULES[rule], grad)
+    exact, allowed = context_and_gradients(wide, RULES[rule], grad), additive_bounds(*wide, RULES[rule], grad)
     for least in (0, 2**60):  # by the loops, and by torch
         monkeypatch.setattr(additive, "LEAST", least)
         for found, expected, bound in zip(context_and_gradients(leaves, RULES[rule], grad), exact, allowed, strict=True):

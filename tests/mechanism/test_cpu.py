@@ -32,17 +32,17 @@ def tensors(dtype=torch.float32, q=Q, k=K, groups=G):
     return [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def looped(request):
+def run_loops(request):
     """The context by the loops, however small the request."""
     return cpu.run_compiled_attention(
         request, request.mask.find_key_ranges(request.q.shape[2], request.k.shape[2], request.offset)
     )
 
 
-def found_and_expected(q, k, v, mask, **options):
+def run_loops_and_formula(q, k, v, mask, **options):
     """Context and gradients of the loops, and of the formula in float64."""
     request = make_request(q, k, v, mask, **options)
-    context = looped(request)
+    context = run_loops(request)
     seed = seeds(context)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected = attend(*exact, mask, **options).context
@@ -55,7 +55,7 @@ def seeds(context):
     return torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context.dtype)
 
 
-def allowed_of(q, k, v, mask, scale=None, **options):
+def loop_bounds(q, k, v, mask, scale=None, **options):
     """How far float32 may be off in the context and in the gradients of q, k and v."""
     q, k, v = (x.detach().double() for x in (q, k, v))
     steps = attend(q, k, v, mask, scale=scale, **options)
@@ -67,8 +67,8 @@ def allowed_of(q, k, v, mask, scale=None, **options):
 
 def check_float32(q, k, v, mask, **options):
     """Compare the loops with float64, number by number."""
-    allowed = allowed_of(q, k, v, mask, **options)
-    for found, expected, bound in zip(*found_and_expected(q, k, v, mask, **options), allowed, strict=True):
+    allowed = loop_bounds(q, k, v, mask, **options)
+    for found, expected, bound in zip(*run_loops_and_formula(q, k, v, mask, **options), allowed, strict=True):
         assert_within(found, expected, bound)
 
 
@@ -94,8 +94,8 @@ def test_over_many_blocks_of_queries_and_grouped_keys(rule, offset):
 @pytest.mark.parametrize("scale", [None, -0.3])
 def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_out(rule, scale):
     leaves, most = tensors(torch.bfloat16), unit_roundoff(torch.bfloat16)
-    sums_of_float32 = allowed_of(*leaves, RULES[rule], scale=scale)
-    found, exact = found_and_expected(*leaves, RULES[rule], scale=scale)
+    sums_of_float32 = loop_bounds(*leaves, RULES[rule], scale=scale)
+    found, exact = run_loops_and_formula(*leaves, RULES[rule], scale=scale)
     q, k, v = (x.detach().double() for x in leaves)
     k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
     scale = D**-0.5 if scale is None else scale
@@ -114,7 +114,7 @@ def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_
 def test_of_bfloat16_a_nan_stays_one():
     q, k, v = (x.detach() for x in tensors(torch.bfloat16))
     v[0, 0, 5, 7] = torch.nan
-    assert looped(make_request(q, k, v, Causal()))[0, 0, 5:, 7].isnan().all()
+    assert run_loops(make_request(q, k, v, Causal()))[0, 0, 5:, 7].isnan().all()
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from([torch.float32, torch.bfloat16]))
@@ -127,7 +127,7 @@ def test_how_tensors_lie_in_memory_changes_no_bit(one, other, dtype):
     ]
     leaves = [x.requires_grad_() for x in laid]
     plain = [x.requires_grad_() for x in (q, k, v)]
-    context, expected = looped(make_request(*leaves, Causal())), looped(make_request(*plain, Causal()))
+    context, expected = run_loops(make_request(*leaves, Causal())), run_loops(make_request(*plain, Causal()))
     assert torch.equal(context, expected)
     seed = torch.randn_like(expected)
     for found, wanted in zip(
@@ -143,7 +143,7 @@ def test_the_number_of_threads_changes_no_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            context = looped(make_request(q, k, v, Causal()))
+            context = run_loops(make_request(q, k, v, Causal()))
             results.append((context, *torch.autograd.grad(context.square().sum(), (q, k, v))))
     finally:
         torch.set_num_threads(before)
@@ -182,7 +182,7 @@ def test_attention_is_torchs_where_its_products_use_tiles_and_were_measured_to_b
             assert (kernel == "compiled") == is_compiled, (mask, dtype, learns)
     few = (x[:, :, :100].bfloat16() for x in leaves)  # of so few weights the gradient is faster by the loops
     assert choose(*few, Causal()).kernel == "compiled"
-    assert_within(attention(*plain, Everything()), attend(*plain, Everything()).context, allowed_of(*plain, Everything())[0])
+    assert_within(attention(*plain, Everything()), attend(*plain, Everything()).context, loop_bounds(*plain, Everything())[0])
 
 
 def test_attention_takes_the_loops_where_they_are_worth_it_and_only_for_what_they_know():
@@ -216,7 +216,7 @@ def test_transforms_of_torch_meet_a_kernel_that_they_know():
     seed = seeds(attention(q, k, v, Causal()))
     found = torch.func.grad(lambda q: (attention(q, k, v, Causal()) * seed).sum())(q)
     (expected,) = torch.autograd.grad(attention(q.requires_grad_(), k, v, Causal()), q, seed)
-    assert_within(found, expected, allowed_of(q, k, v, Causal())[1])
+    assert_within(found, expected, loop_bounds(q, k, v, Causal())[1])
 
 
 def test_a_gradient_of_the_gradient_is_refused_rather_than_wrong():

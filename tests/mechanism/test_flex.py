@@ -29,7 +29,7 @@ def tensors(dtype=torch.float64):
     return [torch.randn(*shape, dtype=dtype) for shape in ((B, H, T, D), (B, G, T, D), (B, G, T, D))]
 
 
-def uncompiled(*args, **options):
+def run_flex_uncompiled(*args, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
         return flex_attention(*args, **options)
@@ -51,7 +51,7 @@ def uncompiled(*args, **options):
 )
 def test_flex_attention_computes_what_attend_computes(rule, options):
     q, k, v = tensors()
-    found = flex.apply_flex_attention(uncompiled, make_request(q, k, v, rule, **options))
+    found = flex.apply_flex_attention(run_flex_uncompiled, make_request(q, k, v, rule, **options))
     torch.testing.assert_close(found, attend(q, k, v, rule, **options).context, rtol=0, atol=1e-12)
 
 

@@ -114,7 +114,7 @@ def test_grouped_keys_and_values_of_another_width(groups, e):
         close(attention(q, k, v, mask), attend(q, k, v, mask).context)
 
 
-def allowed_of(q, k, v, weights, *, scale=None, bias=None, sinks=None):
+def context_bounds(q, k, v, weights, *, scale=None, bias=None, sinks=None):
     """How far a context may be off whose scores, softmax and sums are float32, and what it is rounded to in half precision."""
     dtype, v = q.dtype, v.double()
     errors = attention_bounds(torch.float32, q, k, v, weights, scale=scale, bias=bias).scores / 2 + TORCH_EXPONENTIAL[dtype]
@@ -138,7 +138,7 @@ def test_half_precision_stays_within_its_budget_of_float64(dtype, size, form, ru
     exact = attend(q.double(), k.double(), v.double(), RULES[rule])
     found = attend(q, k, v, RULES[rule]).context if form == "attend" else attention(q, k, v, RULES[rule])
     assert found.dtype == dtype
-    assert_within(found, exact.context, allowed_of(q, k, v, exact.weights))
+    assert_within(found, exact.context, context_bounds(q, k, v, exact.weights))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -146,7 +146,7 @@ def test_a_bias_finer_than_half_precision_is_not_rounded_to_it(dtype):
     q, k, v = tensors(dtype, d=E)
     bias = torch.linspace(100, 101, Q * K).view(Q, K)  # bfloat16 has nothing between 100 and 100.5
     exact = attend(q.double(), k.double(), v.double(), bias=bias.double())
-    assert_within(attention(q, k, v, bias=bias), exact.context, allowed_of(q, k, v, exact.weights, bias=bias))
+    assert_within(attention(q, k, v, bias=bias), exact.context, context_bounds(q, k, v, exact.weights, bias=bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -160,7 +160,7 @@ def test_a_sink_finer_than_half_precision_is_not_rounded_to_it(dtype, rule):
     found = attention(q, k, v, RULES[rule], sinks=sinks)
     assert 0.3 < exact.context[:, :, 150].min() < exact.context[:, :, 150].max() < 0.7
     equal_terms = 2 * gamma(torch.float32, 2 * LONG, alike=True)  # the sums of exponentials and of values
-    assert_within(found, exact.context, allowed_of(q, k, v, exact.weights, sinks=sinks) + equal_terms)
+    assert_within(found, exact.context, context_bounds(q, k, v, exact.weights, sinks=sinks) + equal_terms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -172,7 +172,7 @@ def test_a_sink_of_minus_infinity_is_no_sink(dtype, rule):
         close(found, without)
     else:
         weights = attend(q.double(), k.double(), v.double(), RULES[rule]).weights
-        assert_within(found, without, allowed_of(q, k, v, weights) + half_bound(dtype, v, weights))
+        assert_within(found, without, context_bounds(q, k, v, weights) + half_bound(dtype, v, weights))
     assert not attend(q, k, v, RULES[rule], sinks=torch.full((H,), -torch.inf)).context.isnan().any()
 
 
@@ -205,7 +205,7 @@ def test_a_sink_is_not_cut_by_a_small_scale(dtype, scale):
     sinks = torch.tensor([5.0, 20.0, -3.0])
     exact = attend(q.double(), k.double(), v.double(), Causal(), scale=scale, sinks=sinks.double())
     found = attention(q, k, v, Causal(), scale=scale, sinks=sinks)
-    assert_within(found, exact.context, allowed_of(q, k, v, exact.weights, scale=scale, sinks=sinks))
+    assert_within(found, exact.context, context_bounds(q, k, v, exact.weights, scale=scale, sinks=sinks))
 
 
 def test_autocast_gives_what_the_rounded_tensors_give():
@@ -306,7 +306,7 @@ def test_under_compile_it_is_the_same_in_one_graph(rule):
         q, k, v = tensors(dtype, q=LONG, k=LONG, d=16, e=16)
         compiled = torch.compile(lambda q, k, v: attention(q, k, v, RULES[rule]), backend="eager", fullgraph=True)
         weights = attend(q.double(), k.double(), v.double(), RULES[rule]).weights
-        allowed = allowed_of(q, k, v, weights) if dtype == torch.float32 else 0  # of float64 the kernel is the same
+        allowed = context_bounds(q, k, v, weights) if dtype == torch.float32 else 0  # of float64 the kernel is the same
         assert_within(compiled(q, k, v), attention(q, k, v, RULES[rule]), allowed)
     torch._dynamo.reset()
 

@@ -11,7 +11,7 @@ from strategies import Asked, requests
 B, H, K = 2, 3, 7
 
 
-def written_out(asked: Asked) -> torch.Tensor:
+def tabulate_mask(asked: Asked) -> torch.Tensor:
     b, h, q, k = asked.q.shape[0], asked.q.shape[1], asked.q.shape[2], asked.k.shape[2]
     table = [[[[asked.sees(n, m, i, j) for j in range(k)] for i in range(q)] for m in range(h)] for n in range(b)]
     return torch.tensor(table, dtype=torch.bool).view(b, h, q, k)
@@ -19,7 +19,7 @@ def written_out(asked: Asked) -> torch.Tensor:
 
 @given(requests(kinds=("offset",)))
 def test_the_table_of_any_rule_is_the_rule_at_each_pair_of_positions(asked):
-    expected = written_out(asked)
+    expected = tabulate_mask(asked)
     table = asked.mask.table(*expected.shape[2:], asked.options.get("offset", 0))
     assert table.dtype == torch.bool
     assert torch.equal(table.expand(expected.shape), expected)
@@ -31,7 +31,7 @@ def keys_of(ranges: Spans) -> set[int]:
 
 @given(requests(kinds=("offset",), longest=12))
 def test_bounds_of_a_rule_hold_for_every_run_of_queries(asked):
-    table = written_out(asked)
+    table = tabulate_mask(asked)
     offset = asked.options.get("offset", 0)
     starts = [offset] if isinstance(offset, int) else offset.tolist()
     queries, keys = table.shape[2:]

@@ -7,18 +7,18 @@ from regard import Causal, ConfigError, Documents, Everything, Given, Padding, P
 Q, K = 5, 7
 
 
-def drawn(rule, q=Q, k=K, offset=0) -> list[str]:
+def draw_mask(rule, q=Q, k=K, offset=0) -> list[str]:
     return rule.draw(q, k, offset).replace(" ", "").splitlines()
 
 
 def test_causal_is_aligned_to_the_first_query_and_the_first_key():
-    assert drawn(Causal()) == ["■······", "■■·····", "■■■····", "■■■■···", "■■■■■··"]
+    assert draw_mask(Causal()) == ["■······", "■■·····", "■■■····", "■■■■···", "■■■■■··"]
 
 
 def test_an_offset_moves_the_queries_along_the_keys():
-    assert drawn(Causal(), 2, K, 5) == ["■■■■■■·", "■■■■■■■"]
-    assert drawn(Causal(), 3, K, -2) == ["·······", "·······", "■······"]
-    assert drawn(Window(1, 1), 2, K, 4) == ["···■■■·", "····■■■"]
+    assert draw_mask(Causal(), 2, K, 5) == ["■■■■■■·", "■■■■■■■"]
+    assert draw_mask(Causal(), 3, K, -2) == ["·······", "·······", "■······"]
+    assert draw_mask(Window(1, 1), 2, K, 4) == ["···■■■·", "····■■■"]
 
 
 def test_a_table_has_an_axis_for_batch_and_heads_only_where_they_differ():
@@ -34,10 +34,10 @@ def test_each_of_a_batch_may_have_its_own_offset():
 
 
 def test_a_window_counts_the_keys_before_and_after_the_query_s_own():
-    assert drawn(Window(2, 0), 4, 4) == ["■···", "■■··", "■■■·", "·■■■"]
-    assert drawn(Window(None, 1), 3, 4) == ["■■··", "■■■·", "■■■■"]
-    assert drawn(Window(1, None), 3, 4) == ["■■■■", "■■■■", "·■■■"]
-    assert drawn(Window(), 1, 3) == ["■■■"]
+    assert draw_mask(Window(2, 0), 4, 4) == ["■···", "■■··", "■■■·", "·■■■"]
+    assert draw_mask(Window(None, 1), 3, 4) == ["■■··", "■■■·", "■■■■"]
+    assert draw_mask(Window(1, None), 3, 4) == ["■■■■", "■■■■", "·■■■"]
+    assert draw_mask(Window(), 1, 3) == ["■■■"]
 
 
 def test_padding_hides_the_keys_after_each_length():
@@ -45,19 +45,19 @@ def test_padding_hides_the_keys_after_each_length():
 
 
 def test_a_prefix_joined_by_or_is_seen_whatever_else_is_masked():
-    assert drawn(Causal() | Prefix(3), 4, 4) == ["■■■·", "■■■·", "■■■·", "■■■■"]
+    assert draw_mask(Causal() | Prefix(3), 4, 4) == ["■■■·", "■■■·", "■■■·", "■■■■"]
 
 
 def test_documents_given_once_see_themselves_at_their_positions():
     rule = Documents([7, 7, 4, 4, 7])
-    assert drawn(rule, 5, 5) == ["■■··■", "■■··■", "··■■·", "··■■·", "■■··■"]
-    assert drawn(rule, 2, 5, offset=3) == ["··■■·", "■■··■"]
-    assert drawn(rule, 2, 5, offset=4) == ["■■··■", "·····"]  # position 5 has no document
+    assert draw_mask(rule, 5, 5) == ["■■··■", "■■··■", "··■■·", "··■■·", "■■··■"]
+    assert draw_mask(rule, 2, 5, offset=3) == ["··■■·", "■■··■"]
+    assert draw_mask(rule, 2, 5, offset=4) == ["■■··■", "·····"]  # position 5 has no document
 
 
 def test_documents_given_twice_are_not_moved_by_an_offset():
     rule = Documents([1, 2], [2, 2, 1])
-    assert drawn(rule, 2, 3) == drawn(rule, 2, 3, offset=1) == ["··■", "■■·"]
+    assert draw_mask(rule, 2, 3) == draw_mask(rule, 2, 3, offset=1) == ["··■", "■■·"]
 
 
 def test_documents_may_differ_within_a_batch():

@@ -67,7 +67,7 @@ def test_what_is_no_number_comes_out_where_attend_has_it(asked):
         assert torch.equal(found == infinity, expected == infinity)
     exact = attend(q.double(), k.double(), v.double(), rule, **widen(options))
     finite = expected.isfinite() & exact.context.isfinite()  # in float64 fewer products overflow
-    allowed = bound_context(q, k, v, exact.weights, options)
+    allowed = context_bounds(q, k, v, exact.weights, options)
     assert_within(found[finite], exact.context[finite], allowed[finite])
 
 
@@ -76,7 +76,7 @@ def widen(options: dict[str, Any]) -> dict[str, Any]:
     return {name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in options.items()}
 
 
-def bound_context(q, k, v, weights, options):
+def context_bounds(q, k, v, weights, options):
     """How far attention may be from the formula in float64, in each place; infinite where a score is too large for a bound.
 
     What is no number counts as 0: where the result is finite, its weight is 0.
@@ -117,7 +117,7 @@ def test_a_product_that_overflows_is_nan_however_small_the_scale(mask, keys, sca
 def test_any_scale_and_any_dtype_of_the_bias_gives_the_formula_in_float64(asked):
     (q, k, v), rule, options = asked
     exact = attend(q.double(), k.double(), v.double(), rule, **widen(options))
-    assert_within(attention(q, k, v, rule, **options), exact.context, bound_context(q, k, v, exact.weights, options))
+    assert_within(attention(q, k, v, rule, **options), exact.context, context_bounds(q, k, v, exact.weights, options))
 
 
 @pytest.mark.parametrize("offset", [2**61 + 1, -(2**61) - 1, 2**63, -(2**63) - 1, 2**70, torch.tensor([2**63 - 1])])

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from bounds import assert_within
-from generate.small import gpt2, rounding_bound, rows, taken, tokens_are_decided
+from generate.small_models import gpt2, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard.compiled import threads
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
@@ -37,7 +37,7 @@ INTEGERS = (MODELS["int8"], MODELS["int4"])  # whose vectors are rounded to 16 b
 NEW = torch.tensor([[5]])
 
 
-def begun(model, *lengths, room=20) -> Cache:
+def fill_cache(model, *lengths, room=20) -> Cache:
     """What a model keeps of sequences of these lengths."""
     prompts, cache = rows(*lengths, vocabulary=307), Cache(model.config.layers, room)
     padded = torch.tensor([[*row, *[0] * (max(lengths) - len(row))] for row in prompts])
@@ -53,7 +53,7 @@ MANY = (9, 5, 1, 7)  # lengths of prompts, whose logits, keys and values bound t
 @cache
 def logit_bound(model, shorts=False) -> float:
     """How far two computations of its logits may lie apart; shorts: where vectors are rounded to 16 bits."""
-    return rounding_bound(model, lambda one: one(NEW.expand(len(MANY), 9), begun(one, *MANY)), shorts)
+    return rounding_bound(model, lambda one: one(NEW.expand(len(MANY), 9), fill_cache(one, *MANY)), shorts)
 
 
 @cache
@@ -61,7 +61,7 @@ def cache_bound(model, shorts=False) -> float:
     """The same of the keys and values that it keeps."""
 
     def read(one):
-        return torch.stack([x[:, :, : max(MANY)] for layer in begun(one, *MANY).keys_and_values for x in layer])
+        return torch.stack([x[:, :, : max(MANY)] for layer in fill_cache(one, *MANY).keys_and_values for x in layer])
 
     return rounding_bound(model, read, shorts)
 
@@ -77,7 +77,11 @@ def cache_bound(model, shorts=False) -> float:
 def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wanted, turns):
     whole = model in INTEGERS
     new = min(new, MOST[torch.float32 if model is MODEL else torch.int8] // len(lengths))
-    ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), CompiledDecoder(model, describe_gpt2)
+    ours, theirs, one = (
+        fill_cache(model, *lengths, room=40),
+        fill_cache(model, *lengths, room=40),
+        CompiledDecoder(model, describe_gpt2),
+    )
     for turn in range(turns):
         tokens = torch.tensor(rows(*[new] * len(lengths), vocabulary=307, seed=turn))
         ours.wanted = theirs.wanted = torch.arange(len(lengths)) % new if wanted == "each" else wanted
@@ -99,7 +103,7 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
 def test_it_is_the_model_of_any_sizes(sizes, to):
     model = gpt2(dtype=torch.float32, loud=4.0, **{**SIZES, **sizes})
     model = model if to == "float32" else quantise(model, to)
-    cache, same = begun(model, 6), begun(model, 6)
+    cache, same = fill_cache(model, 6), fill_cache(model, 6)
     with torch.no_grad():
         assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
         assert_within(
@@ -114,24 +118,24 @@ def test_it_is_the_same_with_any_number_of_threads(count):
     try:
         torch.set_num_threads(count)
         with torch.no_grad():
-            found, again = (CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)) for _ in range(2))
+            found, again = (CompiledDecoder(MODEL, describe_gpt2)(NEW, fill_cache(MODEL, 6)) for _ in range(2))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, again)
     with torch.no_grad():
-        assert_within(found, CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)), logit_bound(MODEL))
+        assert_within(found, CompiledDecoder(MODEL, describe_gpt2)(NEW, fill_cache(MODEL, 6)), logit_bound(MODEL))
 
 
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_two_threads_of_a_program_read_side_by_side():
     with torch.no_grad():
-        expected = CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6))
+        expected = CompiledDecoder(MODEL, describe_gpt2)(NEW, fill_cache(MODEL, 6))
     found: list[torch.Tensor] = []
 
     def reads():
         with torch.no_grad():
-            found.extend(CompiledDecoder(MODEL, describe_gpt2)(NEW, begun(MODEL, 6)) for _ in range(20))
+            found.extend(CompiledDecoder(MODEL, describe_gpt2)(NEW, fill_cache(MODEL, 6)) for _ in range(20))
 
     several = [threading.Thread(target=reads) for _ in range(3)]
     for one in several:
@@ -161,11 +165,11 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
     ran = []
     run = CompiledDecoder.run
     monkeypatch.setattr(CompiledDecoder, "run", lambda *given: ran.append(1) or run(*given))
-    found = taken(model.generate(prompts, count, **asked))
+    found = stack_tokens(model.generate(prompts, count, **asked))
     assert ran
-    assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
+    assert tokens_are_decided(model, lambda one: stack_tokens(one.generate(prompts, count, **asked)), shorts=model in INTEGERS)
     monkeypatch.setattr(GPT2, "reading", lambda self: self)
-    assert torch.equal(found, taken(model.generate(prompts, count, **asked)))
+    assert torch.equal(found, stack_tokens(model.generate(prompts, count, **asked)))
 
 
 @pytest.mark.slow
@@ -173,9 +177,9 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
 def test_what_follows_an_opening_is_the_same():
     (prefix,), after = rows(7, vocabulary=307), [[], *rows(3, 1, vocabulary=307, seed=1)]
     whole = [prefix + row for row in after]
-    found = taken(MODEL.generate(after, 5, temperature=0, after=PrefixCache.read(MODEL, prefix)))
-    assert tokens_are_decided(MODEL, lambda one: taken(one.generate(whole, 5, temperature=0)))
-    assert torch.equal(found, taken(MODEL.generate(whole, 5, temperature=0)))
+    found = stack_tokens(MODEL.generate(after, 5, temperature=0, after=PrefixCache.read(MODEL, prefix)))
+    assert tokens_are_decided(MODEL, lambda one: stack_tokens(one.generate(whole, 5, temperature=0)))
+    assert torch.equal(found, stack_tokens(MODEL.generate(whole, 5, temperature=0)))
 
 
 class Other(GPT2):
@@ -193,7 +197,7 @@ class OtherNorm(nn.LayerNorm):
     """A norm that might be another."""
 
 
-def changed(change):
+def copy_with(change):
     model = deepcopy(MODEL)
     change(model)
     return model
@@ -228,17 +232,17 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_model_with_a_part_of_its_own_computes_by_itself(change):
-    cache = begun(MODEL, 6)
+    cache = fill_cache(MODEL, 6)
     with torch.no_grad():
         assert CompiledDecoder(deepcopy(MODEL), describe_gpt2).can_run(NEW, cache)
-        assert not CompiledDecoder(changed(change), describe_gpt2).can_run(NEW, cache)
+        assert not CompiledDecoder(copy_with(change), describe_gpt2).can_run(NEW, cache)
 
 
 def test_a_matrix_of_each_kind_may_stand_in_one_model():
     model = deepcopy(MODEL)
     for part, to in zip(("W_query", "W_key", "W_value", "out_proj"), WEIGHTS, strict=True):
         setattr(model.blocks[1].attention, part, getattr(MODELS[to].blocks[1].attention, part))
-    cache, same = begun(model, 6), begun(model, 6)
+    cache, same = fill_cache(model, 6), fill_cache(model, 6)
     with torch.no_grad():
         assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
         assert_within(CompiledDecoder(model, describe_gpt2)(NEW, cache), model(NEW, same), logit_bound(model, shorts=True))
@@ -273,18 +277,18 @@ class Seeing(TorchFunctionMode):
     ids=["record", "intervene", "functions", "dispatch", "autocast", "gradients"],
 )
 def test_it_gives_way_while_somebody_looks_on(watching):
-    cache, one = begun(MODEL, 6), CompiledDecoder(MODEL, describe_gpt2)
+    cache, one = fill_cache(MODEL, 6), CompiledDecoder(MODEL, describe_gpt2)
     with torch.no_grad():
         assert one.can_run(NEW, cache)
         with watching():
             assert not one.can_run(NEW, cache)
-            MODEL(NEW, begun(MODEL, 6))  # a change that meets nothing is warned of
+            MODEL(NEW, fill_cache(MODEL, 6))  # a change that meets nothing is warned of
         assert one.can_run(NEW, cache)
 
 
 def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
     model, seen = deepcopy(MODEL), []
-    one, cache = CompiledDecoder(model, describe_gpt2), begun(model, 3)
+    one, cache = CompiledDecoder(model, describe_gpt2), fill_cache(model, 3)
     with torch.no_grad():
         one(NEW, cache)
         hook = model.blocks[0].register_forward_hook(lambda *_: seen.append("a block"))
@@ -302,14 +306,14 @@ def test_it_reads_on_with_another_cache():
     one = CompiledDecoder(MODEL, describe_gpt2)
     with torch.no_grad():
         for lengths, room in (((6,), 20), ((3, 5), 9), ((6,), 20)):
-            cache, same = begun(MODEL, *lengths, room=room), begun(MODEL, *lengths, room=room)
+            cache, same = fill_cache(MODEL, *lengths, room=room), fill_cache(MODEL, *lengths, room=room)
             new = NEW.expand(len(lengths), 1)
             assert_within(one(new, cache), MODEL(new, same), logit_bound(MODEL))
 
 
 def test_weights_that_are_written_to_between_two_tokens_count():
     model = deepcopy(MODEL)
-    one, cache, same = CompiledDecoder(model, describe_gpt2), begun(model, 3), begun(model, 3)
+    one, cache, same = CompiledDecoder(model, describe_gpt2), fill_cache(model, 3), fill_cache(model, 3)
     with torch.no_grad():
         before = model(NEW, same)
         assert_within(one(NEW, cache), before, logit_bound(MODEL))
@@ -321,18 +325,18 @@ def test_weights_that_are_written_to_between_two_tokens_count():
 @pytest.mark.parametrize("token", [-1, 307])
 def test_a_token_that_there_is_none_of_is_an_error_and_nothing_is_read(token):
     with torch.no_grad(), pytest.raises(IndexError):
-        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[token]]), begun(MODEL, 3))
+        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[token]]), fill_cache(MODEL, 3))
 
 
 def test_no_more_is_read_than_there_is_room_for():
     with torch.no_grad(), pytest.raises(regard.ConfigError, match="room for 4"):
-        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
+        CompiledDecoder(MODEL, describe_gpt2)(torch.tensor([[1, 2]]), fill_cache(MODEL, 3, room=4))
 
 
 def test_nan_comes_out_where_it_went_in():
     model = deepcopy(MODEL)
     with torch.no_grad():
-        cache = begun(model, 6)
+        cache = fill_cache(model, 6)
         cache.keys_and_values[0][0][0, 1, 2] = torch.nan
         assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
         assert CompiledDecoder(model, describe_gpt2)(NEW, cache).isnan().all()

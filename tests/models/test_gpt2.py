@@ -46,7 +46,7 @@ def tokens(*shape: int, below: int = checkpoint_formats.WORDS) -> Tensor:
     return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GPT2:
+def load_from_transformers(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GPT2:
     return GPT2.load(checkpoint_formats.folder(model, path), dtype)
 
 
@@ -55,10 +55,10 @@ def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GP
 def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
     """In float64 at any width; in float32 from 5 on. A norm of two or three numbers divides by their spread, which may
     be next to nothing: transformers' own float32 is then as far from its float64 as ours is, in either direction."""
-    theirs = checkpoint_formats.small(seed, **config)
+    theirs = checkpoint_formats.make_small_gpt2(seed, **config)
     x = tokens(3, t, below=config["vocab_size"])
     with torch.no_grad():
-        ours, exact = (loaded(theirs, tmp_path, dtype) for dtype in (torch.float32, torch.float64))
+        ours, exact = (load_from_transformers(theirs, tmp_path, dtype) for dtype in (torch.float32, torch.float64))
         if config["n_embd"] >= 5:
             terms = max(4 * config["n_embd"], config["n_inner"] or 0) + EXPONENTIAL
             assert_within(ours(x), theirs(x).logits, estimate_rounding(exact, lambda model: model(x), terms))
@@ -68,8 +68,8 @@ def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
 @OFTEN
 @given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=4), left=st.booleans())
 def test_each_text_alone_is_what_transformers_computes_of_it_padded_on_either_side(tmp_path, lengths, left):
-    theirs = checkpoint_formats.small().double()
-    model, most = loaded(theirs, tmp_path), max(lengths)
+    theirs = checkpoint_formats.make_small_gpt2().double()
+    model, most = load_from_transformers(theirs, tmp_path), max(lengths)
     texts = [tokens(n + 1)[:n] for n in lengths]
     padded, seen = torch.zeros(len(texts), most, dtype=torch.long), torch.zeros(len(texts), most, dtype=torch.long)
     places = [slice(most - n, most) if left else slice(0, n) for n in lengths]
@@ -85,7 +85,7 @@ def test_each_text_alone_is_what_transformers_computes_of_it_padded_on_either_si
 @SLOWLY
 @given(config=configs())
 def test_a_model_goes_to_transformers_and_back_to_the_bit(tmp_path, config):
-    model = loaded(checkpoint_formats.small(**config), tmp_path / "theirs")
+    model = load_from_transformers(checkpoint_formats.make_small_gpt2(**config), tmp_path / "theirs")
     model.save(tmp_path / "ours")
     theirs, missed = GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(missed.values())
@@ -96,7 +96,7 @@ def test_a_model_goes_to_transformers_and_back_to_the_bit(tmp_path, config):
 
 
 def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path):
-    model = loaded(checkpoint_formats.small(), tmp_path)
+    model = load_from_transformers(checkpoint_formats.make_small_gpt2(), tmp_path)
     assert not model.training
     assert all(p.requires_grad and not p.is_meta for p in model.parameters())
     model(tokens(2, 7)).sum().backward()
@@ -104,7 +104,7 @@ def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path):
 
 
 def test_the_scales_and_dtypes_of_a_loaded_model_do_not_touch_the_random_numbers(tmp_path):
-    path = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path)
+    path = checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path)
     torch.manual_seed(3)
     GPT2.load(path)
     found = torch.rand(1)
@@ -182,7 +182,7 @@ def test_tokens_that_cannot_be_are_refused(x, sentence):
 
 
 def test_recording_sees_every_layer_and_its_maps_are_its_weights(tmp_path):
-    model, x = loaded(checkpoint_formats.small().double(), tmp_path), tokens(2, 11)
+    model, x = load_from_transformers(checkpoint_formats.make_small_gpt2().double(), tmp_path), tokens(2, 11)
     with regard.record(model) as recording:
         model(x)
     stream = model.tokens(x) + model.positions.weight[:11]
@@ -193,7 +193,7 @@ def test_recording_sees_every_layer_and_its_maps_are_its_weights(tmp_path):
 
 
 def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
-    model = loaded(checkpoint_formats.small(vocab_size=300), tmp_path / "plain")
+    model = load_from_transformers(checkpoint_formats.make_small_gpt2(vocab_size=300), tmp_path / "plain")
     assert model.text is None
     own = BytePair.train(["a text of some words, and some words of a text"] * 9, 300)
     model.text = own
@@ -201,7 +201,9 @@ def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
     again = GPT2.load(tmp_path / "worded").text
     assert again is not None
     assert again.encode("some words") == own.encode("some words")
-    model = loaded(checkpoint_formats.small(n_layer=1, n_head=1, n_embd=3, vocab_size=50257), tmp_path / "whole")
+    model = load_from_transformers(
+        checkpoint_formats.make_small_gpt2(n_layer=1, n_head=1, n_embd=3, vocab_size=50257), tmp_path / "whole"
+    )
     assert model.text is BytePair.gpt2()
     for ours, name in (("vocab.bpe", "merges.txt"), ("encoder.json", "vocab.json")):
         (tmp_path / "worded" / ours).rename(tmp_path / "plain" / name)
@@ -219,14 +221,14 @@ def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
     ],
 )
 def test_what_others_write_computes_what_they_compute(tmp_path, write, activation):
-    theirs, x = checkpoint_formats.small(activation_function=activation), tokens(3, 11)
+    theirs, x = checkpoint_formats.make_small_gpt2(activation_function=activation), tokens(3, 11)
     model = GPT2.load(write(theirs, tmp_path), torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(model(x), theirs.double()(x).logits, atol=1e-10, rtol=0)
 
 
 @pytest.fixture
-def sorted_letters(tmp_path) -> tuple[GPT2, dict[str, Tensor]]:
+def letter_sorter(tmp_path) -> tuple[GPT2, dict[str, Tensor]]:
     if not sorter.FOLDER.is_dir():
         pytest.skip(sorter.MISSING)
     model = GPT2.load(sorter.write(tmp_path))
@@ -269,8 +271,8 @@ def every_step(model: GPT2, idx: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_each_step_of_the_sorters_run_is_reproduced(sorted_letters):
-    model, run = sorted_letters
+def test_each_step_of_the_sorters_run_is_reproduced(letter_sorter):
+    model, run = letter_sorter
     exact, terms = model.double(), model.config.inner + EXPONENTIAL
     seen = every_step(exact, run["idx"])
     assert sorted(seen) == sorted(run)
@@ -283,8 +285,8 @@ def test_each_step_of_the_sorters_run_is_reproduced(sorted_letters):
 
 
 @torch.no_grad()
-def test_the_sorters_activation_is_the_tanh_form(sorted_letters):
-    model, run = sorted_letters
+def test_the_sorters_activation_is_the_tanh_form(letter_sorter):
+    model, run = letter_sorter
     assert model.config.activation == "gelu_tanh"
     x = run["fc"].double()  # theirs is x/2 (1 + tanh a): 1 + tanh a ends in as many digits as 1 has, and a has 6 operations
     assert_within(run["gelu"], model.blocks[0].activation(x), sum_bound(torch.float32, EXPONENTIAL + 6 + 3) * x.abs())
@@ -292,8 +294,8 @@ def test_the_sorters_activation_is_the_tanh_form(sorted_letters):
 
 
 @torch.no_grad()
-def test_the_sorter_sorts(sorted_letters):
-    model, _ = sorted_letters
+def test_the_sorter_sorts(letter_sorter):
+    model, _ = letter_sorter
     for word in ("CBABBC", "AAAAAA", "CCBBAA", "ABCABC"):
         row = ["ABC".index(letter) for letter in word]
         for _ in word:
@@ -301,8 +303,8 @@ def test_the_sorter_sorts(sorted_letters):
         assert "".join("ABC"[n] for n in row[6:]) == "".join(sorted(word))
 
 
-def test_the_sorter_that_is_carried_is_the_trained_one(sorted_letters):
-    carried, (trained, _) = GPT2.load("sorter"), sorted_letters
+def test_the_sorter_that_is_carried_is_the_trained_one(letter_sorter):
+    carried, (trained, _) = GPT2.load("sorter"), letter_sorter
     assert carried.config == trained.config
     assert all(torch.equal(one, other) for one, other in zip(carried.parameters(), trained.parameters(), strict=True))
     assert carried.text.decode([0, 2, 1]) == "ACB"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bounds import assert_within, sum_bound
-from models.translators import RECURRENT, made, padded, sentences
+from models.translators import RECURRENT, make_translator, pad_sentences, sentences
 from regard import ConfigError, ShapeError
 from regard.models.recurrent import RecurrentTranslator
 
@@ -24,7 +24,7 @@ def gru(x, state, part, direction=""):
     return (1 - update) * torch.tanh(xn + reset * hn) + update * state
 
 
-def written_out(model, source, target):
+def compute_logits_by_equations(model, source, target):
     """The logits by the papers' equations, a sentence and a word at a time."""
     embedding = model.vocabulary.words.weight
     words = [embedding[token] * WIDTH**0.5 for token in source]
@@ -48,25 +48,25 @@ def written_out(model, source, target):
 @pytest.mark.parametrize("kind", ["plain", "additive"])
 @torch.no_grad()
 def test_the_logits_are_the_equations_of_the_papers_written_out(kind):
-    model, rows = made(kind), sentences(5, 3, 1)
+    model, rows = make_translator(kind), sentences(5, 3, 1)
     targets = torch.tensor([[5, 2, 7, 1], [5, 9, 9, 4], [5, 1, 2, 3]])
-    found = model(*padded(rows), targets)
+    found = model(*pad_sentences(rows), targets)
     for row, source in enumerate(rows):
-        torch.testing.assert_close(found[row], written_out(model, source, targets[row]))
+        torch.testing.assert_close(found[row], compute_logits_by_equations(model, source, targets[row]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_never_enters(kind):
-    model, rows, targets = made(kind), sentences(7, 2, 5), torch.tensor([[5, 2, 7], [5, 9, 9], [5, 1, 2]])
-    found = model(*padded(rows), targets)
-    assert torch.equal(found, model(*padded(rows, filler=11), targets))
+    model, rows, targets = make_translator(kind), sentences(7, 2, 5), torch.tensor([[5, 2, 7], [5, 9, 9], [5, 1, 2]])
+    found = model(*pad_sentences(rows), targets)
+    assert torch.equal(found, model(*pad_sentences(rows, filler=11), targets))
     for row, source in enumerate(rows):
-        torch.testing.assert_close(found[row], model(*padded([source]), targets[row : row + 1])[0])
+        torch.testing.assert_close(found[row], model(*pad_sentences([source]), targets[row : row + 1])[0])
 
 
 def test_a_word_that_is_padding_alone_learns_nothing():
-    model, rows = made("additive", tied=False), sentences(7, 2)
-    model(*padded(rows, filler=NEVER), torch.tensor([[5, 2], [5, 9]])).square().sum().backward()
+    model, rows = make_translator("additive", tied=False), sentences(7, 2)
+    model(*pad_sentences(rows, filler=NEVER), torch.tensor([[5, 2], [5, 9]])).square().sum().backward()
     gradient = model.vocabulary.words.weight.grad
     assert not any(NEVER in row for row in rows)
     assert (gradient[NEVER] == 0).all()
@@ -75,7 +75,7 @@ def test_a_word_that_is_padding_alone_learns_nothing():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_word_at_a_time_gives_the_logits_of_all_at_once(kind):
-    model, source = made(kind), padded(sentences(7, 2, 5))
+    model, source = make_translator(kind), pad_sentences(sentences(7, 2, 5))
     targets = torch.tensor([[5, 2, 7, 3], [5, 9, 9, 1], [5, 1, 2, 8]])
     state, logits = model.begin(model.encode(*source)), []
     for column in targets.T:
@@ -86,7 +86,7 @@ def test_a_word_at_a_time_gives_the_logits_of_all_at_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_state_go_on_as_those_rows(kind):
-    model, source, index = made(kind), padded(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
+    model, source, index = make_translator(kind), pad_sentences(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
     state = model.read(torch.tensor([5, 5, 5]), model.begin(model.encode(*source)))[1]
     expected = model.read(torch.tensor([3, 4, 8]), state)[0]
     found = model.read(torch.tensor([3, 4, 8])[index], state.select_rows(index))[0]
@@ -95,9 +95,9 @@ def test_rows_of_a_state_go_on_as_those_rows(kind):
 
 
 def test_the_keys_are_projected_once_a_sentence_and_not_once_a_word():
-    model, calls = made("additive"), []
+    model, calls = make_translator("additive"), []
     model.attention.W_key.register_forward_hook(lambda *_: calls.append(1))
-    model(*padded(sentences(7, 2)), torch.tensor([[5, 2, 7, 3], [5, 9, 9, 1]]))
+    model(*pad_sentences(sentences(7, 2)), torch.tensor([[5, 2, 7, 3], [5, 9, 9, 1]]))
     assert len(calls) == 1
 
 
@@ -109,12 +109,12 @@ def test_the_two_models_differ_by_the_attention_alone():
 
 
 def test_without_attention_only_the_last_states_of_the_encoder_reach_the_decoder():
-    model, targets = made("plain"), torch.tensor([[5, 2, 7]])
-    memory = model.encode(*padded(sentences(7)))
+    model, targets = make_translator("plain"), torch.tensor([[5, 2, 7]])
+    memory = model.encode(*pad_sentences(sentences(7)))
     blank = type(memory)(memory.annotations * 0, memory.lengths, memory.summary, memory.start)
     assert torch.equal(model.decode(targets, model.begin(memory))[0], model.decode(targets, model.begin(blank))[0])
-    searching = made("additive")
-    memory = searching.encode(*padded(sentences(7)))
+    searching = make_translator("additive")
+    memory = searching.encode(*pad_sentences(sentences(7)))
     other = type(memory)(memory.annotations, memory.lengths, memory.summary * 0, memory.start)
     assert torch.equal(
         searching.decode(targets, searching.begin(memory))[0], searching.decode(targets, searching.begin(other))[0]
@@ -137,7 +137,7 @@ def test_matrices_from_state_to_state_begin_orthogonal(cell):
 def test_dropout_is_of_training_alone():
     torch.manual_seed(0)
     model = RecurrentTranslator("additive", **sizes(dropout=0.5))
-    asked = (*padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
+    asked = (*pad_sentences(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
     assert not torch.equal(model(*asked), model(*asked))
     model.eval()
     assert torch.equal(model(*asked), model(*asked))
@@ -145,10 +145,10 @@ def test_dropout_is_of_training_alone():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_sizes_make_it_again(kind):
-    model = made(kind, dtype=torch.float32, tied=False)
+    model = make_translator(kind, dtype=torch.float32, tied=False)
     again = type(model)(**model.sizes)
     again.load_state_dict(model.state_dict())
-    asked = (*padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
+    asked = (*pad_sentences(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
     assert torch.equal(again.eval()(*asked), model(*asked))
     assert again.sizes == model.sizes
 
@@ -170,11 +170,11 @@ def test_impossible_sizes_are_refused(wrong, says):
 @pytest.mark.parametrize("lengths", [[3, 0], [3, 4], [3], [3.0, 2.0]])
 def test_lengths_that_do_not_fit_the_sources_are_refused(lengths):
     with pytest.raises(ShapeError, match=r"lengths must be \(b,\), 2 whole numbers from 1 to 3, one per source"):
-        made("plain").encode(torch.ones(2, 3, dtype=torch.int64), lengths)
+        make_translator("plain").encode(torch.ones(2, 3, dtype=torch.int64), lengths)
 
 
 def test_tokens_are_whole_numbers_in_rows():
     with pytest.raises(ShapeError, match=r"sources must be whole numbers \(b, s\)"):
-        made("plain").encode(torch.ones(2, 3), [3, 3])
+        make_translator("plain").encode(torch.ones(2, 3), [3, 3])
     with pytest.raises(ShapeError, match=r"targets must be whole numbers"):
-        made("plain")(torch.ones(2, 3, dtype=torch.int64), [3, 3], torch.ones(2, dtype=torch.int64))
+        make_translator("plain")(torch.ones(2, 3, dtype=torch.int64), [3, 3], torch.ones(2, dtype=torch.int64))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bounds import EXPONENTIAL, assert_within, estimate_rounding
-from models.translators import made, padded, sentences
+from models.translators import make_translator, pad_sentences, sentences
 from regard import ConfigError, ShapeError
 from regard.mechanism.positions import sinusoidal
 from regard.models.transformer import Transformer
@@ -28,7 +28,7 @@ def torchs(model: Transformer) -> nn.Transformer:
     state = {}
     for side, blocks in (("encoder", model.encoder), ("decoder", model.decoder)):
         for n, block in enumerate(blocks):
-            state |= renamed(f"{side}.layers.{n}", block)
+            state |= rename_to_torch(f"{side}.layers.{n}", block)
         if first:
             norm = getattr(model, f"{side}_norm")
             state |= {f"{side}.norm.{name}": weight for name, weight in norm.state_dict().items()}
@@ -36,7 +36,7 @@ def torchs(model: Transformer) -> nn.Transformer:
     return other  # in training mode, without dropout: what evaluation skips, it computes
 
 
-def renamed(name: str, block: nn.Module) -> dict:
+def rename_to_torch(name: str, block: nn.Module) -> dict:
     """The weights of a block by torch's names."""
     parts = ("attention", "cross", "feed") if hasattr(block, "cross") else ("attention", "feed")
     found = {}
@@ -86,7 +86,7 @@ def test_the_logits_and_the_gradients_are_those_of_torchs_transformer(norm, dtyp
         for name, weight in model.named_parameters():
             if "bias" in name or "norm" in name:
                 weight.add_(torch.randn_like(weight) * 0.2)  # so that none is what it began as
-    source = padded(sentences(*lengths))
+    source = pad_sentences(sentences(*lengths))
     ours, other = (logits_and_slope(model, compute, *source) for compute in (Transformer.__call__, theirs))
     exact = copy.deepcopy(model).double()
     for n in range(2):
@@ -104,7 +104,7 @@ def logits_and_slope(model: Transformer, compute: Callable[..., torch.Tensor], *
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_at_a_time_gives_the_logits_of_all_at_once(kind):
-    model, source = made(kind), padded(sentences(7, 2, 5))
+    model, source = make_translator(kind), pad_sentences(sentences(7, 2, 5))
     state, logits = model.begin(model.encode(*source)), []
     for column in TARGETS.T:
         found, state = model.read(column, state)
@@ -114,17 +114,17 @@ def test_a_token_at_a_time_gives_the_logits_of_all_at_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_and_what_comes_later_change_nothing(kind):
-    model, rows = made(kind), sentences(7, 2, 5)
-    found = model(*padded(rows), TARGETS)
-    torch.testing.assert_close(found, model(*padded(rows, filler=11), TARGETS), atol=1e-12, rtol=0)
-    torch.testing.assert_close(found[:, :2], model(*padded(rows), TARGETS[:, :2]))
+    model, rows = make_translator(kind), sentences(7, 2, 5)
+    found = model(*pad_sentences(rows), TARGETS)
+    torch.testing.assert_close(found, model(*pad_sentences(rows, filler=11), TARGETS), atol=1e-12, rtol=0)
+    torch.testing.assert_close(found[:, :2], model(*pad_sentences(rows), TARGETS[:, :2]))
     for row, source in enumerate(rows):
-        torch.testing.assert_close(found[row], model(*padded([source]), TARGETS[row : row + 1])[0])
+        torch.testing.assert_close(found[row], model(*pad_sentences([source]), TARGETS[row : row + 1])[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_state_go_on_as_those_rows(kind):
-    model, source, index = made(kind), padded(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
+    model, source, index = make_translator(kind), pad_sentences(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
     state = model.begin(model.encode(*source))
     torch.testing.assert_close(
         model.read(TARGETS[index, 0], state.select_rows(index))[0], model.read(TARGETS[:, 0], state)[0][index]
@@ -184,9 +184,9 @@ def test_impossible_sizes_are_refused(wrong, says):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_sizes_make_it_again(kind):
-    model = made(kind, dtype=torch.float32, tied=False)
+    model = make_translator(kind, dtype=torch.float32, tied=False)
     again = type(model)(**model.sizes)
     again.load_state_dict(model.state_dict())
-    source = padded(sentences(7, 2, 5))
+    source = pad_sentences(sentences(7, 2, 5))
     assert torch.equal(again.eval()(*source, TARGETS), model(*source, TARGETS))
     assert again.sizes == model.sizes

@@ -10,7 +10,7 @@ from torch import nn
 
 import regard
 from bounds import DRAWS, EXPONENTIAL, assert_within, estimate_rounding, is_stable_under_rounding
-from generate.small import rows, shift_numbers
+from generate.small_models import rows, shift_numbers
 from regard.compiled import threads
 from regard.errors import ConfigError
 from regard.generate import quantise

@@ -5,22 +5,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bounds import assert_within, sum_bound
-from models.translators import MADE, made, padded, sentences
+from models.translators import MADE, make_translator, pad_sentences, sentences
 from regard import ConfigError, WeightsError
 from regard.models import translator
 from regard.text import BytePair
 from regard.weights import translator_weights as files
 
-SOURCE, TARGETS = padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]])
+SOURCE, TARGETS = pad_sentences(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]])
 
 
-def saved(kind, folder, **other):
-    model = made(kind, dtype=torch.float32, **other)
+def save_model(kind, folder, **other):
+    model = make_translator(kind, dtype=torch.float32, **other)
     model.save(folder)
     return model
 
 
-def changed(folder, **settings):
+def change_settings(folder, **settings):
     """The folder with other settings."""
     path = folder / "settings.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
@@ -36,7 +36,7 @@ def tensors(folder, change):
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_was_saved_is_loaded_bit_for_bit(kind, tied, tmp_path):
-    model = saved(kind, tmp_path / "one", tied=tied)
+    model = save_model(kind, tmp_path / "one", tied=tied)
     again = translator.load(tmp_path / "one")
     assert type(again) is type(model)
     assert not again.training
@@ -45,7 +45,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(kind, tied, tmp_path):
 
 
 def test_a_file_in_bfloat16_is_half_as_large_and_loaded_in_float32(tmp_path):
-    model = saved("additive", tmp_path / "whole")
+    model = save_model("additive", tmp_path / "whole")
     model.bfloat16().save(tmp_path / "half")
     again = translator.load(tmp_path / "half")
     assert {weight.dtype for weight in again.parameters()} == {torch.float32}
@@ -58,7 +58,7 @@ def test_a_file_in_bfloat16_is_half_as_large_and_loaded_in_float32(tmp_path):
 
 @pytest.mark.parametrize("kind", MADE)
 def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
-    model = made(kind, dtype=torch.float32)
+    model = make_translator(kind, dtype=torch.float32)
     with torch.no_grad():
         next(model.parameters())[3] = 0  # a row of zeros stays one
     model.save(tmp_path, torch.int8)
@@ -74,7 +74,7 @@ def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
 
 
 def test_bytes_are_a_quarter_of_the_numbers_and_a_scale_a_row(tmp_path):
-    model = made("additive", dtype=torch.float32, width=61, hidden=67)
+    model = make_translator("additive", dtype=torch.float32, width=61, hidden=67)
     model.save(tmp_path, torch.int8)
     weights = model.state_dict().values()
     matrices = [weight for weight in weights if weight.dim() == 2]
@@ -85,7 +85,7 @@ def test_bytes_are_a_quarter_of_the_numbers_and_a_scale_a_row(tmp_path):
 
 
 def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
-    made("additive", dtype=torch.float32).save(tmp_path / "bytes", torch.int8)
+    make_translator("additive", dtype=torch.float32).save(tmp_path / "bytes", torch.int8)
     one = translator.load(tmp_path / "bytes")
     one.save(tmp_path / "whole")
     one.save(tmp_path / "again", torch.int8)
@@ -130,7 +130,7 @@ def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
     ],
 )
 def test_bytes_without_the_scale_that_they_need_are_refused_by_name(spoil, says, tmp_path):
-    made("additive", dtype=torch.float32).save(tmp_path, torch.int8)
+    make_translator("additive", dtype=torch.float32).save(tmp_path, torch.int8)
     tensors(tmp_path, spoil)
     with pytest.raises(WeightsError, match=says):
         translator.load(tmp_path)
@@ -138,14 +138,14 @@ def test_bytes_without_the_scale_that_they_need_are_refused_by_name(spoil, says,
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_dtype_that_is_asked_for_is_that_of_the_file_and_not_of_the_model(dtype, tmp_path):
-    model = made("transformer", dtype=torch.float32)
+    model = make_translator("transformer", dtype=torch.float32)
     model.save(tmp_path, dtype)
     assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {dtype}
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
-    model = made("plain", dtype=torch.float32)
+    model = make_translator("plain", dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"dtype must be torch.int8, .* got torch.int16"):
         model.save(tmp_path, torch.int16)
     with torch.no_grad():
@@ -156,15 +156,15 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
 
 
 def test_the_text_lies_beside_the_weights(tmp_path):
-    model = made("plain", dtype=torch.float32)
-    assert not hasattr(translator.load(written(model, tmp_path / "silent")).text, "encode")
+    model = make_translator("plain", dtype=torch.float32)
+    assert not hasattr(translator.load(write_model(model, tmp_path / "silent")).text, "encode")
     model.text = BytePair.train(["le chat, le chat et le chien"], 270)
-    again = translator.load(written(model, tmp_path / "speaking"))
+    again = translator.load(write_model(model, tmp_path / "speaking"))
     assert again.text.encode("le chat") == model.text.encode("le chat")
     assert again.text.end == model.text.end
 
 
-def written(model, folder):
+def write_model(model, folder):
     model.save(folder)
     return folder
 
@@ -172,9 +172,15 @@ def written(model, folder):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda folder: changed(folder, kind="rnn"), r"settings.json has kind='rnn'; expected one of recurrent, transformer"),
-        (lambda folder: changed(folder, sizes={"width": 8}), "does not describe a valid recurrent translator: .*vocabulary"),
-        (lambda folder: changed(folder, sizes=[]), '"sizes" an object'),
+        (
+            lambda folder: change_settings(folder, kind="rnn"),
+            r"settings.json has kind='rnn'; expected one of recurrent, transformer",
+        ),
+        (
+            lambda folder: change_settings(folder, sizes={"width": 8}),
+            "does not describe a valid recurrent translator: .*vocabulary",
+        ),
+        (lambda folder: change_settings(folder, sizes=[]), '"sizes" an object'),
         (lambda folder: (folder / "settings.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "settings.json").unlink(), "has no settings.json and is not a translator's name"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
@@ -192,7 +198,7 @@ def written(model, folder):
     ],
 )
 def test_a_folder_that_is_spoilt_is_refused_by_name(spoil, says, tmp_path):
-    saved("additive", tmp_path)
+    save_model("additive", tmp_path)
     spoil(tmp_path)
     with pytest.raises(WeightsError, match=says):
         translator.load(tmp_path)
@@ -207,5 +213,5 @@ def test_a_name_that_is_none_says_which_there_are():
 def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path):
     (tmp_path / "file").write_text("here")
     with pytest.raises(WeightsError, match="could not be written"):
-        made("plain").save(tmp_path / "file")
+        make_translator("plain").save(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -28,7 +28,7 @@ MADE: dict[str, Callable[..., RecurrentTranslator | Transformer]] = {
 }
 
 
-def made(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, loud: float = 2.0, **other):
+def make_translator(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, loud: float = 2.0, **other):
     """A model with random weights, so large that its logits are decided; in evaluation mode."""
     torch.manual_seed(seed)
     model = MADE[kind](**other).to(dtype).eval()
@@ -45,7 +45,7 @@ def sentences(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [[*(token + (token == END) for token in row), END] for row in rows]
 
 
-def padded(rows: list[list[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
+def pad_sentences(rows: list[list[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
     """Sources (b, s) and lengths (b,)."""
     most = max(map(len, rows))
     return torch.tensor([[*row, *[filler] * (most - len(row))] for row in rows]), torch.tensor([len(row) for row in rows])

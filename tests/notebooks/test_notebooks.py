@@ -28,7 +28,7 @@ def path(request):
 
 
 @pytest.fixture
-def stored(path):
+def notebook(path):
     return nbformat.read(path, as_version=4)
 
 
@@ -84,9 +84,9 @@ def test_the_notebooks_stand_in_order_those_of_the_lectures_first():
 
 
 @pytest.mark.slow
-def test_a_fresh_run_shows_what_the_notebook_stores(path, stored):
+def test_a_fresh_run_shows_what_the_notebook_stores(path, notebook):
     fresh = runpy.run_path(str(FOLDER / "refresh.py"))["run"](path)  # raises where a cell fails
-    for now, before in zip(code(fresh), code(stored), strict=True):
+    for now, before in zip(code(fresh), code(notebook), strict=True):
         assert alike(text(now), text(before)), f"{before.id}: {text(before)!r} is stored, {text(now)!r} is shown now"
         assert alike(html(now), html(before)), f"{before.id} shows other HTML now"
         assert len(pictures(now)) == len(pictures(before)), before.id
@@ -94,48 +94,48 @@ def test_a_fresh_run_shows_what_the_notebook_stores(path, stored):
             assert difference(a, b) < 2, f"the picture of {before.id} has changed"
 
 
-def test_the_stored_cells_were_run_in_order_and_none_failed(stored):
-    assert [cell.execution_count for cell in code(stored)] == list(range(1, len(code(stored)) + 1))
-    assert not [output for cell in code(stored) for output in cell.outputs if output.output_type == "error"]
-    assert not [output for cell in code(stored) for output in cell.outputs if output.get("name") == "stderr"]
+def test_the_stored_cells_were_run_in_order_and_none_failed(notebook):
+    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    assert not [output for cell in code(notebook) for output in cell.outputs if output.output_type == "error"]
+    assert not [output for cell in code(notebook) for output in cell.outputs if output.get("name") == "stderr"]
 
 
-def test_every_number_in_the_prose_is_printed_by_a_cell_near_it(stored):
-    for place, cell in enumerate(stored.cells):
+def test_every_number_in_the_prose_is_printed_by_a_cell_near_it(notebook):
+    for place, cell in enumerate(notebook.cells):
         if cell.cell_type != "markdown":
             continue
         prose = re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|^#.*$|^\d+\. ", "", cell.source, flags=re.M)
-        around = [other for other in stored.cells[max(place - 3, 0) : place + 4] if other.cell_type == "code"]
+        around = [other for other in notebook.cells[max(place - 3, 0) : place + 4] if other.cell_type == "code"]
         near = numbers("\n".join(text(other) + "\n" + other.source for other in around))
         for found in NUMBER.findall(prose):
             value, half = float(found), unit(found) / 2
             assert any(abs(value - printed) <= half * (1 + 1e-9) for printed in near), f"{cell.id} says {found}"
 
 
-def test_a_notebook_needs_no_network_and_no_magic(stored):
-    trees = [ast.parse(cell.source) for cell in code(stored)]  # % and ! do not parse
+def test_a_notebook_needs_no_network_and_no_magic(notebook):
+    trees = [ast.parse(cell.source) for cell in code(notebook)]  # % and ! do not parse
     imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = [getattr(node, "module", None) or alias.name for node in imports for alias in node.names]
     assert {module.partition(".")[0] for module in modules} <= {"torch", "regard"}
 
 
-def test_a_notebook_ends_with_what_the_next_one_adds(path, stored):
+def test_a_notebook_ends_with_what_the_next_one_adds(path, notebook):
     following = NOTEBOOKS[NOTEBOOKS.index(path) + 1 :]
-    assert stored.cells[-1].cell_type == "markdown"
-    assert following[0].name in stored.cells[-1].source if following else "whole" in stored.cells[-1].source
+    assert notebook.cells[-1].cell_type == "markdown"
+    assert following[0].name in notebook.cells[-1].source if following else "whole" in notebook.cells[-1].source
 
 
-def test_links_lead_to_notebooks_that_exist_or_to_the_web(stored):
-    for cell in stored.cells:
+def test_links_lead_to_notebooks_that_exist_or_to_the_web(notebook):
+    for cell in notebook.cells:
         for link in re.findall(r"\]\(([^)]*)\)", cell.source if cell.cell_type == "markdown" else ""):
             assert link.startswith("https://") or (FOLDER / link).exists(), link
 
 
-def test_a_stored_notebook_says_nothing_of_the_machine_it_ran_on(path, stored):
-    assert stored.metadata == {
+def test_a_stored_notebook_says_nothing_of_the_machine_it_ran_on(path, notebook):
+    assert notebook.metadata == {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    assert not any(cell.metadata for cell in stored.cells)
+    assert not any(cell.metadata for cell in notebook.cells)
     assert str(Path.home()) not in path.read_text(encoding="utf-8")
     assert str(FOLDER.parent) not in path.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ def in_float64() -> Iterator[None]:
 
 
 @pytest.fixture
-def widened() -> Iterator[None]:
+def float64_models() -> Iterator[None]:
     """Let models in float64 compute all of it there, so that one token at a time is what all at once is."""
     with Widened():
         yield

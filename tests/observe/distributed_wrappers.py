@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.append(str(Path(__file__).parents[1]))
 
 import regard
-from observe.beheld import EQUAL, distance
+from observe.recording_checks import EQUAL, distance
 
 X = torch.randn(4, 7, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 

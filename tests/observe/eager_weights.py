@@ -51,17 +51,17 @@ def compare_with_eager(family: Family, side: str) -> Beside:
         handed, _ = run(exact, inputs, recorded=True, output_attentions=True)
         told, _ = run(other, inputs, output_attentions=True)
         _, eager = run(other, inputs, recorded=True)
-        weights = handed_out(told)
+        weights = list_attentions(told)
         last = side == family.sides[-1]
         rounding = measure_rounding(exact, inputs, rounded, recording, weights) if last else (math.nan, math.nan)
-    maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
-    ours = {key: mapped(recording, key) for key in weights}
+    maps = {key: m for key, m in list_attentions(handed).items() if isinstance(m, AttentionMap)}
+    ours = {key: find_map(recording, key) for key in weights}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
     return Beside(
         model.config._attn_implementation,
-        unchanged=same(plain, inside),
+        unchanged=are_equal(plain, inside),
         difference=largest({key: (m, weights[key]) for key, m in ours.items()}, real),
-        eager=largest({key: (mapped(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
+        eager=largest({key: (find_map(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
         asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
         handed=len(maps),
         maps=len(weights),
@@ -75,15 +75,15 @@ def measure_rounding(
     exact: nn.Module, inputs: dict[str, Tensor], rounded: Recording, recording: Recording, weights: Handed
 ) -> tuple[float, float]:
     """How far the maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself."""
-    moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
+    moved = estimate_rounding(exact, lambda m: join_weights(run(m, inputs, recorded=True)[1], weights), widest(exact))
     most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
-    found = float((joined(rounded, weights) - joined(recording, weights)).abs().max())
+    found = float((join_weights(rounded, weights) - join_weights(recording, weights)).abs().max())
     return found, moved + sum_bound(torch.float32, keys + EXPONENTIAL, most)
 
 
-def joined(recording: Recording, keys: Iterable[tuple[str, str | None, int]]) -> Tensor:
+def join_weights(recording: Recording, keys: Iterable[tuple[str, str | None, int]]) -> Tensor:
     """The weights of all maps, in one row of float64."""
-    return torch.cat([mapped(recording, key).dense().double().flatten() for key in keys])
+    return torch.cat([find_map(recording, key).dense().double().flatten() for key in keys])
 
 
 def widest(model: nn.Module) -> int:
@@ -103,7 +103,7 @@ def run(model: nn.Module, inputs: dict[str, Tensor], recorded: bool = False, **o
     return output, recording
 
 
-def handed_out(output: Any, part: str | None = None) -> Handed:
+def list_attentions(output: Any, part: str | None = None) -> Handed:
     """The attentions in a model's output, those of its towers too."""
     found: Handed = {}
     for name, value in output.items():
@@ -111,11 +111,11 @@ def handed_out(output: Any, part: str | None = None) -> Handed:
             kind = "cross" if "cross" in name else "self"
             found |= {(kind, PARTS.get(name, part), n): one for n, one in enumerate(value or ())}
         elif hasattr(value, "items") and not name.startswith("image_"):  # of packed pictures, piece by piece, since 5.24
-            found |= handed_out(value, name.split("_")[0])
+            found |= list_attentions(value, name.split("_")[0])
     return found
 
 
-def mapped(recording: Recording, key: tuple[str, str | None, int]) -> AttentionMap:
+def find_map(recording: Recording, key: tuple[str, str | None, int]) -> AttentionMap:
     """The map that is recorded of attentions a model hands out."""
     kind, part, layer = key
     return recording.map(layer, kind=kind, part=part)
@@ -143,12 +143,12 @@ def largest(pairs: dict[Any, tuple[AttentionMap, Tensor]], real: Tensor | None =
     return found
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Whether two outputs are equal to the bit."""
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
     if hasattr(one, "items"):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(*both) for both in zip(one, other, strict=True))
+        return len(one) == len(other) and all(are_equal(*both) for both in zip(one, other, strict=True))
     return type(one) is type(other)

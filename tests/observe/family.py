@@ -46,19 +46,19 @@ def pixels(config: Any, side: str = "none") -> dict[str, Tensor]:
     }
 
 
-def masked(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_noise(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, and numbers whose order says which patches are left out."""
     return {**pixels(config), "noise": torch.rand(B, SPOTS)}
 
 
-def prefixed(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_prefix(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, and words after the tokens that stand for what queries found in a picture."""
     ids = tokens(config)["input_ids"]
     ids[:, : config.num_query_tokens] = config.image_token_index
     return {**pixels(config), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def captioned(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_words(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, and words about them."""
     return {**pixels(config), **tokens(config, side)}
 
@@ -71,7 +71,7 @@ def among(config: Any, side: str = "none") -> dict[str, Tensor]:
     return {"input_ids": ids, **pixels(config), **kinds}
 
 
-def packed(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_packed_pictures(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Two pictures of unlike sizes, packed into one sequence of patches, among words."""
     grid = torch.tensor([[1, 4, 2], [1, 2, 6]])
     vision = config.vision_config

@@ -15,7 +15,7 @@ LAST = 7  # a token that is padding in none of the sequences
 NAMES = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bert", "t5", "bart")
 
 
-def named(name):
+def find_family(name):
     return next(family for family in FAMILIES if family.name == name)
 
 
@@ -44,7 +44,7 @@ def dense_gradients(family, given, *further):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("side", ["none", "right"])
 def test_gradient_and_pull_are_those_of_autograd_on_dense_weights(name, side):
-    family = named(name)
+    family = find_family(name)
     model = family.build(torch.float64)
     given = family.feed(model, side)
     expected = dense_gradients(family, given)
@@ -74,7 +74,7 @@ def test_in_less_precision_the_pull_is_off_by_no_more_than_the_model_rounds(name
 
     Sums of bfloat16 are of float32: a weight, a factor and a result are rounded, forward and backward.
     """
-    family = named(name)
+    family = find_family(name)
     given = family.feed(family.build(torch.float64), "none")
 
     def run_eager(model):
@@ -97,7 +97,7 @@ def test_in_less_precision_the_pull_is_off_by_no_more_than_the_model_rounds(name
 
 
 def test_relevance_is_that_of_dense_matrices():
-    family = named("gpt2")
+    family = find_family("gpt2")
     model = family.build(torch.float64)
     given = family.feed(model, "none")
     expected = torch.eye(given["input_ids"].shape[1], dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_relevance_is_that_of_dense_matrices():
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_relevance_of_the_source_is_that_of_dense_matrices_by_the_rules_for_two_texts(name):
     """The rules of Chefer et al. 2021 on whole matrices, decoder layer by decoder layer."""
-    family = named(name)
+    family = find_family(name)
     model = family.build(torch.float64)
     given = family.feed(model, "none")
     pulls = {
@@ -152,7 +152,7 @@ def test_what_has_no_cross_attention_has_no_relevance_of_the_source():
 
 
 def test_one_head_and_recorded_heads_have_their_own_gradients():
-    family = named("llama")
+    family = find_family("llama")
     model = family.build(torch.float64)
     given = family.feed(model, "none")
     with regard.record(model, keep="values") as whole:
@@ -166,7 +166,7 @@ def test_one_head_and_recorded_heads_have_their_own_gradients():
 
 
 def test_the_model_its_output_and_its_gradients_are_left_as_they_were():
-    family = named("llama")
+    family = find_family("llama")
     model = family.build()
     given = family.feed(model, "none")
     plain = model(**given).last_hidden_state

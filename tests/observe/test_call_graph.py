@@ -12,7 +12,7 @@ from regard.errors import ConfigError
 EQUAL = 1e-10  # float64
 
 
-def named(name):
+def find_family(name):
     return next(family for family in FAMILIES if family.name == name)
 
 
@@ -23,7 +23,7 @@ def loss_of(rows):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "bart"])
 def test_a_loss_on_the_map_reaches_the_model_as_one_on_eager_weights(name):
-    family = named(name)
+    family = find_family(name)
     eager = family.build(torch.float64, attn_implementation="eager")
     given = family.feed(eager, "none")
     kind = "cross" if name == "bart" else "self"
@@ -49,21 +49,21 @@ def test_a_loss_on_the_map_reaches_the_model_as_one_on_eager_weights(name):
 
 
 def test_one_head_and_recorded_heads_have_the_graph_of_their_own():
-    family = named("llama")
+    family = find_family("llama")
     model = family.build(torch.float64)
     given = family.feed(model, "none")
 
-    def first_gradient(recording, head):
+    def compute_query_gradient(recording, head):
         model.zero_grad()
         loss_of(recording.map(0, head, grad=True).dense()).backward()
         return next(p.grad for n, p in model.named_parameters() if "q_proj" in n).clone()
 
     with regard.record(model, keep="values") as whole:
         model(**given)
-    expected = first_gradient(whole, 2)
+    expected = compute_query_gradient(whole, 2)
     with regard.record(model, keep="values", heads=[3, 2]) as some:
         model(**given)
-    assert (first_gradient(some, 2) - expected).abs().max() < EQUAL
+    assert (compute_query_gradient(some, 2) - expected).abs().max() < EQUAL
     assert expected.any()
 
 

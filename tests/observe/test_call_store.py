@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import EQUAL
+from observe.recording_checks import EQUAL
 from regard.observe import record
 
 B, H, G, D, SLOTS, PROMPT, TOKENS = 2, 6, 3, 5, 17, 4, 7

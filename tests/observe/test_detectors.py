@@ -41,10 +41,12 @@ def maps(mask, dtype=torch.float64):
 def test_the_weight_so_far_back_is_a_diagonal_of_the_matrix(asked, back):
     m, dense = both(asked)
 
-    def at(b, i):
+    def find_key(b, i):
         return dense.positions[b][i] - back
 
-    expected = dense.mean(lambda b, h, i: dense.weights[b, h, i, at(b, i)], lambda b, h, i: dense.sees(b, h, i, at(b, i)))
+    expected = dense.mean(
+        lambda b, h, i: dense.weights[b, h, i, find_key(b, i)], lambda b, h, i: dense.sees(b, h, i, find_key(b, i))
+    )
     close(detectors.weight_on_previous(m, back), expected)
 
 
@@ -57,14 +59,14 @@ def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
     def nats(b, h, i):
         return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
 
-    def back(b, h, i):
+    def compute_mean_distance(b, h, i):
         return sum(w * (dense.positions[b][i] - j) for j, w in enumerate(dense.weights[b, h, i].tolist()))
 
-    close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)]))
-    close(detectors.sink_rate(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)] > 0.3))
+    close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.find_first_visible_key(b)]))
+    close(detectors.sink_rate(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.find_first_visible_key(b)] > 0.3))
     close(detectors.entropy(look), dense.mean(nats))
     close(detectors.effective_keys(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i))))
-    close(detectors.distance(look), dense.mean(back))
+    close(detectors.distance(look), dense.mean(compute_mean_distance))
     close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
 
 

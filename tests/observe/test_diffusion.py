@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from observe.beheld import EQUAL
+from observe.recording_checks import EQUAL
 from regard import ConfigError, ShapeError
 from regard.observe import record
 from regard.observe.diffusion import word_heat_map

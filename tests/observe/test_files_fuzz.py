@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.translators import made, sentences
+from models.translators import make_translator, sentences
 from regard import CausalAttention, DataError, RegardError
 from regard.generate.translation_search import translate
 from regard.observe import load, record, safetensors_file
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Path:
+def recording_file(tmp_path_factory) -> Path:
     """A recording of one call."""
     path, model = tmp_path_factory.mktemp("small") / "small.reg", nn.Sequential(CausalAttention(5, 4, 11, 0.0))
     with record(model) as recording:
@@ -34,7 +34,7 @@ def small(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def search(tmp_path_factory) -> Path:
     """A recording of a search by beams, whose rows move at every step."""
-    path, model = tmp_path_factory.mktemp("search") / "search.reg", made("additive")
+    path, model = tmp_path_factory.mktemp("search") / "search.reg", make_translator("additive")
     with record(model, keep="values") as recording:
         translate(model, sentences(2, 3), beams=2, end=5, longest=4)
     recording.save(path)
@@ -64,7 +64,7 @@ def is_same(one, other) -> bool:
     return header == header_ and same_tensors
 
 
-@pytest.mark.parametrize("which", ["small", "search"])
+@pytest.mark.parametrize("which", ["recording_file", "search"])
 def test_a_file_with_a_bit_flipped_is_refused_or_holds_the_very_same_numbers(tmp_path, request, which):
     content, path = request.getfixturevalue(which).read_bytes(), tmp_path / "flipped.reg"
     written = read(path, content)
@@ -76,8 +76,8 @@ def test_a_file_with_a_bit_flipped_is_refused_or_holds_the_very_same_numbers(tmp
         assert found is None or is_same(found, written), f"bit {bit % 8} of byte {bit // 8}"
 
 
-def test_a_file_of_any_shorter_length_and_one_with_bytes_behind_it_are_refused(tmp_path, small):
-    path, content = tmp_path / "cut.reg", small.read_bytes()
+def test_a_file_of_any_shorter_length_and_one_with_bytes_behind_it_are_refused(tmp_path, recording_file):
+    path, content = tmp_path / "cut.reg", recording_file.read_bytes()
     assert [length for length in range(len(content)) if read(path, content[:length]) is not None] == []
     assert read(path, content + b"\0") is None
 

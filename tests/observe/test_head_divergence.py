@@ -17,7 +17,7 @@ ASKED = requests().filter(lambda asked: asked.k.shape[2] > 0)
 H, T, D = 3, 23, 5
 
 
-def by_definition(p, q):
+def compute_divergence(p, q):
     """½ KL(p | m) + ½ KL(q | m), with what is missing of 1 as one more key."""
     p, q = ([*x, max(0.0, 1 - math.fsum(x))] for x in (p, q))
     middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
@@ -28,7 +28,7 @@ def by_definition(p, q):
 def test_the_divergence_is_its_definition(k, seed):
     torch.manual_seed(seed)
     p, q = torch.rand(2, k, dtype=torch.float64).mul(torch.rand(2, k) > 0.3) / k
-    close(jensen_shannon(p, q), by_definition(p.tolist(), q.tolist()), atol=1e-12)
+    close(jensen_shannon(p, q), compute_divergence(p.tolist(), q.tolist()), atol=1e-12)
     assert jensen_shannon(p, q) == jensen_shannon(q, p)
 
 
@@ -43,7 +43,7 @@ def test_small_differences_are_not_lost_in_float32():
     torch.manual_seed(0)
     p = torch.rand(2000, dtype=torch.float64).softmax(-1)
     q = (p.log() + 1e-4 * torch.randn(2000)).softmax(-1)
-    exact = by_definition(p.tolist(), q.tolist())
+    exact = compute_divergence(p.tolist(), q.tolist())
     tilt = 0.5e-4  # (p - q) / (p + q), whose square is left of terms that are as large as it and rounded, 16 times in all
     rounded = 16 * unit_roundoff(torch.float32) / tilt
     assert float(jensen_shannon(p.float(), q.float())) == pytest.approx(exact, rel=rounded)
@@ -66,7 +66,7 @@ def test_what_a_sink_took_is_one_more_key(k):
     sink = float(scores.logsumexp(0)) - 5
     weights = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)]).softmax(0)
     p, q = weights[:-1], scores.softmax(0)
-    exact = by_definition(weights.tolist(), [*q.tolist(), 0.0])
+    exact = compute_divergence(weights.tolist(), [*q.tolist(), 0.0])
     close(jensen_shannon(p, q), exact, atol=1e-12)
     assert float(jensen_shannon(p.float(), q.float())) == pytest.approx(exact, rel=sum_bound(torch.float32, k + 10) / 0.006)
 
@@ -81,7 +81,7 @@ def test_similarity_is_the_mean_over_the_queries_that_count_in_both_heads(asked)
     for one in range(h):
         for other in range(h):
             apart = [
-                by_definition(dense.weights[n, one, i].tolist(), dense.weights[n, other, i].tolist())
+                compute_divergence(dense.weights[n, one, i].tolist(), dense.weights[n, other, i].tolist())
                 for n in range(b)
                 for i in range(q)
                 if dense.counts(n, one, i) and dense.counts(n, other, i)

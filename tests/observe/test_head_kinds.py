@@ -30,7 +30,7 @@ def tensor_of(numbers):
     return torch.tensor(list(numbers), dtype=torch.float64)
 
 
-def planted(t, width=16):
+def make_planted_map(t, width=16):
     """A causal map of random tokens, repeated, whose heads attend to what their names say, and its tokens.
 
     A token's code and a position's are random signs; keys and queries hold the codes of what they are to be found by.
@@ -156,7 +156,7 @@ def test_cross_attention_has_the_scores_that_mean_something_there():
 
 
 def test_planted_heads_are_named_for_what_they_do():
-    names, m, tokens = planted(256)
+    names, m, tokens = make_planted_map(256)
     found = heads(Recorded([m]), tokens=tokens)
     assert [row.kind for row in found] == names
     for name, row in zip(names, found, strict=True):
@@ -165,7 +165,7 @@ def test_planted_heads_are_named_for_what_they_do():
 
 
 def test_a_stripe_is_named_with_its_words():
-    names, m, _ = planted(256)
+    names, m, _ = make_planted_map(256)
     words = [f" w{n}" for n in range(256)]
     row = heads(Recorded([m]), tokens=words)[names.index("stripe")]
     assert row.kind == "stripe"
@@ -174,7 +174,7 @@ def test_a_stripe_is_named_with_its_words():
 
 
 def test_chance_is_the_score_of_a_head_that_attends_equally_to_what_it_sees():
-    names, m, tokens = planted(64)
+    names, m, tokens = make_planted_map(64)
     found = heads(Recorded([m]), tokens=tokens)
     equal = found[names.index("broad")].scores
     for name in ("previous token", "itself", "duplicate", "induction", "first token", "stripe"):
@@ -189,7 +189,7 @@ def test_chance_is_the_score_of_a_head_that_attends_equally_to_what_it_sees():
 @pytest.mark.slow
 def test_planted_heads_are_found_in_a_text_of_16384_tokens():
     t = 16_384
-    names, m, tokens = planted(t)
+    names, m, tokens = make_planted_map(t)
     found = heads(Recorded([m]), tokens=tokens, needle=slice(100, 140), questions=[t - 1])
     assert [row.kind for row in found] == names
     by_name = dict(zip(names, found, strict=True))
@@ -301,16 +301,16 @@ def test_a_users_score_that_is_no_score_is_refused(wrong):
 
 
 def test_a_users_score_of_another_shape_is_refused():
-    def whole(m):
+    def return_matrix(m):
         """The matrix."""
         return m.dense()
 
     with pytest.raises(ShapeError, match=r"'whole' must be a tensor \(b, h\)"):
-        heads(Recorded(maps(1)), scores=[whole])
+        heads(Recorded(maps(1)), scores=[return_matrix])
 
 
 def test_a_table_sorts_picks_and_counts():
-    names, m, tokens = planted(64)
+    names, m, tokens = make_planted_map(64)
     found = heads(Recorded([m]), tokens=tokens)
     assert found.sort_by("distance")[0].scores["distance"] == max(row.scores["distance"] for row in found)
     assert [row.head for row in found.select_kind("induction")] == [names.index("induction")]

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from observe.beheld import EQUAL
 from observe.models import CACHE, bart, gpt2, llama, words
+from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
 from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
 
-pytestmark = pytest.mark.usefixtures("in_float64", "widened")
+pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 KEPT = {"rtol": 0, "atol": 1e-9}  # of logits, in float64
 
 

@@ -5,14 +5,14 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCache
 
-from observe.beheld import EQUAL
 from observe.families import FAMILIES
 from observe.family import WORDS, B, T
 from observe.models import CACHE
+from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
 from regard.observe import record
 
-pytestmark = pytest.mark.usefixtures("widened")
+pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 14
 EVERYDAY = ("gpt2", "mistral", "gemma2")
 DECODERS = ("llama", "gemma3", "gpt_oss", "falcon", "llama4", "deepseek_v3")  # outputs of deepseek_v32 change with the length
@@ -20,7 +20,7 @@ PAIRS = ("bart", "t5", "whisper")
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 
 
-def made(name, side="none"):
+def make_model_and_inputs(name, side="none"):
     """A model that generates, and what it is to go on from."""
     family = next(family for family in FAMILIES if family.name == name)
     settings = {**family.settings, **({"num_layers": 3} if name == "t5" else {})}  # T5's cache counts the encoder's layers
@@ -52,7 +52,7 @@ def generate(model, given, **options):
 
 
 @torch.no_grad()
-def whole(model, given, ids):
+def record_full_forward(model, given, ids):
     """A recording of one forward over all of the text; and which of its tokens are real."""
     rows = len(ids) // B
     given = {name: x.repeat_interleave(rows, 0) for name, x in given.items()}
@@ -79,7 +79,7 @@ def check(model, given, **options):
     assert torch.equal(outside.sequences, inside.sequences)
     assert not recording.missed
     assert len(recording.runs) == 1
-    expected, real = whole(model, given, ids)
+    expected, real = record_full_forward(model, given, ids)
     for kind in ("self", "cross"):
         layers = len(expected.layers(kind))
         assert len(recording.layers(kind)) == layers
@@ -96,14 +96,14 @@ def check(model, given, **options):
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.slow) for name in DECODERS)])
 def test_the_steps_of_a_generation_are_one_map_equal_to_that_of_one_forward(name, options, side):
-    check(*made(name, side), **options)
+    check(*make_model_and_inputs(name, side), **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_so_are_those_of_a_decoder_that_looks_at_an_encoder(name, options):
-    recording = check(*made(name), **options)
+    recording = check(*make_model_and_inputs(name), **options)
     assert recording.map(0, kind="cross").shape[2] == STEPS
     assert recording.map(0, part="encoder").shape[2] == recording.map(0, kind="cross").shape[3]
 
@@ -112,78 +112,78 @@ def test_so_are_those_of_a_decoder_that_looks_at_an_encoder(name, options):
 @pytest.mark.parametrize("options", [{}, STATIC, {"do_sample": True}], ids=["dynamic", "static", "sampled"])
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "bart", "t5"])
 def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
-    recording = check(*made(name), num_beams=3, **options)
+    recording = check(*make_model_and_inputs(name), num_beams=3, **options)
     assert recording.map(0).shape[0] == 3 * B
     assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
 
 
 @pytest.mark.slow
 def test_ragged_prompts_in_beams_keep_their_own_rows():
-    check(*made("llama", "left"), num_beams=3)
+    check(*make_model_and_inputs("llama", "left"), num_beams=3)
 
 
 @pytest.mark.slow
 def test_samples_of_one_prompt_are_rows_of_their_own():
-    recording = check(*made("gemma3"), do_sample=True, num_return_sequences=2)
+    recording = check(*make_model_and_inputs("gemma3"), do_sample=True, num_return_sequences=2)
     assert recording.map(0).shape[0] == 2 * B
 
 
 @pytest.mark.slow
 def test_a_prompt_that_is_read_in_chunks_is_one_run():
-    check(*made("mistral"), prefill_chunk_size=4)
+    check(*make_model_and_inputs("mistral"), prefill_chunk_size=4)
 
 
 def test_without_a_cache_every_forward_is_a_run_and_the_last_is_the_whole_text():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with record(model) as recording:
         ids, _ = generate(model, given, use_cache=False)
     assert len(recording.runs) == STEPS
-    expected, _ = whole(model, given, ids)
+    expected, _ = record_full_forward(model, given, ids)
     assert (recording.map(1).dense() - expected.map(1).dense()).abs().max() < EQUAL
 
 
 @pytest.mark.slow
 def test_two_generations_in_one_block_are_two_runs():
-    model, given = made("mistral")
+    model, given = make_model_and_inputs("mistral")
     with record(model) as recording:
         first, _ = generate(model, given)
         other = {"input_ids": given["input_ids"].flip(0)}
         second, _ = generate(model, other)
     assert len(recording.runs) == 2
     for run, (one, ids) in zip(recording.runs, [(given, first), (other, second)], strict=True):
-        expected, _ = whole(model, one, ids)
+        expected, _ = record_full_forward(model, one, ids)
         assert (run.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
 
 
 @pytest.mark.slow
 def test_two_generations_in_one_static_cache_are_two_runs():
-    model, given = made("gemma3")
+    model, given = make_model_and_inputs("gemma3")
     with record(model) as recording:
         generate(model, given, **STATIC)
         ids, _ = generate(model, {"input_ids": given["input_ids"].flip(0)}, **STATIC)
     assert len(recording.runs) == 2
-    expected, _ = whole(model, given, ids)
+    expected, _ = record_full_forward(model, given, ids)
     assert (recording.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
 def test_a_conversation_with_one_cache_is_one_run(name):
-    model, given = made(name)
+    model, given = make_model_and_inputs(name)
     cache = DynamicCache(config=model.config)
     with record(model) as recording:
         _, told = generate(model, given, **{CACHE: cache})
         asked = torch.randint(3, WORDS, (B, 7), generator=torch.Generator().manual_seed(1))
         ids, _ = generate(model, {"input_ids": torch.cat([told.sequences, asked], 1)}, **{CACHE: cache})
     assert len(recording.runs) == 1
-    expected, _ = whole(model, given, ids)
+    expected, _ = record_full_forward(model, given, ids)
     for layer in range(len(recording.layers())):
         assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "smollm3"])
 def test_words_that_were_guessed_wrongly_leave_the_map_with_the_cache(name):
-    model, given = made(name)
+    model, given = make_model_and_inputs(name)
     given = {"input_ids": given["input_ids"][:1].repeat(1, 2)}
     with record(model) as recording:
         _, output = generate(model, given, prompt_lookup_num_tokens=3)
@@ -197,8 +197,8 @@ def test_words_that_were_guessed_wrongly_leave_the_map_with_the_cache(name):
 
 
 def test_a_model_that_guesses_for_another_is_not_recorded():
-    model, given = made("gpt2")
-    helper, _ = made("gpt2")
+    model, given = make_model_and_inputs("gpt2")
+    helper, _ = make_model_and_inputs("gpt2")
     with record(model) as recording:
         generate(model, {"input_ids": given["input_ids"][:1]}, assistant_model=helper)
     assert len(recording.runs) == 1
@@ -207,7 +207,7 @@ def test_a_model_that_guesses_for_another_is_not_recorded():
 
 @torch.no_grad()
 def test_rows_that_leave_the_batch_leave_the_map():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     ids = torch.cat([given["input_ids"], given["input_ids"].flip(1)], 1)
     cache = DynamicCache(config=model.config)
     with record(model) as recording:
@@ -225,7 +225,7 @@ def test_rows_that_leave_the_batch_leave_the_map():
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
 @torch.no_grad()
 def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cache):
-    model, given = made("gemma3")
+    model, given = make_model_and_inputs("gemma3")
     ids = given["input_ids"]
     kept = cache(config=model.config, **({"max_cache_len": 29} if cache is StaticCache else {}))
     model(ids[:, :3], **{CACHE: kept})
@@ -242,7 +242,7 @@ def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cac
 
 @torch.no_grad()
 def test_what_is_stored_is_safe_from_a_cache_that_is_written_over():
-    model, given = made("gemma3")
+    model, given = make_model_and_inputs("gemma3")
     ids = given["input_ids"]
     cache = StaticCache(config=model.config, max_cache_len=29)
     with record(model) as recording:
@@ -254,7 +254,7 @@ def test_what_is_stored_is_safe_from_a_cache_that_is_written_over():
 
 
 def test_each_key_is_stored_once():
-    model, given = made("mistral")
+    model, given = make_model_and_inputs("mistral")
     with record(model) as recording:
         generate(model, given)
     for strand in recording.last.histories.values():
@@ -263,7 +263,7 @@ def test_each_key_is_stored_once():
 
 
 def test_a_cache_that_rounds_its_keys_is_reported():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     cache = QuantizedCache(backend="fp8", config=model.config)
     with warnings.catch_warnings(record=True), record(model) as recording:
         warnings.simplefilter("always")
@@ -278,7 +278,7 @@ def test_a_cache_that_rounds_its_keys_is_reported():
 def test_chunks_and_windows_are_plain_rules_after_a_generation():
     rules = {}
     for name in ("gpt2", "mistral", "llama4"):
-        model, given = made(name)
+        model, given = make_model_and_inputs(name)
         with record(model) as recording:
             generate(model, given)
         rules[name] = recording.map(0)._request.mask

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from observe.beheld import EQUAL
 from observe.eager_weights import run
 from observe.families import FAMILIES, OTHERS
+from observe.recording_checks import EQUAL
 from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
 from regard.observe.lazy_attentions import Attentions
@@ -103,12 +103,12 @@ USES = {
     "dlpack": lambda a: torch.from_dlpack(a),
     "dlpack to numpy": lambda a: torch.from_numpy(np.from_dlpack(a).copy()),
     "augmented assignment": lambda a: operator.iadd(operator.imul(a, 2), 1),
-    "saved and loaded": lambda a: saved_and_loaded(a),
+    "saved and loaded": lambda a: save_and_load(a),
     "with functions of tensors switched off": lambda a: without_torch_function(a),
 }
 
 
-def saved_and_loaded(a):
+def save_and_load(a):
     file = io.BytesIO()
     torch.save(a, file)
     file.seek(0)
@@ -267,7 +267,7 @@ def test_a_model_that_works_on_its_own_weights_is_safe(name):
     assert torch.equal(plain.last_hidden_state, inside.last_hidden_state)
 
 
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
     asked = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "return_dict_in_generate": True}
     llama = replace(family("llama"), model="LlamaForCausalLM")
@@ -284,7 +284,7 @@ def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("options", [{}, {"heads": [1]}, {"keep": "bfloat16"}, {"layers": [2]}], ids=str)

@@ -11,7 +11,7 @@ B, H, Q, K, D = 2, 3, 5, 7, 11
 SMALLEST = torch.finfo(torch.float32).min
 
 
-def asked(queries=Q, keys=K):
+def draw_queries_and_keys(queries=Q, keys=K):
     return torch.randn(B, H, queries, D), torch.randn(B, H, keys, D)
 
 
@@ -20,7 +20,7 @@ def square(mask, tokens=K):
     return mask.table(tokens, tokens).expand(B, 1, tokens, tokens).clone()
 
 
-def same_table(found, seen):
+def assert_table(found, seen):
     rule, offset = found[:2]
     assert torch.equal(rule.table(*seen.shape[2:], offset).expand_as(seen), seen)
 
@@ -43,7 +43,7 @@ PLAIN = {
 def test_a_table_is_replaced_by_a_rule_that_needs_none(rule, padded):
     seen = square(rule & PADDED if padded else rule)
     found, offset = mask_inference.infer_table_rule(seen, K, K)
-    same_table((found, offset), seen)
+    assert_table((found, offset), seen)
     assert all(one.dim() < 4 or one.shape[2] == 1 for one in found.tensors)  # ids, and keys that are hidden from all
 
 
@@ -51,7 +51,7 @@ def test_a_table_is_replaced_by_a_rule_that_needs_none(rule, padded):
 def test_the_offset_of_a_table_with_more_keys_is_found(offset):
     seen = Causal().table(Q, K, offset).expand(B, 1, Q, K)
     found = mask_inference.infer_table_rule(seen, Q, K)
-    same_table(found, seen)
+    assert_table(found, seen)
     assert found == (Causal(), offset)
 
 
@@ -59,7 +59,7 @@ def test_the_offset_of_a_table_with_more_keys_is_found(offset):
 def test_any_table_comes_back_whatever_it_is(seed, queries, keys, b, h):
     generator = torch.Generator().manual_seed(seed)
     seen = torch.rand(b, h, queries, keys, generator=generator) < torch.rand((), generator=generator)
-    same_table(mask_inference.infer_table_rule(seen, queries, keys), seen)
+    assert_table(mask_inference.infer_table_rule(seen, queries, keys), seen)
 
 
 @given(st.data())
@@ -70,7 +70,7 @@ def test_any_rule_comes_back_as_one_with_its_table(data):
     lengths = Padding([data.draw(sizes), data.draw(sizes)])
     documents = Documents(data.draw(st.lists(st.integers(0, 2), min_size=tokens, max_size=tokens)))
     rule = data.draw(st.sampled_from(plain)) & data.draw(st.sampled_from([Everything(), lengths, documents]))
-    same_table(mask_inference.infer_table_rule(square(rule, tokens), tokens, tokens), square(rule, tokens))
+    assert_table(mask_inference.infer_table_rule(square(rule, tokens), tokens, tokens), square(rule, tokens))
 
 
 def test_a_table_is_safe_from_writes():
@@ -99,7 +99,7 @@ def assert_softmax(found, q, k, added):
 
 @pytest.mark.parametrize("smallest", [SMALLEST, -torch.inf, -1e30])
 def test_numbers_that_only_hide_are_a_rule(smallest):
-    q, k = asked(K)
+    q, k = draw_queries_and_keys(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal()), smallest)
     found = mask_inference.infer_rule(added, q, k)
     assert_softmax(weights(found, q, k), q, k, added)
@@ -108,7 +108,7 @@ def test_numbers_that_only_hide_are_a_rule(smallest):
 
 
 def test_a_row_of_the_smallest_number_is_uniform_as_its_softmax_is():
-    q, k = asked(K)
+    q, k = draw_queries_and_keys(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal() & PADDED), SMALLEST)
     found = mask_inference.infer_rule(added, q, k)
     assert_softmax(weights(found, q, k), q, k, added)
@@ -118,7 +118,7 @@ def test_a_row_of_the_smallest_number_is_uniform_as_its_softmax_is():
 
 
 def test_a_row_of_minus_infinity_is_blind():
-    q, k = asked(K)
+    q, k = draw_queries_and_keys(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal() & PADDED), -torch.inf)
     found = mask_inference.infer_rule(added, q, k)
     assert_softmax(weights(found, q, k), q, k, added)
@@ -127,7 +127,7 @@ def test_a_row_of_minus_infinity_is_blind():
 
 @pytest.mark.parametrize("smallest", [SMALLEST, -torch.inf])
 def test_numbers_that_matter_are_a_bias(smallest):
-    q, k = asked()
+    q, k = draw_queries_and_keys()
     added = torch.randn(B, H, Q, K)
     added[..., 3] = smallest
     found = mask_inference.infer_rule(added, q, k)
@@ -139,7 +139,7 @@ def test_numbers_that_matter_are_a_bias(smallest):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_smallest_number_of_half_precision_hides_too(dtype):
-    q, k = (x.to(dtype) for x in asked(K))
+    q, k = (x.to(dtype) for x in draw_queries_and_keys(K))
     added = torch.zeros(B, 1, K, K, dtype=dtype).masked_fill(~square(Causal() & PADDED), torch.finfo(dtype).min)
     found = mask_inference.infer_rule(added, q, k)
     assert_softmax(weights(found, q, k), q, k, added)
@@ -157,7 +157,7 @@ KINDS = {
 @pytest.mark.parametrize("rule", [Causal(), Causal() & PADDED, Everything() & PADDED], ids=["causal", "blind", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bias_of_positions_is_added_to_what_the_mask_says(kind, rule):
-    q, k = asked(K)
+    q, k = draw_queries_and_keys(K)
     bias, mask = torch.randn(1, H, K, K), KINDS[kind](square(rule))
     if mask is None:  # as transformers: a causal table is written out
         rule, added = Causal(), torch.where(square(Causal()), bias, SMALLEST)
@@ -186,5 +186,5 @@ def test_a_row_that_is_uniform_does_not_make_unwritten_keys_seen():
 def test_a_long_rule_is_looked_at_a_part_at_a_time(monkeypatch):
     monkeypatch.setattr(mask_inference, "ROWS", 2)
     seen = square(Causal() & Window(2) & PADDED)
-    same_table(mask_inference.infer_table_rule(seen, K, K), seen)
+    assert_table(mask_inference.infer_table_rule(seen, K, K), seen)
     assert mask_inference.find_visible_end(Causal(), Q, 3 * K, 1) == Q + 1

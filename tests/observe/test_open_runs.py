@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
-from observe.beheld import EQUAL
 from observe.models import CACHE, WORDS, bart, gpt2, llama, words
+from observe.recording_checks import EQUAL
 from regard import AdditiveAttention, load
 from regard.observe import Recording, record
 
-pytestmark = pytest.mark.usefixtures("widened")
+pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 6
 OPTIONS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": STEPS, "return_dict_in_generate": True}
 ENDS = list(range(10, 40))  # of which one soon comes
@@ -34,7 +34,7 @@ class Turn:
 
 
 @torch.no_grad()
-def whole(model, ids, **given) -> Recording:
+def record_full_forward(model, ids, **given) -> Recording:
     """One forward over all of a text."""
     with record(model) as recording:
         model(**{"input_ids": ids, **given}, use_cache=False)
@@ -77,7 +77,7 @@ def test_generations_that_take_turns_are_a_run_each(build, alike, cache, order):
             turns[name].step()
     assert len(recording.runs) == len(set(order))
     for run, name in zip(recording.runs, dict.fromkeys(order), strict=True):
-        assert_run(run, whole(model, turns[name].ids[:, :-1]))
+        assert_run(run, record_full_forward(model, turns[name].ids[:, :-1]))
 
 
 class Unnamed(nn.Module):
@@ -104,7 +104,7 @@ def test_without_a_cache_that_can_be_known_their_keys_tell(prompts):
                 model(ids[:, first:last], [cache])
     assert len(recording.runs) == 2
     for run, ids in zip(recording.runs, texts, strict=True):
-        expected = whole(model.model, ids[:, :12])
+        expected = record_full_forward(model.model, ids[:, :12])
         for layer in range(3):
             assert (run.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
@@ -123,7 +123,7 @@ def test_pairs_that_take_turns_keep_their_own_encoder():
                 caches[n] = model(encoder_outputs=encoded[n], **given).past_key_values
     assert len(recording.runs) == 2
     for run, source, text in zip(recording.runs, sources, texts, strict=True):
-        assert_run(run, whole(model, source, decoder_input_ids=text))
+        assert_run(run, record_full_forward(model, source, decoder_input_ids=text))
 
 
 def test_copies_of_a_cache_go_on_from_one_prompt_and_lose_nothing():
@@ -137,7 +137,7 @@ def test_copies_of_a_cache_go_on_from_one_prompt_and_lose_nothing():
             turn.step()
     assert len(recording.runs) == 3
     for run, turn in zip(recording.runs, (first, second, third), strict=True):
-        assert_run(run, whole(model, turn.ids[:, :-1]))
+        assert_run(run, record_full_forward(model, turn.ids[:, :-1]))
 
 
 class Writer(nn.Module):
@@ -197,8 +197,8 @@ def test_guidance_is_two_runs_and_the_last_is_that_of_the_prompt(rows):
         output = model.generate(prompt, guidance_scale=1.7, suppress_tokens=[0, 1, 2], **OPTIONS)
     assert len(recording.runs) == 2
     written = output.sequences[:, :-1]
-    assert_run(recording.runs[0], whole(model, written[:, 6:]))
-    assert_run(recording.last, whole(model, written))
+    assert_run(recording.runs[0], record_full_forward(model, written[:, 6:]))
+    assert_run(recording.last, record_full_forward(model, written))
     assert recording.last.rows == list(range(rows))
     assert recording.runs[0].rows == []
 
@@ -224,7 +224,7 @@ def test_a_run_says_which_row_each_returned_sequence_is(build, options, tmp_path
     given = {"decoder_input_ids": output.sequences[:, :-1]} if build is bart else {}
     per = len(output.sequences) // 2
     read = prompt.repeat_interleave(per, 0) if build is bart else output.sequences[:, :-1]
-    expected = whole(model, read, **given)
+    expected = record_full_forward(model, read, **given)
     for layer in range(3):
         found = recording.map(layer, part=None if build is gpt2 else "decoder").dense()[rows]
         theirs = expected.map(layer, part=None if build is gpt2 else "decoder").dense()
@@ -244,7 +244,7 @@ def test_a_sequence_of_a_beam_that_ended_before_is_missed_and_the_others_are_row
     assert [one.reason.split()[1] for one in recording.missed] == [str(n) for n, row in enumerate(rows) if row is None]
     found = recording.map(1).dense()
     for sequence, row in zip(output.sequences, rows, strict=True):
-        expected = whole(model, sequence[None, :count]).map(1).dense()[0]
+        expected = record_full_forward(model, sequence[None, :count]).map(1).dense()[0]
         same = [n for n in range(len(found)) if (found[n, :, : len(expected[0])] - expected).abs().max() < EQUAL]
         assert (row in same) if row is not None else not same
 

@@ -66,7 +66,7 @@ def test_share_and_closeness_are_those_of_the_dense_matrices(given_look, without
     kept = torch.ones(b, h, q, k, dtype=torch.float64)
     for n in range(b):
         if "first token" in without:
-            kept[n, :, :, dense.first(n)] = 0
+            kept[n, :, :, dense.find_first_visible_key(n)] = 0
         for i, p in enumerate(dense.positions[n]):
             if "itself" in without and 0 <= p < k:
                 kept[n, :, i, p] = 0

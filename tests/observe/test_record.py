@@ -11,17 +11,17 @@ from transformers import StaticCache
 
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, gamma, sum_bound
-from observe.beheld import EQUAL
-from observe.eager_weights import run, same
+from observe.eager_weights import are_equal, run
 from observe.families import FAMILIES
 from observe.family import T
 from observe.models import CACHE, gpt2
+from observe.recording_checks import EQUAL
 from regard import ConfigError, compare, load, observe
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
 
 
-def made(name, side="none", dtype=torch.float32, **settings):
+def make_model_and_inputs(name, side="none", dtype=torch.float32, **settings):
     family = next(family for family in FAMILIES if family.name == name)
     model = family.build(dtype, **settings)
     return model, family.feed(model, side)
@@ -33,7 +33,7 @@ def made(name, side="none", dtype=torch.float32, **settings):
 @pytest.mark.parametrize("name", ["llama", "bart", "vit", "t5"])
 @pytest.mark.parametrize("keep", [None, ("values", "residual")])
 def test_a_recording_is_freed_with_its_last_name(name, keep):
-    model, given = made(name)
+    model, given = make_model_and_inputs(name)
     gc.collect()
     gc.disable()
     try:
@@ -66,7 +66,7 @@ def test_a_recording_of_a_generation_is_freed_with_its_last_name():
 
 
 def test_layers_are_chosen_by_number_and_by_path():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with record(model, layers=[0, "layers.2"]) as recording:
         model(**given)
     assert recording.names == ["layers.0.self_attn", "layers.2.self_attn"]
@@ -76,7 +76,7 @@ def test_layers_are_chosen_by_number_and_by_path():
 
 
 def test_a_number_chooses_that_layer_of_the_encoder_of_the_decoder_and_of_its_cross_attention():
-    model, given = made("bart")
+    model, given = make_model_and_inputs("bart")
     with record(model, layers=[1]) as recording:
         model(**given)
     chosen = ["encoder.layers.1.self_attn", "decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"]
@@ -84,7 +84,7 @@ def test_a_number_chooses_that_layer_of_the_encoder_of_the_decoder_and_of_its_cr
 
 
 def test_a_path_that_is_no_module_is_refused_with_those_near_it():
-    model, _ = made("llama")
+    model, _ = make_model_and_inputs("llama")
     with (
         pytest.raises(ConfigError, match=r"layers\.9\.self_attn.*layers\.0\.self_attn"),
         record(model, layers="layers.9.self_attn"),
@@ -93,7 +93,7 @@ def test_a_path_that_is_no_module_is_refused_with_those_near_it():
 
 
 def test_requested_attentions_are_all_there_whatever_is_stored():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with torch.no_grad(), record(model, layers=[1]) as recording:
         output = model(**given, output_attentions=True)
     assert len(recording.calls) == 1
@@ -105,9 +105,9 @@ def test_requested_attentions_are_all_there_whatever_is_stored():
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "gpt_oss"])
 @pytest.mark.parametrize("heads", [[3], [2, 0]])
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 def test_chosen_heads_are_those_of_the_whole(name, heads):
-    model, given = made(name, dtype=torch.float64)
+    model, given = make_model_and_inputs(name, dtype=torch.float64)
     _, whole = run(model, given, recorded=True)
     with torch.no_grad(), record(model, heads=heads) as recording:
         model(**given)
@@ -119,7 +119,7 @@ def test_chosen_heads_are_those_of_the_whole(name, heads):
 
 @pytest.mark.slow
 def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with torch.no_grad(), record(model, heads=[3, -3]) as recording:
         model(**given)
     recording.save(tmp_path / "two.reg")
@@ -132,13 +132,13 @@ def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
 
 
 def test_a_head_that_is_not_there_is_refused():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with pytest.raises(ConfigError, match="head 4 is out of range: the heads are 0 to 3"), record(model, heads=[1, 4]):
         model(**given)
 
 
 def test_half_of_the_bytes_are_stored_in_bfloat16_and_give_nearly_the_same():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     _, whole = run(model, given, recorded=True)
     with torch.no_grad(), record(model, keep="bfloat16") as recording:
         model(**given)
@@ -157,10 +157,10 @@ def rounding(m, dtype, operands=0, scores=0):
     return bounds_from_scores(wide, off, m.dense(), k).weights
 
 
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bart"])
 def test_values_that_are_stored_make_the_context(name):
-    model, given = made(name, dtype=torch.float64)
+    model, given = make_model_and_inputs(name, dtype=torch.float64)
     contexts = {}
     for path, module in model.named_modules():
         if hasattr(module, "o_proj") or hasattr(module, "out_proj"):
@@ -176,7 +176,7 @@ def test_values_that_are_stored_make_the_context(name):
 
 
 def test_values_of_a_generation_stand_beside_its_keys():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     ids = given["input_ids"]
     with torch.no_grad(), record(model, keep="values") as recording:
         cache = model(ids[:, :5], use_cache=True).past_key_values
@@ -186,9 +186,9 @@ def test_values_of_a_generation_stand_beside_its_keys():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
-    model, given = made("llama", dtype=torch.float64)
+    model, given = make_model_and_inputs("llama", dtype=torch.float64)
     ids, cache = given["input_ids"], StaticCache(config=model.config, max_cache_len=29)
     mask = torch.ones_like(ids)
     with torch.no_grad():
@@ -202,12 +202,12 @@ def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
 
 
 def test_no_values_are_stored_unless_requested():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     assert run(model, given, recorded=True)[1].values(0) is None
 
 
 def test_what_is_stored_is_detached():
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     with record(model, keep="values") as recording:
         model(**given)
     kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].v)]
@@ -216,7 +216,7 @@ def test_what_is_stored_is_detached():
 
 @pytest.mark.slow
 def test_what_ran_is_let_go_when_the_forward_ends():
-    model, given = made("gpt2")
+    model, given = make_model_and_inputs("gpt2")
     made_inside = []
     model.h[1].attn.register_forward_pre_hook(lambda _, args: made_inside.append(weakref.ref(args[0])))
     with torch.no_grad(), record(model):
@@ -268,13 +268,13 @@ DROPOUT = {
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", DROPOUT)
 def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentrant):
-    inner, given = made(name, attn_implementation=implementation, **DROPOUT[name])
+    inner, given = make_model_and_inputs(name, attn_implementation=implementation, **DROPOUT[name])
     model = Head(inner).train()
     if reentrant is not None:
         inner.activation_checkpointing_enable({"use_reentrant": reentrant})
     outside, _ = step(model, given, recorded=False)
     inside, recording = step(model, given, recorded=True)
-    assert same(outside, inside)
+    assert are_equal(outside, inside)
     assert len(outside) > 10
     assert len(recording.runs) == 1
     assert not recording.missed
@@ -282,7 +282,7 @@ def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentra
 
 
 def test_dropout_is_not_in_the_map():
-    model, given = made("llama", attention_dropout=0.5)
+    model, given = make_model_and_inputs("llama", attention_dropout=0.5)
     _, expected = run(model.eval(), given, recorded=True)
     _, recording = run(model.train(), given, recorded=True)
     assert torch.equal(recording.map(0).dense(), expected.map(0).dense())
@@ -292,7 +292,7 @@ def test_dropout_is_not_in_the_map():
 
 
 def test_under_autocast_the_map_is_of_what_the_kernel_saw():
-    model, given = made("llama")  # its positions turn q and k to float32 again
+    model, given = make_model_and_inputs("llama")  # its positions turn q and k to float32 again
     handed = []
     former = F.scaled_dot_product_attention
 
@@ -308,7 +308,7 @@ def test_under_autocast_the_map_is_of_what_the_kernel_saw():
             model(**given)
         with record(model) as recording:
             inside = model(**given)
-    assert same(outside, inside)
+    assert are_equal(outside, inside)
     for layer, (q, k) in enumerate(handed):
         assert torch.equal(recording.map(layer)._request.q, q)
         assert torch.equal(recording.map(layer)._request.k, k)
@@ -317,13 +317,13 @@ def test_under_autocast_the_map_is_of_what_the_kernel_saw():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
 def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
-    model, given = made(name, dtype=dtype)
+    model, given = make_model_and_inputs(name, dtype=dtype)
     outside, _ = run(model, given)
     inside, recording = run(model, given, recorded=True)
-    assert same(outside, inside)
+    assert are_equal(outside, inside)
     assert recording.map(0)._request.q.dtype == dtype
     assert recording.map(0).dense().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    other, _ = made(name, dtype=dtype, attn_implementation="eager")
+    other, _ = make_model_and_inputs(name, dtype=dtype, attn_implementation="eager")
     told, _ = run(other, given, output_attentions=True)
     weights = (getattr(told, "decoder_attentions", None) or told.attentions)[0]
     takes = torch.float32 if dtype == torch.float64 else dtype  # the softmax of eager attention is in float32 at most
@@ -332,12 +332,12 @@ def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
 
 
 def test_inference_mode_is_no_matter():
-    model, given = made("mistral", "left")
+    model, given = make_model_and_inputs("mistral", "left")
     with torch.inference_mode():
         outside = model(**given)
         with record(model) as recording:
             inside = model(**given)
-    assert same(outside, inside)
+    assert are_equal(outside, inside)
     _, expected = run(model, given, recorded=True)
     kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q)]
     assert not any(x.is_inference() for x in kept)
@@ -347,10 +347,10 @@ def test_inference_mode_is_no_matter():
 # modules that run more than once
 
 
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 def test_a_shared_layer_is_counted_by_its_visits():
-    model, given = made("albert", dtype=torch.float64)
-    other, _ = made("albert", dtype=torch.float64, attn_implementation="eager")
+    model, given = make_model_and_inputs("albert", dtype=torch.float64)
+    other, _ = make_model_and_inputs("albert", dtype=torch.float64, attn_implementation="eager")
     told, _ = run(other, given, output_attentions=True)
     _, recording = run(model, given, recorded=True)
     assert len(recording.names) == 1
@@ -361,9 +361,9 @@ def test_a_shared_layer_is_counted_by_its_visits():
         recording.map(recording.names[0])
 
 
-@pytest.mark.usefixtures("widened")
+@pytest.mark.usefixtures("float64_models")
 def test_packed_pictures_are_one_map_of_blocks():
-    model, given = made("qwen2_vl", dtype=torch.float64)
+    model, given = make_model_and_inputs("qwen2_vl", dtype=torch.float64)
     sizes = given["image_grid_thw"].prod(1).tolist()
     _, recording = run(model, given, recorded=True)
     assert len(recording.layers(part="visual")) == 2
@@ -380,7 +380,7 @@ def test_packed_pictures_are_one_map_of_blocks():
 
 
 def test_recordings_nest():
-    model, given = made("bert")
+    model, given = make_model_and_inputs("bert")
     with record(model) as outer, record(model.encoder) as inner:
         model(**given)
     assert [f"encoder.{name}" for name in inner.names] == outer.names
@@ -388,7 +388,7 @@ def test_recordings_nest():
 
 
 def test_a_model_inside_another_is_recorded_alone():
-    model, given = made("clip")
+    model, given = make_model_and_inputs("clip")
     with record(model.vision_model) as recording:
         model(**given)
     assert len(recording.layers()) == 3
@@ -399,12 +399,12 @@ def test_two_threads_do_not_mix():
     found = {}
 
     def work(name):
-        model, given = made(name)
+        model, given = make_model_and_inputs(name)
         for _ in range(5):
             _, recording = run(model, given, recorded=True)
         found[name] = recording
 
-    made("gpt2"), made("bert")
+    make_model_and_inputs("gpt2"), make_model_and_inputs("bert")
     threads = [threading.Thread(target=work, args=(name,)) for name in ("gpt2", "bert")]
     for thread in threads:
         thread.start()
@@ -424,13 +424,13 @@ def test_what_is_no_module_is_refused():
 
 
 def test_an_unknown_keep_is_refused():
-    model, _ = made("gpt2")
+    model, _ = make_model_and_inputs("gpt2")
     with pytest.raises(ConfigError, match="float8"), record(model, keep="float8"):
         pass
 
 
 def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):
-    model, given = made("llama")
+    model, given = make_model_and_inputs("llama")
     given = {"input_ids": given["input_ids"].repeat(1, 60)}
     _, expected = run(model, given, recorded=True)
     with torch.no_grad(), record(model, to=tmp_path / "kept") as recording:

@@ -24,7 +24,7 @@ def maps(mask=None, layers=3, seed=1, **options):
     return [AttentionMap(*torch.randn(2, B, H, T, D).double(), mask, **options) for _ in range(layers)]
 
 
-def by_definition(maps, residual=0.5):
+def compute_rollout(maps, residual=0.5):
     """Â_L ... Â_1 as a matrix, (b, t, t)."""
     product = torch.eye(T, dtype=torch.float64)
     for m in maps:
@@ -36,30 +36,30 @@ def by_definition(maps, residual=0.5):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_rollout_is_the_product_of_the_matrices(rule):
     found = rollout(Recorded(maps(rule)))
-    close(found, by_definition(maps(rule)))
+    close(found, compute_rollout(maps(rule)))
     close(found.sum(-1), torch.ones(B, T))
 
 
 def test_a_sink_takes_nothing_out_of_a_row():
     sinks = torch.randn(H).double()
-    close(rollout(Recorded(maps(sinks=sinks))), by_definition(maps(sinks=sinks)))
+    close(rollout(Recorded(maps(sinks=sinks))), compute_rollout(maps(sinks=sinks)))
 
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(-T, T - 1), min_size=1, max_size=7), st.sampled_from([0.0, 0.3, 0.5]))
 def test_some_queries_are_their_rows(queries, residual):
-    close(rollout(Recorded(maps()), queries, residual=residual), by_definition(maps(), residual)[:, queries])
+    close(rollout(Recorded(maps()), queries, residual=residual), compute_rollout(maps(), residual)[:, queries])
 
 
 @pytest.mark.parametrize("queries", [-1, slice(3, 9), torch.tensor([2, 2])])
 def test_queries_are_named_in_any_way(queries):
-    expected = by_definition(maps())[:, torch.arange(T)[queries].reshape(-1)]
+    expected = compute_rollout(maps())[:, torch.arange(T)[queries].reshape(-1)]
     close(rollout(Recorded(maps()), queries), expected)
 
 
 def test_many_rows_go_through_in_parts(monkeypatch):
     monkeypatch.setattr(room, "ROWS", 4)
-    close(rollout(Recorded(maps())), by_definition(maps()))
+    close(rollout(Recorded(maps())), compute_rollout(maps()))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -70,11 +70,11 @@ def test_the_rollouts_of_all_layers_are_the_products_so_far(rule):
         found = list(iterate_rollouts(Recorded(made)))
         assert len(found) == 3
         for count, one in enumerate(found, 1):
-            close(one, by_definition(made[:count]))
+            close(one, compute_rollout(made[:count]))
 
 
 def test_some_layers_are_rolled_out_in_the_order_they_are_named():
-    close(rollout(Recorded(maps()), layers=["layer.0", 2]), by_definition([maps()[0], maps()[2]]))
+    close(rollout(Recorded(maps()), layers=["layer.0", 2]), compute_rollout([maps()[0], maps()[2]]))
 
 
 def test_more_rows_than_fit_are_refused_with_what_to_do(monkeypatch):

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import regard
 from execution_counts import count_calls
-from models.translators import made, sentences
+from models.translators import make_translator, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Prefix, Window
 from regard.generate.translation_search import translate
@@ -24,7 +24,7 @@ from regard.observe.serialize import NamedTensors
 from regard.observe.tensor_store import Store
 
 
-def recorded() -> Recording:
+def record_beams() -> Recording:
     """A prompt and steps of three beams, whose rows have moved, and words for the axes."""
     model = gpt2()
     with record(model) as recording:
@@ -33,17 +33,17 @@ def recorded() -> Recording:
     return recording
 
 
-def same(a: Recording, b: Recording) -> None:
+def assert_equal_recordings(a: Recording, b: Recording) -> None:
     assert (a.model, a.names, a.tokens, a.missed) == (b.model, b.names, b.tokens, b.missed)
     assert len(a.runs) == len(b.runs)
     for mine, theirs in zip(a.calls, b.calls, strict=True):
         assert (mine.name, mine.kind, mine.step) == (theirs.name, theirs.kind, theirs.step)
-        same_map(mine.map, theirs.map)
+        assert_equal_maps(mine.map, theirs.map)
     for layer in range(len(a.layers())):
-        same_map(a.map(layer), b.map(layer))
+        assert_equal_maps(a.map(layer), b.map(layer))
 
 
-def same_map(mine, theirs):
+def assert_equal_maps(mine, theirs):
     """Of queries, keys and rules that are equal to the bit; a product of them may round by where in memory they lie."""
     for name in ("q", "k", "bias", "sinks"):
         x, y = (getattr(one._request, name) for one in (mine, theirs))
@@ -55,15 +55,15 @@ def same_map(mine, theirs):
 
 
 def test_a_recording_comes_back_to_the_bit(tmp_path):
-    recording = recorded()
+    recording = record_beams()
     recording.save(tmp_path / "generated.reg")
-    same(recording, load(tmp_path / "generated.reg"))
+    assert_equal_recordings(recording, load(tmp_path / "generated.reg"))
 
 
 def test_a_recording_read_from_a_file_can_be_saved_again(tmp_path):
-    recorded().save(tmp_path / "once.reg")
+    record_beams().save(tmp_path / "once.reg")
     load(tmp_path / "once.reg").save(tmp_path / "twice.reg")
-    same(load(tmp_path / "once.reg"), load(tmp_path / "twice.reg"))
+    assert_equal_recordings(load(tmp_path / "once.reg"), load(tmp_path / "twice.reg"))
 
 
 def test_both_sides_of_an_encoder_decoder_come_back_with_padding_values_and_what_was_missed(tmp_path):
@@ -75,9 +75,9 @@ def test_both_sides_of_an_encoder_decoder_come_back_with_padding_values_and_what
     recording.missed.append(MissedCall("a kernel", "a.module", "a reason"))
     recording.save(tmp_path / "both.reg")
     found = load(tmp_path / "both.reg")
-    same(recording, found)
+    assert_equal_recordings(recording, found)
     for kind, part in (("self", "encoder"), ("self", "decoder"), ("cross", "decoder")):
-        same_map(found.map(1, kind=kind, part=part), recording.map(1, kind=kind, part=part))
+        assert_equal_maps(found.map(1, kind=kind, part=part), recording.map(1, kind=kind, part=part))
         assert torch.equal(found.values(1, kind, part), recording.values(1, kind, part))
 
 
@@ -86,7 +86,7 @@ def test_half_precision_and_some_heads_of_grouped_keys_come_back(tmp_path):
     with record(model, keep="bfloat16", heads=[1, 4]) as recording:
         model(words(2, 11))
     recording.save(tmp_path / "half.reg")
-    same(recording, load(tmp_path / "half.reg"))
+    assert_equal_recordings(recording, load(tmp_path / "half.reg"))
     assert load(tmp_path / "half.reg").calls[0].map.shape == (2, 2, 11, 11)
 
 
@@ -99,7 +99,7 @@ def test_tensors_are_mapped_from_the_file_rather_than_read(tmp_path):
     found = load(tmp_path / "mapped.reg")
     with open("/proc/self/maps") as maps:
         assert any("mapped.reg" in line for line in maps)
-    same_map(found.map(2), recording.map(2))
+    assert_equal_maps(found.map(2), recording.map(2))
 
 
 RULES = st.recursive(
@@ -196,20 +196,20 @@ def piece(own):
         (lambda own: piece(own).update(mask=["__import__", "os"]), "__import__"),
         (lambda own: piece(own).update(mask=["Window", -3, None]), "at least 0"),
         (lambda own: own["runs"][0]["strands"][0].update(kind="sideways"), "self or cross"),
-        (lambda own: piece(own).update(mask=nested(200)), "deeply"),
+        (lambda own: piece(own).update(mask=nest_rule(200)), "deeply"),
         (lambda own: piece(own).update(q=next(iter(own["runs"][0]["turns"].values()))), "four axes"),
     ],
 )
 def test_a_hostile_header_is_refused_in_a_sentence(tmp_path, change, says):
     path = tmp_path / "hostile.reg"
-    recorded().save(path)
+    record_beams().save(path)
     alter(path, lambda own: change(own) and None)
     with pytest.raises(DataError, match=r"hostile\.reg is not a recording that regard wrote, or it is damaged") as error:
         load(path)
     assert says in str(error.value)
 
 
-def nested(depth):
+def nest_rule(depth):
     rule = ["Causal"]
     for _ in range(depth):
         rule = ["Not", rule]
@@ -226,7 +226,7 @@ def nested(depth):
     ],
 )
 def test_a_hostile_header_of_a_search_is_refused_too(tmp_path, change, says):
-    path, model = tmp_path / "hostile.reg", made("additive")
+    path, model = tmp_path / "hostile.reg", make_translator("additive")
     with record(model) as recording:
         translate(model, sentences(4, 9), beams=3, end=5, longest=6)
     recording.save(path)
@@ -239,7 +239,7 @@ def test_a_hostile_header_of_a_search_is_refused_too(tmp_path, change, says):
 
 def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_path):
     path = tmp_path / "new.reg"
-    recorded().save(path)
+    record_beams().save(path)
     header, rest = header_of(path)
     header["__metadata__"]["version"] = "6"
     rewrite(path, header, rest)
@@ -258,7 +258,7 @@ def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_
 
 def test_an_altered_number_is_refused_and_read_as_it_is_where_that_is_requested(tmp_path):
     path = tmp_path / "altered.reg"
-    recording = recorded()
+    recording = record_beams()
     recording.save(path)
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
@@ -288,20 +288,20 @@ def rewrite_header(path, name, value):
 
 
 def test_a_file_of_before_there_were_checksums_is_read(tmp_path):
-    path, recording = tmp_path / "old.reg", recorded()
+    path, recording = tmp_path / "old.reg", record_beams()
     recording.save(path)
     header, rest = header_of(path)
     for name in ("checksum", "checksums"):
         del header["__metadata__"][name]
     header["__metadata__"]["version"] = "2"
     rewrite(path, header, rest)
-    same(recording, load(path))
+    assert_equal_recordings(recording, load(path))
     rewrite_header(path, "version", "3")  # of which there is none without
     with pytest.raises(DataError, match="checksum"):
         load(path)
 
 
-def crafted(path, tensors, pieces, turns=None, keys=None, kind="self"):
+def write_crafted_file(path, tensors, pieces, turns=None, keys=None, kind="self"):
     """A recording of one strand whose header was written by hand."""
     piece = dict.fromkeys(("q", "values", "bias", "sinks", "weight", "softcap"))
     piece |= {"q": "q", "first": 0, "stop": 5, "step": 0, "scale": 1.0, "offset": 0, "mask": ["Causal"]}
@@ -343,7 +343,7 @@ FEW = {"q": torch.zeros(2, 3, 5, 7), "k": torch.zeros(2, 3, 5, 7), "rows": torch
 )
 def test_a_header_written_by_hand_is_refused_for_what_it_says(tmp_path, given, says):
     with pytest.raises(DataError, match=says):
-        load(crafted(tmp_path / "crafted.reg", given.pop("tensors", FEW) | {"rows": FEW["rows"]}, **given))
+        load(write_crafted_file(tmp_path / "crafted.reg", given.pop("tensors", FEW) | {"rows": FEW["rows"]}, **given))
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_ten_times_as_many_calls_keys_turns_and_rules_take_about_ten_times_the_w
     def work(count):
         keys, turns = [["k", n] for n in range(count)], {str(n): "rows" for n in range(1, count)}
         pieces = [{"step": n, "stop": 5 * n + 5, "mask": ["Or", ["Causal"], ["Prefix", 3]]} for n in range(count)]
-        path = crafted(tmp_path / f"{count}.reg", FEW, pieces, turns, keys)
+        path = write_crafted_file(tmp_path / f"{count}.reg", FEW, pieces, turns, keys)
         return count_calls("from regard.observe import load", f"load({str(path)!r})")
 
     assert work(2_000) < 15 * work(200)
@@ -360,13 +360,13 @@ def test_ten_times_as_many_calls_keys_turns_and_rules_take_about_ten_times_the_w
 def test_a_rule_that_many_calls_have_is_made_once(tmp_path):
     ids = {"ids": torch.zeros(5, dtype=torch.int64)}
     rule = {"mask": ["And", ["Causal"], ["Documents", "ids", None]]}
-    path = crafted(tmp_path / "rules.reg", FEW | ids, [rule] * 7, kind="cross")
+    path = write_crafted_file(tmp_path / "rules.reg", FEW | ids, [rule] * 7, kind="cross")
     assert len({id(call.stored.mask) for call in load(path).calls}) == 1
 
 
 def test_a_step_far_from_the_one_before_takes_no_longer(tmp_path):
     steps = [{}, {"step": 2**31 - 1, "stop": 10}]
-    path = crafted(tmp_path / "far.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", 2**31 - 1]])
+    path = write_crafted_file(tmp_path / "far.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", 2**31 - 1]])
     assert load(path).map(0).shape == (2, 3, 10, 10)
 
 
@@ -405,11 +405,11 @@ def test_a_full_disk_leaves_the_former_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors_file, "save_file", full)
     with pytest.raises(DataError, match=r"could not be written to .*No space left on device.*Nothing was changed"):
-        recorded().save(path)
+        record_beams().save(path)
     assert path.read_bytes() == b"what was there"
     assert os.listdir(tmp_path) == ["kept.reg"]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DataError, match="existing folder"):
-        recorded().save(tmp_path / "absent" / "x.reg")
+        record_beams().save(tmp_path / "absent" / "x.reg")

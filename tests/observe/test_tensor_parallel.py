@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from observe.beheld import EQUAL
+from observe.recording_checks import EQUAL
 from regard import ConfigError
 from regard.observe import record
 from regard.observe.tensor_parallel import join_heads

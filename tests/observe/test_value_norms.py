@@ -33,17 +33,19 @@ def test_shares_are_of_the_weights_times_the_norms_of_what_is_handed_over(asked,
     weighted = dense.weights * lengths(asked.v, h, projection).unsqueeze(2)
     found = weight_by_norm(m, asked.v, projection)
 
-    def at(n, i):
+    def find_key(n, i):
         return dense.positions[n][i] - back
 
     def share(n, one, i, keys):
         return weighted[n, one, i, keys].sum() / weighted[n, one, i].sum()
 
     close(found.total, weighted.sum(-1))
-    close(found.weight_on_first(), dense.mean(lambda n, one, i: share(n, one, i, [dense.first(n)])))
+    close(found.weight_on_first(), dense.mean(lambda n, one, i: share(n, one, i, [dense.find_first_visible_key(n)])))
     close(
         found.weight_on_previous(back),
-        dense.mean(lambda n, one, i: share(n, one, i, [at(n, i)]), lambda n, one, i: dense.sees(n, one, i, at(n, i))),
+        dense.mean(
+            lambda n, one, i: share(n, one, i, [find_key(n, i)]), lambda n, one, i: dense.sees(n, one, i, find_key(n, i))
+        ),
     )
     close(found.mass(slice(1, None)), dense.mean(lambda n, one, i: share(n, one, i, slice(1, None))))
     counted = torch.tensor([[[dense.counts(n, one, i) for i in range(q)] for one in range(h)] for n in range(b)])

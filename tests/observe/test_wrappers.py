@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
 from observe.family import Widened, widen
 from observe.ranks import run_ranks
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 64}
 IDS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(5))
@@ -30,7 +30,7 @@ def build_llama(**settings) -> LlamaForCausalLM:
 def assert_equal_to_eager(wrapped: nn.Module, eager: nn.Module) -> None:
     """Fail unless the wrapped model is recorded unchanged, and its maps are the attentions of the eager one."""
     with torch.no_grad(), Widened():
-        recording, _ = beheld(wrapped, lambda m: m(input_ids=IDS).logits)
+        recording, _ = record_and_compare(wrapped, lambda m: m(input_ids=IDS).logits)
         attentions = eager(input_ids=IDS, output_attentions=True).attentions
     assert len(recording.calls) == len(attentions) == 3
     for layer, weights in enumerate(attentions):
@@ -116,9 +116,9 @@ def test_a_quantised_model_is_recorded(quantizer):
     model = QUANTIZERS[quantizer](nn.Sequential(Attention()).eval())
     assert type(model[0].q) is not nn.Linear or type(model[0].q.weight) is not nn.Parameter or "torchao" in quantizer
     with torch.no_grad():
-        recording, _ = beheld(model, lambda m: m(torch.randn(2, 7, 32)))
+        recording, _ = record_and_compare(model, lambda m: m(torch.randn(2, 7, 32)))
     q, k = model[0].kept
-    assert_map(recording.map(0), softmaxed(q, k, torch.ones(7, 7).tril().bool()), q, k)
+    assert_map(recording.map(0), compute_weights(q, k, torch.ones(7, 7).tril().bool()), q, k)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.plain import B, G, P, R, T, best, dense_weights, make_inputs, table, weigh
+from policies.reference import B, G, P, R, T, best, dense_weights, make_inputs, table, weigh
 from regard import Causal, ConfigError, Window
 from regard.policies import H2O, TOVA
 

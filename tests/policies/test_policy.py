@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from policies.plain import G, P, R, T, make_inputs, table
+from policies.reference import G, P, R, T, make_inputs, table
 from regard import Causal, ConfigError, Given
 from regard.policies import (
     H2O,

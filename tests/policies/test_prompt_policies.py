@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.plain import B, D, G, P, R, T, best, dense_weights, kept_after_prompt, make_inputs, table
+from policies.reference import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
 from regard import ConfigError, ShapeError
 from regard.policies import ExpectedAttention, Knorm, ObservedAttention, PromptPolicy, SnapKV
 
@@ -13,7 +13,7 @@ HEADS = [(b, g, r) for b in range(B) for g in range(G) for r in range(R)]
 def test_snapkv_keeps_its_window_and_the_keys_that_the_window_attends_to():
     inputs, budget, window, kernel = make_inputs(), 13, 5, 3
     weights = dense_weights(inputs)
-    kept = kept_after_prompt(SnapKV(budget, window, kernel), inputs)
+    kept = list_keys_after_prompt(SnapKV(budget, window, kernel), inputs)
     for b, g, r in HEADS:
         mean = weights[b, g * R : (g + 1) * R, P - window : P, : P - window].mean((0, 1)).tolist()
         smooth = [sum(mean[max(j - 1, 0) : j + 2]) / kernel for j in range(len(mean))]
@@ -23,7 +23,7 @@ def test_snapkv_keeps_its_window_and_the_keys_that_the_window_attends_to():
 def test_observed_attention_keeps_the_keys_with_the_largest_mean_weight():
     inputs, budget = make_inputs(1), 7
     weights = dense_weights(inputs)[:, :, :P, :P]
-    kept = kept_after_prompt(ObservedAttention(budget), inputs)
+    kept = list_keys_after_prompt(ObservedAttention(budget), inputs)
     for b, g, r in HEADS:
         columns = weights[b, g * R : (g + 1) * R].mean(0)
         assert kept[b][g * R + r] == best([float(columns[j:, j].mean()) for j in range(P)], budget)
@@ -31,14 +31,14 @@ def test_observed_attention_keeps_the_keys_with_the_largest_mean_weight():
 
 def test_knorm_keeps_the_shortest_keys():
     inputs = make_inputs(2)
-    kept = kept_after_prompt(Knorm(0.5), inputs)
+    kept = list_keys_after_prompt(Knorm(0.5), inputs)
     for b, g, r in HEADS:
         assert kept[b][g * R + r] == best([-float(key.square().sum()) for key in inputs.k[b, g, :P]], int(P * 0.5))
 
 
 def test_expected_attention_keeps_the_keys_that_a_normal_query_attends_to():
     inputs, budget, sinks = make_inputs(3), 11, 2
-    kept = kept_after_prompt(ExpectedAttention(budget, sinks), inputs)
+    kept = list_keys_after_prompt(ExpectedAttention(budget, sinks), inputs)
     for b, g, r in HEADS:
         expected = torch.zeros(P - sinks, dtype=torch.float64)
         for head in range(g * R, (g + 1) * R):
@@ -79,7 +79,7 @@ def test_the_prompt_is_complete_and_later_keys_stay(policy):
 
 def test_a_budget_may_differ_between_layers_and_heads():
     budget = (5, (2, 0.5))
-    sizes = [[len(one) for one in kept_after_prompt(Knorm(budget), make_inputs(layer=layer))[0]] for layer in (0, 1)]
+    sizes = [[len(one) for one in list_keys_after_prompt(Knorm(budget), make_inputs(layer=layer))[0]] for layer in (0, 1)]
     assert sizes == [[5] * G * R, [2] * R + [int(P * 0.5)] * R]
 
 
@@ -90,7 +90,7 @@ def test_a_policy_of_the_user_takes_ten_lines():
         def score_keys(self, prompt):
             return torch.arange(prompt.tokens).expand(len(prompt.k), prompt.k.shape[1], -1).float()
 
-    assert kept_after_prompt(Newest(4), make_inputs())[1][2] == set(range(P - 4, P))
+    assert list_keys_after_prompt(Newest(4), make_inputs())[1][2] == set(range(P - 4, P))
 
 
 class Shapeless(PromptPolicy):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.plain import B, D, E, G, P, T, make_inputs, table
+from policies.reference import B, D, E, G, P, T, make_inputs, table
 from regard import ConfigError
 from regard.policies import Quantised
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from policies.plain import B, D, G, P, R, T, best, dense_weights, make_inputs, table
+from policies.reference import B, D, G, P, R, T, best, dense_weights, make_inputs, table
 from regard import Causal, ConfigError, Window
 from regard.policies import BlockSparse, Knorm, Oracle, Quest, VerticalSlash
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.plain import G, P, R, T, make_inputs, table
+from policies.reference import G, P, R, T, make_inputs, table
 from regard import ConfigError, OutOfRangeError
 from regard.policies import DuoAttention, StreamingLLM
 

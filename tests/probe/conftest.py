@@ -1,5 +1,5 @@
 """What the tests of this folder share: float64, as in the tests of recording."""
 
-from observe.conftest import in_float64, widened
+from observe.conftest import float64_models, in_float64
 
-__all__ = ["in_float64", "widened"]
+__all__ = ["float64_models", "in_float64"]

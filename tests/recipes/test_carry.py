@@ -11,7 +11,7 @@ from regard.evaluate.translation_scores import chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.text.pairs import Pairs, prepare
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 MODELS = {"one": Run("additive", "joined"), "two": Run("plain", "joined")}
 SEEDS = (0, 0)  # of numbers with which the bytes write something else than what they are nearest to
@@ -22,9 +22,9 @@ FILES = {"README.md", "settings.json", "model.safetensors", "vocab.bpe", "encode
 def root(tmp_path):
     """Two runs that say they have all their steps, of models with random numbers, and the pairs of both sets."""
     data, root = tmp_path / "data", tmp_path / "runs"
-    for name, some in (("train", many(60)), ("val", many(70)[60:]), ("test", many(90)[70:])):
-        aligned(data / "captions", name, some)
-    (data / "others.tsv").write_text("".join(f"so {one}\tet {other}\n" for one, other in many(2000)))
+    for name, some in (("train", make_pairs(60)), ("val", make_pairs(70)[60:]), ("test", make_pairs(90)[70:])):
+        write_pairs(data / "captions", name, some)
+    (data / "others.tsv").write_text("".join(f"so {one}\tet {other}\n" for one, other in make_pairs(2000)))
     prepare(data / "captions", root / "multi30k", vocabulary=280)
     text = prepare([data / "captions", data / "others.tsv"], root / "joined", vocabulary=300).text
     for seed, run in zip(SEEDS, MODELS.values(), strict=True):

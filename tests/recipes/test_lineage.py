@@ -6,7 +6,7 @@ from recipes.lineage.__main__ import main
 from recipes.lineage.runs import HERE, MODELS, SEEDS, runs
 
 from regard.train import TrainConfig
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 
 def test_every_run_has_a_name_of_its_own_and_its_config_can_be_trained():
@@ -19,8 +19,8 @@ def test_every_run_has_a_name_of_its_own_and_its_config_can_be_trained():
 
 @pytest.mark.slow
 def test_a_trial_trains_evaluates_and_writes_the_table_and_again_does_nothing(tmp_path, monkeypatch, capsys):
-    for name, some in (("train", many(120)), ("val", many(140)[120:]), ("test", many(200)[140:])):
-        aligned(tmp_path / "data" / "multi30k", name, some)
+    for name, some in (("train", make_pairs(120)), ("val", make_pairs(140)[120:]), ("test", make_pairs(200)[140:])):
+        write_pairs(tmp_path / "data" / "multi30k", name, some)
     asked = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--trial", "60", "--only", "multi30k-plain-0"]
     monkeypatch.setattr(sys, "argv", ["lineage", *asked])
     main()

@@ -28,7 +28,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def measured():
+def lineage_results():
     """What is committed: the runs' numbers, and what was looked at."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ALIGNMENTS)]
 
@@ -84,12 +84,12 @@ def test_captions_and_other_sentences_are_each_held_against_their_own_length():
     assert found["captions"][0]["score"] < found["others"][0]["score"] == pytest.approx(100)
 
 
-def test_a_model_without_attention_says_what_it_says_and_looks_at_nothing(measured):
+def test_a_model_without_attention_says_what_it_says_and_looks_at_nothing(lineage_results):
     text = BytePair.train(list(alignments.CAPTIONS), 400)
     plain = RecurrentTranslator(vocabulary=text.vocabulary, width=5, hidden=7).eval()
     plain.text = text
     assert [*alignments.measured(plain, [], [])] == ["says"]
-    rows, seen = measured
+    rows, seen = lineage_results
     row = {**rows[0], "run": "multi30k-plain-0", "model": "plain"}
     told = page.filled(
         page.PAGE.read_text(encoding="utf-8"), [*rows[1:], row], {**seen, row["run"]: {"says": "Le chien a sauté"}}
@@ -149,9 +149,9 @@ def test_the_weight_of_twins_is_their_mean_in_each_layer(model, monkeypatch):
     assert shares == pytest.approx([0.2, 0.6], rel=sum_bound(torch.float32, 3))  # each as float32 holds it, and the mean of two
 
 
-def test_numbers_of_a_run_hold_no_translations(measured):
+def test_numbers_of_a_run_hold_no_translations(lineage_results):
     assert table.numbers({"run": "a", "translations_4": ["Un"], "BLEU_4": {}}) == {"run": "a", "BLEU_4": {}}
-    assert all(not name.startswith("translations") for row in measured[0] for name in row)
+    assert all(not name.startswith("translations") for row in lineage_results[0] for name in row)
 
 
 def test_json_with_short_lines_is_the_same_json():
@@ -160,17 +160,20 @@ def test_json_with_short_lines_is_the_same_json():
     assert compact({"a": [[1, 2], [3]]}).count("\n") == 5
 
 
-def test_the_page_says_what_was_measured_and_written_again_says_no_more(measured):
+def test_the_page_says_what_was_measured_and_written_again_says_no_more(lineage_results):
     page_now = page.PAGE.read_text(encoding="utf-8")
-    assert page.filled(page_now, *measured) == page_now
-    changed = copy.deepcopy(measured)
+    assert page.filled(page_now, *lineage_results) == page_now
+    changed = copy.deepcopy(lineage_results)
     changed[0][0]["BLEU_4"]["score"] = 99.94
     assert "99.9" in page.filled(page_now, *changed)
 
 
 @pytest.mark.slow
-def test_runs_that_are_not_done_are_named_and_not_drawn(measured, tmp_path, monkeypatch):
-    rows, seen = measured[0][:1], {name: one for name, one in measured[1].items() if name == measured[0][0]["run"]}
+def test_runs_that_are_not_done_are_named_and_not_drawn(lineage_results, tmp_path, monkeypatch):
+    rows, seen = (
+        lineage_results[0][:1],
+        {name: one for name, one in lineage_results[1].items() if name == lineage_results[0][0]["run"]},
+    )
     told = page.filled(page.PAGE.read_text(encoding="utf-8"), rows, seen)
     for one in runs():
         assert (f"`{one.name}`" in told) == (one.name != rows[0]["run"])
@@ -190,8 +193,8 @@ def test_every_picture_that_the_page_shows_is_there():
     assert all((pictures.FOLDER / name).is_file() for name in named)
 
 
-def test_what_was_measured_of_a_run_elsewhere_stays(measured, tmp_path, monkeypatch):
-    for name, value in zip(("RESULTS", "ALIGNMENTS"), measured, strict=True):
+def test_what_was_measured_of_a_run_elsewhere_stays(lineage_results, tmp_path, monkeypatch):
+    for name, value in zip(("RESULTS", "ALIGNMENTS"), lineage_results, strict=True):
         (tmp_path / name).write_text(json.dumps(value))
         monkeypatch.setattr(measure, name, tmp_path / name)
     monkeypatch.setattr(measure, "MEASURES", {"natural": lambda *_: 7, "alignment": lambda *_: 8})
@@ -204,8 +207,8 @@ def test_what_was_measured_of_a_run_elsewhere_stays(measured, tmp_path, monkeypa
     rows = {one["run"]: one for one in json.loads((tmp_path / "RESULTS").read_text())}
     assert rows.pop("multi30k-additive-0") == {"run": "multi30k-additive-0", "BLEU_4": {"score": 1.5}, "natural": 7}
     assert seen.pop("multi30k-additive-0") == 8
-    before = {one["run"]: one for one in measured[0] if one["run"] != "multi30k-additive-0"}
+    before = {one["run"]: one for one in lineage_results[0] if one["run"] != "multi30k-additive-0"}
     assert rows == before
-    assert seen == {name: measured[1][name] for name in before}
+    assert seen == {name: lineage_results[1][name] for name in before}
     order = [one["run"] for one in json.loads((tmp_path / "RESULTS").read_text())]
     assert order == [one.name for one in runs() if one.name in order]

@@ -6,18 +6,18 @@ from regard import ConfigError
 from regard.show.arcs import draw_arcs, list_links, place_words
 from regard.show.figure import format_word
 from show.pictures import assert_readable, vectors
-from show.recorded import WORDS, long, small
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 
-def drawn(picture):
+def list_arcs(picture):
     return [patch for patch in picture.axes[0].patches if isinstance(patch, Arc)]
 
 
 def test_there_is_an_arc_for_each_weight_from_the_least_on_between_its_words():
-    dense = small().map(1, 2).dense()[0, 0]
+    dense = record_small_model().map(1, 2).dense()[0, 0]
     at, _ = place_words([format_word(word.strip(" ")) for word in WORDS])
     expected = {(i, j) for i in range(17) for j in range(i) if dense[i, j] >= 0.1}
-    found = drawn(draw_arcs(small(), 1, 2, least=0.1))
+    found = list_arcs(draw_arcs(record_small_model(), 1, 2, least=0.1))
     assert len(found) == len(expected) > 3
     for arc in found:
         pair = min(
@@ -28,50 +28,52 @@ def test_there_is_an_arc_for_each_weight_from_the_least_on_between_its_words():
 
 
 def test_a_stronger_weight_is_wider_and_lies_on_top():
-    widths = [arc.get_linewidth() for arc in drawn(draw_arcs(small(), 1, 2))]
+    widths = [arc.get_linewidth() for arc in list_arcs(draw_arcs(record_small_model(), 1, 2))]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
 
 
 def test_a_row_or_some_keys_can_be_drawn_alone():
-    dense = small().map(1, 2).dense()[0, 0]
-    row = draw_arcs(small(), 1, 2, queries=slice(9, 10), least=0.01)
-    assert len(drawn(row)) == int((dense[9, :9] >= 0.01).sum())
+    dense = record_small_model().map(1, 2).dense()[0, 0]
+    row = draw_arcs(record_small_model(), 1, 2, queries=slice(9, 10), least=0.01)
+    assert len(list_arcs(row)) == int((dense[9, :9] >= 0.01).sum())
     without = list_links(dense[:, 1:].double().numpy(), 0, 1, 0.01)
-    assert len(drawn(draw_arcs(small(), 1, 2, keys=slice(1, None), least=0.01))) == sum(i != j for _, i, j in without)
+    assert len(list_arcs(draw_arcs(record_small_model(), 1, 2, keys=slice(1, None), least=0.01))) == sum(
+        i != j for _, i, j in without
+    )
 
 
 def test_words_are_counted_from_the_first_that_is_drawn():
-    dense = small().map(1, 2).dense()[0, 0]
+    dense = record_small_model().map(1, 2).dense()[0, 0]
     key = 4 + int(dense[9, 4:8].argmax())
-    arcs_drawn = drawn(draw_arcs(small(), 1, 2, queries=slice(9, 10), keys=slice(key, key + 1), least=0.0))
+    arcs_drawn = list_arcs(draw_arcs(record_small_model(), 1, 2, queries=slice(9, 10), keys=slice(key, key + 1), least=0.0))
     at, _ = place_words([format_word(word.strip(" ")) for word in WORDS[key:10]])
     assert [arc.width for arc in arcs_drawn] == pytest.approx([at[-1] - at[0]])
     least = float(dense[9, key]) * (1 - 1e-10)  # which the same weight, computed with other rows, is not below
-    arcs_drawn = drawn(draw_arcs(small(), 1, 2, queries=slice(2, 10), keys=slice(key, key + 1), least=least))
+    arcs_drawn = list_arcs(draw_arcs(record_small_model(), 1, 2, queries=slice(2, 10), keys=slice(key, key + 1), least=least))
     at, _ = place_words([format_word(word.strip(" ")) for word in WORDS[2:10]])
     assert max(arc.width for arc in arcs_drawn) == pytest.approx(at[-1] - at[key - 2])
 
 
 @pytest.mark.parametrize("end", [1, 2, 9, 17])
 def test_its_words_can_be_read(end):
-    assert_readable(draw_arcs(small(), 0, 1, queries=slice(0, end), keys=slice(0, end)))
+    assert_readable(draw_arcs(record_small_model(), 0, 1, queries=slice(0, end), keys=slice(0, end)))
 
 
 def test_many_words_stand_on_end():
-    picture = draw_arcs(long(), 0, 1, queries=slice(100, 160), keys=slice(100, 160), title="a title")
+    picture = draw_arcs(record_long_text(), 0, 1, queries=slice(100, 160), keys=slice(100, 160), title="a title")
     assert_readable(picture)
     assert {text.get_rotation() for text in picture.axes[0].texts if text.get_text().startswith("w1")} == {90.0}
 
 
 @pytest.mark.slow
 def test_it_is_written_as_vectors():
-    assert "<image" not in vectors(draw_arcs(small(), 0, 1))
+    assert "<image" not in vectors(draw_arcs(record_small_model(), 0, 1))
 
 
 def test_more_words_than_fit_are_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"at most 60 words, got 700: select some, e.g. queries=slice\(0, 30\)"):
-        draw_arcs(long(), 0, 0)
+        draw_arcs(record_long_text(), 0, 0)
 
 
 def test_a_map_between_two_texts_is_refused(tmp_path):

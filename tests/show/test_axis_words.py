@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import ConfigError
 from regard.show.axis_words import choose_attention_kind, describe_bytes, find_word, get_axis_words, get_key_words
-from show.recorded import WORDS, cross, small
+from show.small_recordings import WORDS, record_small_model, record_translator
 
 
 def test_a_word_is_found_at_the_last_of_its_places():
@@ -32,7 +32,7 @@ def test_what_is_neither_is_refused_with_some_words_of_the_text(asked):
 
 
 def test_words_are_those_of_the_batch_row_or_numbers():
-    recording = small()
+    recording = record_small_model()
     assert get_key_words(recording, 0, 17) == WORDS
     assert get_key_words(recording, 0, 3) == ["0", "1", "2"]
     recording.tokens = [["a", "b"], ["c", "d"]]
@@ -62,8 +62,8 @@ def test_the_queries_of_cross_attention_have_their_own_words():
 
 
 def test_cross_attention_is_shown_where_there_is_nothing_else():
-    assert choose_attention_kind(cross()) == "cross"
-    assert choose_attention_kind(cross("transformer")) == "self"
-    assert choose_attention_kind(cross("transformer"), "cross") == "cross"
+    assert choose_attention_kind(record_translator()) == "cross"
+    assert choose_attention_kind(record_translator("transformer")) == "self"
+    assert choose_attention_kind(record_translator("transformer"), "cross") == "cross"
     with pytest.raises(ConfigError, match="this recording has no self attention; it has cross"):
-        choose_attention_kind(cross(), "self")
+        choose_attention_kind(record_translator(), "self")

@@ -33,7 +33,7 @@ def some_steps(mask=None, shape=(T, D), **settings):
     return attend(q, k, v, mask or Everything(), **settings)
 
 
-def drawn(picture):
+def render_picture(picture):
     """The renderer, after the picture has been drawn once."""
     canvas = FigureCanvasAgg(picture)
     canvas.draw()
@@ -44,11 +44,11 @@ def panels(picture):
     return [axes for axes in picture.axes if axes.collections and axes.get_xlim()[0] == 0 and axes.yaxis_inverted()]
 
 
-def written(axes):
+def read_texts(axes):
     return {text.get_position(): text.get_text() for text in axes.texts}
 
 
-def hatched(axes):
+def list_hatched_cells(axes):
     """The cells under hatches, as (row, column)."""
     found = set()
     for patch in axes.patches:
@@ -59,7 +59,7 @@ def hatched(axes):
 
 
 def labels(picture, axis):
-    renderer = drawn(picture)
+    renderer = render_picture(picture)
     return [label.get_window_extent(renderer) for label in axis.get_ticklabels() if label.get_text()]
 
 
@@ -88,7 +88,7 @@ def test_everything_lies_on_the_page(n):
     picture = figure.draw_matrix(
         torch.rand(n, n).tril() - 1, words(n, long=True), title="a title of some length", names=("query", "key")
     )
-    renderer = drawn(picture)
+    renderer = render_picture(picture)
     for axes in picture.axes:
         box = axes.get_tightbbox(renderer)
         assert box.x0 >= 0
@@ -109,38 +109,38 @@ def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
 @pytest.mark.slow
 def test_numbers_are_written_where_they_can_be_read_and_nowhere_else():
     few, many = torch.rand(6, 6), torch.rand(60, 60)
-    small = written(panels(figure.draw_matrix(few, WORDS))[0])
+    small = read_texts(panels(figure.draw_matrix(few, WORDS))[0])
     assert small == {(j + 0.5, i + 0.5): f"{few[i, j]:.2f}" for i in range(6) for j in range(6)}
-    assert not written(panels(figure.draw_matrix(many, words(60)))[0])
+    assert not read_texts(panels(figure.draw_matrix(many, words(60)))[0])
 
 
 def test_a_number_is_written_with_the_digits_it_needs():
-    def first(value, **options):
-        return next(iter(written(panels(figure.draw_matrix(torch.tensor([[value]]), ["a"], **options))[0]).values()))
+    def format_number(value, **options):
+        return next(iter(read_texts(panels(figure.draw_matrix(torch.tensor([[value]]), ["a"], **options))[0]).values()))
 
-    assert first(-0.001, scale=LinearScale(0, 1)) == "−0.001"
-    assert first(1.234) == "1.23"
-    assert first(1234.0) == "1234"
-    assert first(2e7) == "2e+07"
+    assert format_number(-0.001, scale=LinearScale(0, 1)) == "−0.001"
+    assert format_number(1.234) == "1.23"
+    assert format_number(1234.0) == "1234"
+    assert format_number(2e7) == "2e+07"
 
 
 def test_a_small_number_has_a_second_digit_where_there_is_room():
-    def first(columns):
+    def format_in_columns(columns):
         picture = figure.draw_matrix(torch.full((1, columns), 0.0123), ["a"], words(columns), scale=Log(1e-3, 1))
-        return next(iter(written(panels(picture)[0]).values()))
+        return next(iter(read_texts(panels(picture)[0]).values()))
 
-    assert (first(6), first(28)) == ("0.012", "0.01")
+    assert (format_in_columns(6), format_in_columns(28)) == ("0.012", "0.01")
 
 
 @pytest.mark.parametrize(("low", "marks"), [(0.002, {"0.003", "0.01", "0.1", "0.3", "1"}), (0.2, {"0.3", "1"})])
 def test_a_short_log_scale_has_more_numbers_than_the_powers_of_ten(low, marks):
     picture = figure.draw_matrix(torch.tensor([[low], [1.0]]).expand(2, 6).repeat(6, 1), words(12), words(6), scale=Log(low, 1))
-    drawn(picture)
+    render_picture(picture)
     assert marks <= {label.get_text() for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()}
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign():
-    texts = written(panels(figure.draw_matrix(torch.tensor([[-0.001, 1.0]]), ["a"], ["b", "c"]))[0])
+    texts = read_texts(panels(figure.draw_matrix(torch.tensor([[-0.001, 1.0]]), ["a"], ["b", "c"]))[0])
     assert list(texts.values()) == ["0.00", "1.00"]
 
 
@@ -148,14 +148,14 @@ def test_hidden_keys_are_hatched_and_have_no_number():
     picture = figure.draw_matrix(torch.rand(6, 6).masked_fill(~Causal().table(6, 6), -torch.inf), WORDS)
     axes = panels(picture)[0]
     future = {(i, j) for i in range(6) for j in range(6) if j > i}
-    assert hatched(axes) == future
-    assert set(written(axes)) == {(j + 0.5, i + 0.5) for i in range(6) for j in range(6) if j <= i}
+    assert list_hatched_cells(axes) == future
+    assert set(read_texts(axes)) == {(j + 0.5, i + 0.5) for i in range(6) for j in range(6) if j <= i}
     assert [text.get_text() for text in picture.legends[0].get_texts()] == ["hidden (−∞)"]
 
 
 def test_the_scale_of_colours_has_numbers_that_reach_over_the_values():
     picture = figure.draw_matrix(torch.tensor([[0.25, 0.75]]).expand(6, 2), WORDS, ["a", "b"], scale=LinearScale(0, 1))
-    drawn(picture)
+    render_picture(picture)
     shown = [float(label.get_text()) for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()]
     assert min(shown) == 0
     assert max(shown) == 1
@@ -233,8 +233,8 @@ def test_weights_of_hidden_keys_are_hatched_too():
         axes.get_title(loc="left").partition(" ")[0]: axes for axes in panels(figure.draw_steps(some_steps(Causal()), words(T)))
     }
     future = {(i, j) for i in range(T) for j in range(T) if j > i}
-    assert hatched(by_title["scores"]) == set()
-    assert hatched(by_title["masked"]) == hatched(by_title["weights"]) == future
+    assert list_hatched_cells(by_title["scores"]) == set()
+    assert list_hatched_cells(by_title["masked"]) == list_hatched_cells(by_title["weights"]) == future
 
 
 @pytest.mark.slow
@@ -244,14 +244,14 @@ def test_at_picks_the_batch_row_and_the_head():
     for a, b in zip(
         panels(figure.draw_steps(steps, words(T), at=(1, 2))), panels(figure.draw_steps(one, words(T))), strict=True
     ):
-        assert written(a) == written(b)
+        assert read_texts(a) == read_texts(b)
 
 
 def test_hidden_keys_are_hatched_in_every_head():
     future = {(i, j) for i in range(T) for j in range(T) if j > i}
-    assert [hatched(axes) for axes in panels(figure.draw_heads(some_steps(Causal(), shape=(H, T, D)), words(T)))] == [
-        future
-    ] * H
+    assert [
+        list_hatched_cells(axes) for axes in panels(figure.draw_heads(some_steps(Causal(), shape=(H, T, D)), words(T)))
+    ] == [future] * H
 
 
 def test_queries_and_keys_may_have_different_words():
@@ -263,7 +263,7 @@ def test_queries_and_keys_may_have_different_words():
 
 def test_a_word_is_shown_as_it_is_and_never_as_a_formula():
     picture = figure.draw_matrix(torch.rand(4, 4), ["$x^2$", "\\frac", "a\nb", " "])
-    drawn(picture)
+    render_picture(picture)
     rows = panels(picture)[0].get_yticklabels()
     assert [label.get_text() for label in rows] == ["$x^2$", "\\frac", "a\\nb", "␣"]
     assert not any(label.get_parse_math() for label in rows)
@@ -276,7 +276,7 @@ def test_any_matrix_can_be_drawn(rows, columns, values):
     values = (values or [0.0]) * (rows * columns)
     matrix = torch.tensor(values[: rows * columns], dtype=torch.float64).view(rows, columns)
     for scale in (LinearScale(), Log()):
-        drawn(figure.draw_matrix(matrix, words(rows), words(columns), scale=scale))
+        render_picture(figure.draw_matrix(matrix, words(rows), words(columns), scale=scale))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool])
@@ -290,7 +290,7 @@ def test_words_beside_curves_and_arrows_never_overlap():
     vectors = torch.tensor([[1.0, 0.5]]).expand(9, 2)
     curves = {word: [1.0, 2.0] for word in words(9)}
     for picture in (figure.draw_arrows(vectors, words(9)), figure.draw_lines([1, 2], curves)):
-        drawn(picture)
+        render_picture(picture)
         axes = picture.axes[0]
         heights = sorted(text.get_position()[1] for text in axes.texts if text.get_text())
         line = figure.TEXT_SIZE / 72 * picture.dpi / axes.get_window_extent().height
@@ -307,7 +307,7 @@ def test_an_arrow_ends_at_its_vector():
 
 def test_a_curve_keeps_its_gaps():
     picture = figure.draw_lines([1, 2, 3], {"a": [1.0, float("nan"), 3.0]}, scales=(Log(), Log()))
-    drawn(picture)
+    render_picture(picture)
     np.testing.assert_array_equal(picture.axes[0].lines[0].get_ydata(), [1, np.nan, 3])
 
 
@@ -353,7 +353,7 @@ def test_a_notebook_shows_it_at_its_size():
 @pytest.mark.slow
 def test_drawing_leaves_matplotlib_as_it_was():
     before = dict(matplotlib.rcParams)
-    drawn(figure.draw_steps(some_steps(Causal()), words(T)))
+    render_picture(figure.draw_steps(some_steps(Causal()), words(T)))
     assert dict(matplotlib.rcParams) == before
 
 

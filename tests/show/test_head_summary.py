@@ -24,7 +24,7 @@ from regard.show.head_summary import (
     render_table,
     select_clearest,
 )
-from show.recorded import READ, WRITTEN, cross
+from show.small_recordings import READ, WRITTEN, record_translator
 
 
 def record_words(count):
@@ -138,23 +138,24 @@ def test_what_is_not_there_is_refused(recording):
 
 
 def test_the_strongest_link_of_cross_attention_goes_from_one_text_to_the_other():
-    found = heads(cross(), kind="cross")
-    dense = cross().map(0, kind="cross").dense()[0, 0]
+    found = heads(record_translator(), kind="cross")
+    dense = record_translator().map(0, kind="cross").dense()[0, 0]
     query, key = divmod(int(dense.argmax()), len(READ))
     (_, line) = [
-        line.plain for line in render_links(cross(), Heads(tuple(replace(row, kind="unclear") for row in found)), 80, "cross")
+        line.plain
+        for line in render_links(record_translator(), Heads(tuple(replace(row, kind="unclear") for row in found)), 80, "cross")
     ]
     assert line.endswith(f"{WRITTEN[query].strip()} → {READ[key].strip()}")
     assert line.split()[1] == f"{float(dense.max()):.2f}"
 
 
 def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_so():
-    shown = {text.get_text().strip() for text in figure(cross(), 0, 0).findobj(Text)}
+    shown = {text.get_text().strip() for text in figure(record_translator(), 0, 0).findobj(Text)}
     assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
-    own = {text.get_text() for text in figure(cross("transformer"), 0, 0).findobj(Text)}
+    own = {text.get_text() for text in figure(record_translator("transformer"), 0, 0).findobj(Text)}
     assert "layer 0, head 0" in own
     with pytest.raises(ConfigError, match="layer must be below 0, the recorded self attentions"):
-        figure(cross(), 0, 0, kind="self")
+        figure(record_translator(), 0, 0, kind="self")
 
 
 def test_in_cross_attention_the_first_word_is_as_good_as_any():
@@ -164,7 +165,7 @@ def test_in_cross_attention_the_first_word_is_as_good_as_any():
 
 
 @pytest.fixture(scope="module")
-def few_words():
+def short_recording():
     torch.manual_seed(0)
     model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=32, vocabulary=7)).double()
     with torch.no_grad(), regard.record(model) as few_words:
@@ -173,36 +174,38 @@ def few_words():
     return few_words
 
 
-def test_every_weight_of_every_head_is_its_tenths(few_words):
-    lines = [line.plain for line in render_grids(few_words, heads(few_words), 20, None)]
+def test_every_weight_of_every_head_is_its_tenths(short_recording):
+    lines = [line.plain for line in render_grids(short_recording, heads(short_recording), 20, None)]
     squares = [number for number, line in enumerate(lines) if line[:1] in ("0", "1") and line[1:2] == "."]
     assert len(squares) == 6
     for start, (layer, head) in zip(squares, [(layer, head) for layer in range(2) for head in range(3)], strict=True):
-        weights = few_words.map(layer, head).dense()[0, 0]
+        weights = short_recording.map(layer, head).dense()[0, 0]
         for query in range(5):
             said = lines[start + 1 + query].replace("·", "0").split()[-query - 1 :]
             assert [int(one) for one in said] == [min(int(10 * float(w)), 9) for w in weights[query, : query + 1]]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_squares_fit_on_the_screen(few_words, width):
-    for line in render_grids(few_words, heads(few_words), width, "truecolor"):
+def test_the_squares_fit_on_the_screen(short_recording, width):
+    for line in render_grids(short_recording, heads(short_recording), width, "truecolor"):
         assert cell_len(line.plain) <= width
         assert "\x1b" not in line.plain
 
 
-def test_a_long_text_has_none(few_words):
-    found = heads(few_words)
-    few_words.tokens, words = ["a"] * (MAX_TOKENS + 1), few_words.tokens
-    assert not list(render_grids(few_words, found, 80, None))
-    few_words.tokens = words
+def test_a_long_text_has_none(short_recording):
+    found = heads(short_recording)
+    short_recording.tokens, words = ["a"] * (MAX_TOKENS + 1), short_recording.tokens
+    assert not list(render_grids(short_recording, found, 80, None))
+    short_recording.tokens = words
 
 
 def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_word_read():
-    lines = [line.plain for line in render_grids(cross(), heads(cross(), kind="cross"), 80, None, "cross")]
+    lines = [
+        line.plain for line in render_grids(record_translator(), heads(record_translator(), kind="cross"), 80, None, "cross")
+    ]
     columns = " ".join(word.strip() for word in READ)
     assert lines[0] == f"weights in tenths: rows are queries, columns are keys: {columns}"
-    dense = cross().map(0, kind="cross").dense()[0, 0]
+    dense = record_translator().map(0, kind="cross").dense()[0, 0]
     for line, word, row in zip(lines[2:], WRITTEN, dense, strict=True):
         assert line.split()[0] == word.strip()
         assert [int(one) for one in line.replace("·", "0").split()[1:]] == [min(int(10 * float(w) + 1e-6), 9) for w in row]

@@ -7,10 +7,10 @@ from regard import AttentionMap, Causal
 from regard.show.color_ramp import shade
 from regard.show.heat_map import LOWER, UPPER, render_heat_map
 from regard.show.terminal_colors import TerminalArea
-from show.recorded import WORDS, long, small
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 
-def drawn(recording, layer, head, width, lines, colours):
+def draw_map(recording, layer, head, width, lines, colours):
     m = recording.map(layer, head)
     words = recording.tokens
     return list(render_heat_map(m, words, "title", TerminalArea(width, lines, colours)))
@@ -19,16 +19,16 @@ def drawn(recording, layer, head, width, lines, colours):
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("lines", [4, 18, 60])
 @pytest.mark.parametrize("colours", [None, "256", "truecolor"])
-@pytest.mark.parametrize("make", [small, long])
+@pytest.mark.parametrize("make", [record_small_model, record_long_text])
 def test_the_picture_fits_the_window(make, width, lines, colours):
-    found = drawn(make(), 0, 1, width, lines, colours)
+    found = draw_map(make(), 0, 1, width, lines, colours)
     assert all(line.cell_len <= width for line in found)
     assert len(found) <= lines + 6
 
 
 def test_every_weight_of_a_short_text_is_written_beside_its_word():
-    found = drawn(small(), 1, 2, 100, 20, None)
-    weights = small().map(1, 2).dense()[0, 0]
+    found = draw_map(record_small_model(), 1, 2, 100, 20, None)
+    weights = record_small_model().map(1, 2).dense()[0, 0]
     for n, line in enumerate(found[2:19]):
         number, rest = line.plain[:2], line.plain[2:]
         assert int(number) == n
@@ -39,7 +39,7 @@ def test_every_weight_of_a_short_text_is_written_beside_its_word():
 
 
 def test_two_weights_share_a_half_block_in_their_own_colours():
-    m = small().map(0, 0)
+    m = record_small_model().map(0, 0)
     found = list(render_heat_map(m, WORDS, "title", TerminalArea(40, 10, "truecolor")))
     dense, top = m.dense()[0, 0], float(m.dense().max())
     for n, line in enumerate(found[2:11]):
@@ -54,7 +54,7 @@ def test_two_weights_share_a_half_block_in_their_own_colours():
 
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_where_there_is_room_each_weight_has_a_cell_of_its_own_colour(width):
-    m = small().map(1, 1)
+    m = record_small_model().map(1, 1)
     dense, top = m.dense()[0, 0], float(m.dense().max())
     for n, line in enumerate(list(render_heat_map(m, WORDS, "title", TerminalArea(width, 20, "truecolor")))[2:19]):
         papers = [tuple(span.style.bgcolor.triplet) for span in line.spans if getattr(span.style, "bgcolor", None)]
@@ -63,16 +63,16 @@ def test_where_there_is_room_each_weight_has_a_cell_of_its_own_colour(width):
 
 
 def test_where_a_query_may_not_see_nothing_is_drawn():
-    found = drawn(small(), 0, 0, 40, 10, "truecolor")
+    found = draw_map(record_small_model(), 0, 0, 40, 10, "truecolor")
     first = found[2].plain.rstrip()
     assert first.count(UPPER) == 1
     assert first.count(LOWER) == 1  # of the second query on itself
 
 
 def test_many_weights_share_a_cell_that_shows_the_largest_and_says_so():
-    found = drawn(long(), 0, 1, 40, 10, None)
+    found = draw_map(record_long_text(), 0, 1, 40, 10, None)
     shown = "".join(line.plain[4:] for line in found[2:12])
-    pooled = long().map(0, 1).pooled(10, 36, "max")
+    pooled = record_long_text().map(0, 1).pooled(10, 36, "max")
     assert sum(one != " " for one in shown) == int((pooled > 0).sum())
     assert " ".join(line.plain for line in found[-3:]).endswith(
         "A cell is 70 queries (down) by 19 or 20 keys (across), and shows the largest of its weights."
@@ -90,7 +90,7 @@ def test_a_long_text_is_drawn_without_the_matrix():
 
 
 def test_the_numbers_over_the_columns_are_those_of_their_first_keys():
-    found = drawn(long(), 0, 0, 80, 18, "256")
+    found = draw_map(record_long_text(), 0, 0, 80, 18, "256")
     start = next(n for n, one in enumerate(found[2].plain) if one in UPPER + LOWER)
     columns = 80 - start
     for place in re.finditer(r"\d+", found[1].plain):

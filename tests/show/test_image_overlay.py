@@ -8,7 +8,7 @@ import regard
 from regard import ConfigError
 from regard.show.image_overlay import draw_image_overlay
 from regard.show.patch_weights import compute_patch_weights
-from show.seeing import make_pixels, make_vit, swin, vit
+from show.vision_models import make_pixels, make_vit, swin, vit
 
 IMAGE = np.full((30, 42, 3), 90, np.uint8)
 

@@ -17,7 +17,7 @@ from regard.show.color_scale import Log
 from regard.show.notebook import pool_cells
 from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
-from show.recorded import long, small
+from show.small_recordings import record_long_text, record_small_model
 
 PLACES = 0.501e-2  # half a unit of the last of two places
 
@@ -27,19 +27,19 @@ def half_a_shade(high):
     return 0.501 * high / (SHADES - 1)
 
 
-def of_kind(name):
+def make_value(name):
     q, k, v = torch.randn(3, 2, 3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return {
         "map": AttentionMap(q, k, Causal()),
-        "recording": small(),
-        "heads": regard.heads(small()),
+        "recording": record_small_model(),
+        "heads": regard.heads(record_small_model()),
         "steps": attend(q, k, v, Causal()),
     }[name]
 
 
 @pytest.mark.parametrize("name", ["map", "recording", "heads", "steps"])
 def test_each_shows_itself_small_and_without_anything_from_elsewhere(name):
-    shown = of_kind(name)._repr_html_()
+    shown = make_value(name)._repr_html_()
     page = Page(shown)
     assert page.all("img") or page.all("table")
     assert all(one["src"].startswith("data:image/svg+xml;base64,") for one in page.all("img"))
@@ -48,7 +48,7 @@ def test_each_shows_itself_small_and_without_anything_from_elsewhere(name):
 
 
 def test_every_pixel_is_the_weight_it_stands_for():
-    m = of_kind("map")
+    m = make_value("map")
     for head, element in enumerate(Page(m._repr_html_()).all("img")):
         dense, told = m.dense()[0, head], json.loads(element["data-frame"])
         low, high = told["ends"]
@@ -61,7 +61,7 @@ def test_every_pixel_is_the_weight_it_stands_for():
 
 @pytest.mark.parametrize("name", ["recording", "heads"])
 def test_words_that_hold_html_are_always_text(name):
-    recording = long(len(EVIL) * 20)
+    recording = record_long_text(len(EVIL) * 20)
     kept, recording.tokens, recording.model = (recording.tokens, recording.model), EVIL * 20, EVIL[1]
     shown = (recording if name == "recording" else regard.heads(recording))._repr_html_()
     recording.tokens, recording.model = kept
@@ -77,13 +77,13 @@ def test_words_that_hold_html_are_always_text(name):
 
 
 def test_a_recording_shows_every_head_in_its_place():
-    element = Page(small()._repr_html_()).all("img")[0]
+    element = Page(record_small_model()._repr_html_()).all("img")[0]
     found, told = pixels(element), json.loads(element["data-frame"])
     high, wide = told["tile"]
     assert (told["log"], told["ends"]) == (False, [0, 1])  # few tokens, and most of the attention lies on large weights
     for layer in range(2):
         for head in range(3):
-            dense = small().map(layer, head).dense()[0, 0]
+            dense = record_small_model().map(layer, head).dense()[0, 0]
             tile = found[layer * (high + 1) :, head * (wide + 1) :][:17, :17]
             expected = (dense * (SHADES - 1)).round()
             assert torch.equal(tile.double(), expected.where(dense > 0, SHADES))
@@ -130,7 +130,7 @@ def test_a_cell_of_a_real_notebook_that_ends_with_a_map_shows_its_picture():
     assert Page(output.data["text/html"]).all("img")
 
 
-def opened(browser, tmp_path, thing, scripts=True):
+def open_cell(browser, tmp_path, thing, scripts=True):
     """A page that holds what a value shows of itself, and what its console said."""
     (tmp_path / "cell.html").write_text(f"<!doctype html><meta charset=utf-8>{thing._repr_html_()}", encoding="utf-8")
     page = browser.new_context(java_script_enabled=scripts, viewport={"width": 900, "height": 900}).new_page()
@@ -144,17 +144,19 @@ def opened(browser, tmp_path, thing, scripts=True):
 
 @pytest.mark.slow
 def test_without_scripts_the_picture_is_there(browser, tmp_path):
-    page, _ = opened(browser, tmp_path, of_kind("map"), scripts=False)
+    page, _ = open_cell(browser, tmp_path, make_value("map"), scripts=False)
     boxes = [page.locator("img").nth(n).bounding_box() for n in range(3)]
     assert all(box["width"] > 100 and box["height"] > 100 for box in boxes)
     assert "click" not in page.locator(".regard-said").inner_text()
-    assert "A click makes one larger." in opened(browser, tmp_path, of_kind("map"))[0].locator(".regard-said").inner_text()
+    assert (
+        "A click makes one larger." in open_cell(browser, tmp_path, make_value("map"))[0].locator(".regard-said").inner_text()
+    )
 
 
 @pytest.mark.slow
 def test_the_pointer_tells_the_weight_under_it(browser, tmp_path):
-    m = of_kind("map")
-    page, said = opened(browser, tmp_path, m)
+    m = make_value("map")
+    page, said = open_cell(browser, tmp_path, m)
     box = page.locator("img").nth(1).bounding_box()
     for query, key, across in ((6, 0, 0.5), (3, 2, 0.5), *((5, 5, n / 20) for n in range(4, 17))):  # over its number too
         page.mouse.move(box["x"] + box["width"] * (key + across) / 7, box["y"] + box["height"] * (query + 0.5) / 7)
@@ -169,7 +171,7 @@ def test_the_pointer_tells_the_weight_under_it(browser, tmp_path):
 @pytest.mark.slow
 def test_where_no_weight_is_near_one_the_pointer_tells_it_as_exactly(browser, tmp_path):
     m = AttentionMap(*torch.randn(2, 1, 1, 7, 5, generator=torch.Generator().manual_seed(0)) / 4)
-    page, _ = opened(browser, tmp_path, m)
+    page, _ = open_cell(browser, tmp_path, m)
     box, told = page.locator("img").bounding_box(), json.loads(page.locator("img").get_attribute("data-frame"))
     assert told["ends"][1] < 0.5
     for query, key in ((0, 6), (3, 2)):
@@ -181,7 +183,7 @@ def test_where_no_weight_is_near_one_the_pointer_tells_it_as_exactly(browser, tm
 
 @pytest.mark.slow
 def test_a_click_enlarges_the_wheel_zooms_at_the_pointer_and_escape_lets_go(browser, tmp_path):
-    page, said = opened(browser, tmp_path, of_kind("map"))
+    page, said = open_cell(browser, tmp_path, make_value("map"))
     image = page.locator("img").first
     before = image.bounding_box()
     image.click()
@@ -204,9 +206,9 @@ def test_a_click_enlarges_the_wheel_zooms_at_the_pointer_and_escape_lets_go(brow
 
 @pytest.mark.slow
 def test_words_that_hold_html_do_nothing_in_a_browser(browser, tmp_path):
-    recording = long(len(EVIL) * 20)
+    recording = record_long_text(len(EVIL) * 20)
     kept, recording.tokens = recording.tokens, EVIL * 20
-    page, said = opened(browser, tmp_path, recording)
+    page, said = open_cell(browser, tmp_path, recording)
     recording.tokens = kept
     assert page.locator("img").count() == 1
     assert page.locator(".regard").inner_text().count("</script>") > 3
@@ -215,8 +217,8 @@ def test_words_that_hold_html_do_nothing_in_a_browser(browser, tmp_path):
 
 @pytest.mark.slow
 def test_on_a_sheet_of_heads_the_pointer_tells_the_head_and_the_words(browser, tmp_path):
-    recording = small()
-    page, _ = opened(browser, tmp_path, recording)
+    recording = record_small_model()
+    page, _ = open_cell(browser, tmp_path, recording)
     image = page.locator("img")
     told = json.loads(image.get_attribute("data-frame"))
     box = image.bounding_box()

@@ -12,7 +12,7 @@ from regard.show.number_format import RELATIVE_ERROR, format_aligned, format_num
 ULPS = (-3, -1, 0, 1, 3)  # that a short sum may be off by
 
 
-def off(value: float) -> list[float]:
+def list_neighbors(value: float) -> list[float]:
     """A number in float32, and what other processors may give in its place."""
     own = np.float32(value)
     return [float(own + ulps * np.spacing(own)) for ulps in ULPS]
@@ -22,22 +22,22 @@ def off(value: float) -> list[float]:
 def test_a_half_of_the_last_place_is_rounded_alike_on_every_processor_and_away_from_0(number):
     half = (number + 0.5) / 1e4
     expected = f"{(number + 1) / 1e4:.4f}".rstrip("0").rstrip(".")
-    assert {format_number(one) for one in off(half)} == {expected}
-    assert {format_number(one) for one in off(-half)} == {f"-{expected}"}
-    assert {format_rounded(one) for one in off((number % 999 + 10.5) / 1e2)} == {f"{(number % 999 + 11) / 1e2:.2f}"}
+    assert {format_number(one) for one in list_neighbors(half)} == {expected}
+    assert {format_number(one) for one in list_neighbors(-half)} == {f"-{expected}"}
+    assert {format_rounded(one) for one in list_neighbors((number % 999 + 10.5) / 1e2)} == {f"{(number % 999 + 11) / 1e2:.2f}"}
 
 
 @given(st.integers(1, 999_999), st.integers(0, 3))
 def test_a_table_has_the_same_places_on_every_processor(number, places):
     value = number / 10**places / 1e3
-    assert len({tuple(format_aligned([one, 0.0])) for one in off(value)}) == 1
-    assert len({tuple(format_aligned([one, -0.25])) for one in off(value)}) == 1
+    assert len({tuple(format_aligned([one, 0.0])) for one in list_neighbors(value)}) == 1
+    assert len({tuple(format_aligned([one, -0.25])) for one in list_neighbors(value)}) == 1
 
 
 @pytest.mark.parametrize("threshold", [1e-3, 1e6, 1e-4, 0.095, 1e3])
 def test_what_stands_at_the_edge_of_a_format_is_written_alike(threshold):
     for write in (format_number, format_rounded, lambda one: format_aligned([one])[0]):
-        assert len({write(one) for one in off(threshold)}) == 1
+        assert len({write(one) for one in list_neighbors(threshold)}) == 1
 
 
 @given(st.floats(-1e6, 1e6, width=32, allow_nan=False))

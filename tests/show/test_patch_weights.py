@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
 from regard.show.patch_weights import compute_patch_weights, describe_others, require_patches
-from show.seeing import llava, make_pixels, make_vit, swin, vit
+from show.vision_models import llava, make_pixels, make_vit, swin, vit
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}  # float64
 

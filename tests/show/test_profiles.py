@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from regard.show.figure import FAINT
 from regard.show.profiles import BINS, draw_layer_profiles, draw_profiles
 from show.pictures import assert_readable, vectors
-from show.recorded import long, small
+from show.small_recordings import record_long_text, record_small_model
 
 
 def curves(axes):
@@ -13,48 +13,54 @@ def curves(axes):
 
 
 def test_a_named_head_has_its_entropy_and_its_distance_at_every_query():
-    dense = small().map(1, 2).dense()[0, 0].double().numpy()
+    dense = record_small_model().map(1, 2).dense()[0, 0].double().numpy()
     entropy = -(dense * np.log(np.where(dense > 0, dense, 1))).sum(1)
     back = (dense * (np.arange(17)[:, None] - np.arange(17))).sum(1)
-    upper, lower = draw_profiles(small(), 1, heads=[2]).axes
+    upper, lower = draw_profiles(record_small_model(), 1, heads=[2]).axes
     np.testing.assert_allclose(curves(upper)["2"], entropy, rtol=0, atol=1e-10)
     np.testing.assert_allclose(curves(lower)["2"], back, rtol=0, atol=1e-10)
 
 
 def test_all_heads_are_there_and_those_not_named_are_pale():
-    upper, _ = draw_profiles(small(), 0, heads=[1]).axes
+    upper, _ = draw_profiles(record_small_model(), 0, heads=[1]).axes
     assert sorted(to_hex(line.get_color()) == FAINT for line in upper.lines) == [False, True, True]
 
 
 def test_without_names_the_sharpest_heads_are_named():
-    upper, _ = draw_profiles(long(), 0).axes
-    means = small().map(0).entropy().mean(-1)[0]
+    upper, _ = draw_profiles(record_long_text(), 0).axes
+    means = record_small_model().map(0).entropy().mean(-1)[0]
     assert len(means) == 3
     labels = [line.get_label() for line in upper.lines]
-    ends = long().map(0).entropy()[0].mean(1)
+    ends = record_long_text().map(0).entropy()[0].mean(1)
     assert labels == [str(n) for n in ends.argsort().tolist()]
 
 
 def test_a_long_text_is_drawn_in_means_that_keep_the_mean():
-    upper, _ = draw_profiles(long(), 0, heads=[0]).axes
+    upper, _ = draw_profiles(record_long_text(), 0, heads=[0]).axes
     curve = curves(upper)["0"]
     assert len(curve) == BINS
     edges = np.linspace(0, 700, BINS + 1).astype(int)
-    assert (curve * np.diff(edges)).sum() / 700 == pytest.approx(float(long().map(0, 0).entropy().mean()), rel=1e-10)
+    assert (curve * np.diff(edges)).sum() / 700 == pytest.approx(
+        float(record_long_text().map(0, 0).entropy().mean()), rel=1e-10
+    )
 
 
 def test_over_the_layers_every_head_is_a_dot_at_its_mean():
-    upper, lower = draw_layer_profiles(small()).axes
+    upper, lower = draw_layer_profiles(record_small_model()).axes
     for axes, statistic in ((upper, "entropy"), (lower, "distance")):
         dots = [line for line in axes.lines if line.get_marker() == "o"]
         for layer, line in enumerate(dots):
-            expected = getattr(small().map(layer).overview(), statistic)[0].mean(1)
+            expected = getattr(record_small_model().map(layer).overview(), statistic)[0].mean(1)
             np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-10)
             assert set(line.get_xdata()) == {layer}
 
 
 @pytest.mark.slow
 def test_their_words_can_be_read_and_they_are_vectors():
-    for picture in (draw_profiles(small(), 0), draw_profiles(long(), 0), draw_layer_profiles(small(), title="a title")):
+    for picture in (
+        draw_profiles(record_small_model(), 0),
+        draw_profiles(record_long_text(), 0),
+        draw_layer_profiles(record_small_model(), title="a title"),
+    ):
         assert_readable(picture)
         assert "<image" not in vectors(picture)

@@ -7,7 +7,7 @@ from regard import ConfigError
 from regard.show import recording_views
 from regard.show.recording_views import format_bar, render_bars
 from regard.show.terminal_colors import TerminalArea
-from show.recorded import READ, WORDS, WRITTEN, cross, long, small
+from show.small_recordings import READ, WORDS, WRITTEN, record_long_text, record_small_model, record_translator
 
 SCREEN = TerminalArea(80, 24, None)
 BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two
@@ -35,7 +35,7 @@ def rows(lines):
 
 @pytest.mark.parametrize("place", [(1, 2), (1, None), None])
 def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
-    recording = small()
+    recording = record_small_model()
     dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
     row = {(1, 2): dense[1, 2, 9], (1, None): dense[1, :, 9].mean(0), None: dense[:, :, 9].mean((0, 1))}[place]
     lines = list(recording_views.render_row(recording, place, "saw", SCREEN, show_all=True))
@@ -46,33 +46,33 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
 
 
 def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
-    said = [line.plain for line in recording_views.render_row(small(), (0, 0), "the", SCREEN, show_all=False)]
+    said = [line.plain for line in recording_views.render_row(record_small_model(), (0, 0), "the", SCREEN, show_all=False)]
     assert said[0].startswith("what 'the', token 10, attended to: layer 0, head 0: ")
     assert said[1].startswith("It occurs 3 times, and this is the last")
 
 
 def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
-    said = [line.plain for line in recording_views.render_text(small(), SCREEN, show_all=False)]
+    said = [line.plain for line in recording_views.render_text(record_small_model(), SCREEN, show_all=False)]
     assert said[1].startswith("The cat saw the dog, and")
     assert said[-1].startswith("· below ")
 
 
 def test_a_layer_alone_is_the_mean_of_its_heads():
-    said = [line.plain for line in recording_views.render_head(long(), (0, None), SCREEN)]
+    said = [line.plain for line in recording_views.render_head(record_long_text(), (0, None), SCREEN)]
     assert said[0] == "layer 0, the mean of its heads"
     assert "the mean of its weights in 2 heads." in " ".join(said[-2:])
 
 
 def test_a_head_that_was_not_recorded_is_refused():
     with pytest.raises(ConfigError, match="head must be one of the recorded heads, 0 to 2"):
-        list(recording_views.render_head(small(), (0, 3), SCREEN))
+        list(recording_views.render_head(record_small_model(), (0, 3), SCREEN))
     with pytest.raises(ConfigError, match="layer must be below 2"):
-        list(recording_views.render_row(small(), (2, None), "cat", SCREEN, show_all=False))
+        list(recording_views.render_row(record_small_model(), (2, None), "cat", SCREEN, show_all=False))
 
 
 @pytest.mark.parametrize("place", [(1, 2), (1, None), None])
 def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
-    recording = cross("transformer")
+    recording = record_translator("transformer")
     dense = torch.stack([recording.map(layer, kind="cross").dense()[0] for layer in range(2)])
     row = {(1, 2): dense[1, 2, 1], (1, None): dense[1, :, 1].mean(0), None: dense[:, :, 1].mean((0, 1))}[place]
     said = [line.plain for line in recording_views.render_row(recording, place, "chat", SCREEN, show_all=True, kind="cross")]
@@ -86,17 +86,17 @@ def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
 
 
 def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named_by_the_other():
-    said = [line.plain for line in recording_views.render_head(cross(), (0, 0), SCREEN, "cross")]
-    dense = cross().map(0, kind="cross").dense()[0, 0]
+    said = [line.plain for line in recording_views.render_head(record_translator(), (0, 0), SCREEN, "cross")]
+    dense = record_translator().map(0, kind="cross").dense()[0, 0]
     for line, word, row in zip(said[2:], WRITTEN, dense, strict=False):
         assert line.split()[1] == word.strip()
         assert [float(cell) for cell in line.split()[2:]] == pytest.approx(row.tolist(), abs=CELL)
     assert "The columns: 0\xa0a, 1\xa0cat, 2\xa0is, 3\xa0asleep, 4\xa0⟨end⟩." in " ".join(said)
-    assert not any("The columns" in line.plain for line in recording_views.render_head(small(), (0, 0), SCREEN))
+    assert not any("The columns" in line.plain for line in recording_views.render_head(record_small_model(), (0, 0), SCREEN))
 
 
 def test_what_the_words_of_a_source_receive_is_shaded_on_them():
-    said = [line.plain for line in recording_views.render_text(cross(), SCREEN, show_all=False, kind="cross")]
+    said = [line.plain for line in recording_views.render_text(record_translator(), SCREEN, show_all=False, kind="cross")]
     assert said[1] == "".join(READ).strip()
 
 

@@ -11,7 +11,7 @@ from regard.show.report_html import mark_up_code, render_document
 from show.elements import EVIL, Page
 
 
-def of_words(word="word"):
+def make_report(word="word"):
     """A report that says a word wherever it can say one."""
     seen = torch.ones(2, 2, dtype=torch.bool)
     return Report(
@@ -46,7 +46,7 @@ def test_a_clean_report_says_so_and_what_was_checked():
 
 
 def test_what_was_checked_and_what_cannot_be_determined_wait_folded():
-    shown = of_words()._repr_html_()
+    shown = make_report()._repr_html_()
     opened = re.sub(r"<details.*?</details>", "", shown)
     assert "evidence word" in opened
     assert not {"first word", "second", "pass word"} & set(re.split(r"[<>:;]\s*", opened))
@@ -57,15 +57,15 @@ def test_what_was_checked_and_what_cannot_be_determined_wait_folded():
 @pytest.mark.parametrize("word", [*EVIL, "\x1b]52;c;ZQ==\x07", "\x9b2J"])
 @pytest.mark.parametrize("shown", [Report._repr_html_, render_document], ids=["cell", "file"])
 def test_words_that_hold_html_are_always_text(word, shown):
-    plain, page = Page(shown(of_words())), Page(shown(of_words(word)))
+    plain, page = Page(shown(make_report())), Page(shown(make_report(word)))
     elements = [name for name, _ in plain.found]
     assert [name for name, _ in page.found if name != "code"] == [name for name in elements if name != "code"]
     assert all(
         set(attributes) <= {"style", "src", "alt", "class", "lang", "charset", "name", "content"}
         for _, attributes in page.found
     )
-    shown(of_words(word)).encode()
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown(of_words(word)))
+    shown(make_report(word)).encode()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown(make_report(word)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from regard.show.color_ramp import shade
 from regard.show.color_scale import LinearScale
 from regard.show.shaded_text import compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal_colors import Heat, TerminalArea
-from show.recorded import WORDS, long, small
+from show.small_recordings import WORDS, record_long_text, record_small_model
 
 HEAT = Heat(LinearScale(), (0.0, 1.0))
 
@@ -15,7 +15,7 @@ def window(width=80, colours=None):
 
 
 def test_what_a_word_receives_is_its_column_over_all_heads():
-    recording = small()
+    recording = record_small_model()
     dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
     expected = dense.sum(2).mean((0, 1)) / 17
     torch.testing.assert_close(compute_attention_shares(recording), expected, atol=1e-12, rtol=0)
@@ -57,7 +57,7 @@ def test_words_that_were_cut_from_blanks_stand_apart_and_letters_do_not():
 
 
 def test_of_a_long_text_the_lines_up_to_the_marked_word_are_shown():
-    words = long().tokens
+    words = record_long_text().tokens
     lines = list(render_shaded_text(words, torch.ones(700), HEAT, window(colours="256"), marked=400))
     shown = [line.plain for line in limit_lines(lines, False, window(colours="256"), 700, marked=True)]
     assert "[w400]" in shown[-2]

@@ -39,7 +39,7 @@ def test_lines_that_hang_are_the_words_with_one_space_between_them(words, width)
     assert all(len(line) <= width for line in lines)
 
 
-def drawn(scene, width, view=None, colours=None):
+def render_step(scene, width, view=None, colours=None):
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=colours, markup=False, highlight=False)
     print_step(console, scene, 1, view or TableView(0, 99))
@@ -55,14 +55,14 @@ def square(words, title=""):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_line_is_wider_than_the_screen(name, width):
     for scene in describe_example(build_example(name)):
-        for line in drawn(scene, width, TableView(0, 12)).splitlines():
+        for line in render_step(scene, width, TableView(0, 12)).splitlines():
             assert cell_len(line) <= width
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_every_number_is_shown_once_under_its_word_whatever_the_width(width):
     words = ("one", "two", "three", "four", "five", "six")
-    shown = drawn(square(words), width)
+    shown = render_step(square(words), width)
     table = [line for line in shown.splitlines() if line.split() and line.split()[0] in words and "." in line]
     found = {word: [] for word in words}
     for line in table:
@@ -72,7 +72,7 @@ def test_every_number_is_shown_once_under_its_word_whatever_the_width(width):
 
 
 def test_columns_stay_aligned_under_words_of_any_script():
-    lines = drawn(square(WORDS), 300).splitlines()[1 : 2 + len(WORDS)]
+    lines = render_step(square(WORDS), 300).splitlines()[1 : 2 + len(WORDS)]
     ends = [[cell_len(line[: found.end()]) for found in re.finditer(r"-?\d\.\d{4}", line)] for line in lines[1:]]
     assert len(ends) == len(WORDS)
     assert cell_len(lines[0].rstrip()) == ends[0][-1]  # the words above them too
@@ -80,7 +80,7 @@ def test_columns_stay_aligned_under_words_of_any_script():
 
 
 def test_words_are_shown_as_written_and_steer_nothing():
-    shown = drawn(square(WORDS), 300)
+    shown = render_step(square(WORDS), 300)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "a\\x1b[31mb" in shown
@@ -110,7 +110,7 @@ def test_heat_goes_from_the_least_to_the_greatest_finite_number():
 
 @pytest.mark.parametrize(("colours", "code"), [("truecolor", "48;2;"), ("256", "48;5;")])
 def test_the_greatest_number_has_the_deepest_colour(colours, code):
-    shown = drawn(square(("a", "b")), 80, colours=colours)
+    shown = render_step(square(("a", "b")), 80, colours=colours)
     assert shown.count(code) == 4
     deepest = (
         "48;2;{};{};{}".format(*color_ramp.shade(1.0))
@@ -121,8 +121,8 @@ def test_the_greatest_number_has_the_deepest_colour(colours, code):
 
 
 def test_a_terminal_of_16_colours_has_no_heat():
-    assert "48;" not in drawn(square(("a", "b")), 80, colours="standard")
-    assert "\x1b[4" not in drawn(square(("a", "b")), 80, colours="standard")
+    assert "48;" not in render_step(square(("a", "b")), 80, colours="standard")
+    assert "\x1b[4" not in render_step(square(("a", "b")), 80, colours="standard")
 
 
 def test_the_ramp_is_even_and_of_one_hue_and_its_ink_can_be_read():
@@ -140,7 +140,7 @@ def test_the_ramp_is_even_and_of_one_hue_and_its_ink_can_be_read():
 
 def test_a_view_shows_its_part_and_counts_it():
     words = tuple(f"w{n}" for n in range(1, 201))
-    shown = drawn(square(words), 80, TableView(119, 3, True))
+    shown = render_step(square(words), 80, TableView(119, 3, True))
     assert "119 w120" in shown
     assert "w123" not in shown
     assert shown.splitlines()[1].split() == ["119", "120", "121"]
@@ -150,7 +150,7 @@ def test_a_view_shows_its_part_and_counts_it():
 
 def test_columns_left_out_are_reported():
     scene = ExampleStep("x", "x", "said.", (StepTable(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
-    assert "columns 1 to 12 of 40; --rows 40 shows all" in drawn(scene, 80, TableView(0, 12))
+    assert "columns 1 to 12 of 40; --rows 40 shows all" in render_step(scene, 80, TableView(0, 12))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 60))
@@ -173,8 +173,8 @@ def test_the_runs_of_columns_are_even():
 def test_panels_stand_side_by_side_where_there_is_room():
     panels = tuple(StepTable(torch.ones(1, 1), ("a",), ("b",), "words", f"head {n}") for n in (1, 2))
     scene = ExampleStep("x", "x", "said.", panels)
-    assert re.search(r"head 1 +head 2", drawn(scene, 80))
-    assert not re.search(r"head 1 +head 2", drawn(scene, 12))
+    assert re.search(r"head 1 +head 2", render_step(scene, 80))
+    assert not re.search(r"head 1 +head 2", render_step(scene, 12))
 
 
 def test_a_calculation_is_broken_before_signs_and_loses_nothing():
@@ -202,11 +202,11 @@ def test_no_color_and_a_pipe_write_no_escape_codes(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
 
-    def written(file):
+    def print_to(file):
         print_step(open_console(file, 80), square(("a", "b")), 1, TableView())
         return file.getvalue()
 
-    assert "\x1b[" in written(Screen())
-    assert "\x1b" not in written(io.StringIO())
+    assert "\x1b[" in print_to(Screen())
+    assert "\x1b" not in print_to(io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in written(Screen())
+    assert "\x1b" not in print_to(Screen())

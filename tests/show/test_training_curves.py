@@ -22,7 +22,7 @@ def head_rows(last, steps=(1, 100, 200)):
     ]
 
 
-def drawn(picture) -> None:
+def render_picture(picture) -> None:
     picture.savefig(io.BytesIO(), format="png")
 
 
@@ -43,13 +43,13 @@ def test_skipped_batches_are_crossed():
     picture = training_curves.draw_training_curves(rows)
     assert picture.axes[0].lines[-1].get_xdata().tolist() == [7, 9]
     assert np.isfinite(picture.axes[0].lines[1].get_ydata()).all()
-    drawn(picture)
+    render_picture(picture)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 49, 200])
 def test_a_run_of_any_length_is_drawn(count):
-    drawn(training_curves.draw_training_curves(ROWS[:count]))
+    render_picture(training_curves.draw_training_curves(ROWS[:count]))
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_a_line_for_each_head_and_a_name_for_those_that_end_highest():
         coloured = [line for line in axes.lines if line.get_color() != FAINT]
         assert [line.get_color() for line in coloured] == list(INKS[:3])
         assert len({line.get_linestyle() for line in coloured}) == 3  # told apart without colour
-    drawn(picture)
+    render_picture(picture)
 
 
 def test_each_detector_is_read_off_its_own_text():
@@ -72,7 +72,7 @@ def test_each_detector_is_read_off_its_own_text():
     wrong = [{**row, "on": "text" if row["on"] == "repeated" else "repeated"} for row in rows]
     for axes in training_curves.draw_head_formation([*rows, *wrong]).axes:
         assert [len(line.get_xdata()) for line in axes.lines] == [3]
-    drawn(training_curves.draw_head_formation(wrong))
+    render_picture(training_curves.draw_head_formation(wrong))
 
 
 def test_nothing_cannot_be_drawn():

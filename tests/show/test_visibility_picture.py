@@ -15,7 +15,7 @@ from show.elements import EVIL, Page
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def seen(found, expected=None, words=None):
+def make_visibility(found, expected=None, words=None):
     """A sight of as many tokens as found has keys, every row of which was measured."""
     found = torch.tensor(found)
     expected = torch.ones_like(found).tril(found.shape[1] - found.shape[0]) if expected is None else torch.tensor(expected)
@@ -48,7 +48,7 @@ LEAK = [[1, 0, 1, 1], [1, 1, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]  # query 0 sees 
 
 
 def test_what_differs_has_its_colour_and_its_sign():
-    sight = seen(LEAK)
+    sight = make_visibility(LEAK)
     assert cells(sight, drawn.EXTRA_COLOR) == {(0, 2), (0, 3)}
     assert cells(sight, drawn.MISSING_COLOR) == {(2, 0)}
     assert (signs(sight, "+"), signs(sight, "−"), signs(sight, "?")) == (2, 1, 0)
@@ -58,7 +58,7 @@ def test_what_differs_has_its_colour_and_its_sign():
 
 
 def test_where_nothing_differs_the_picture_has_no_sign_and_says_so():
-    sight = seen([[1, 0], [1, 1]])
+    sight = make_visibility([[1, 0], [1, 1]])
     assert drawn.describe_picture(sight).endswith("Every pair is as expected.")
     assert sum(signs(sight, sign) for sign in "+−?") == 0
 
@@ -73,7 +73,7 @@ def test_a_weaker_dependence_is_paler_and_never_as_pale_as_none():
 
 
 def test_a_row_that_was_not_measured_says_so_and_differs_in_nothing():
-    sight = seen(LEAK)
+    sight = make_visibility(LEAK)
     sight.strength[0] = torch.nan
     assert cells(sight, drawn.EXTRA_COLOR) == set()
     assert sum(one.text == "????" for one in tree(sight).iter(f"{SVG}text")) == 2  # in found and in difference
@@ -81,7 +81,9 @@ def test_a_row_that_was_not_measured_says_so_and_differs_in_nothing():
 
 
 def test_words_stand_beside_rows_and_over_columns_whatever_they_hold():
-    sight = seen([[1, 1, 1, 0], [1, 1, 1, 1]], words=(EVIL[1], "&amp;", "c", "d"))  # the queries are the last two tokens
+    sight = make_visibility(
+        [[1, 1, 1, 0], [1, 1, 1, 1]], words=(EVIL[1], "&amp;", "c", "d")
+    )  # the queries are the last two tokens
     said = [one.text for one in tree(sight).iter(f"{SVG}text")]
     assert said[:2] == ["c", "d"]
     assert said[2:7] == ["expected", "<script>said=…", "&amp;", "c", "d"]
@@ -92,7 +94,7 @@ def test_of_a_long_text_the_part_about_the_first_difference_is_drawn(at):
     expected = torch.ones(100, 100).tril()
     found = expected.clone()
     found[at] = 1 - found[at]
-    sight = seen(found.tolist(), expected.tolist(), words=tuple(map(str, range(100))))
+    sight = make_visibility(found.tolist(), expected.tolist(), words=tuple(map(str, range(100))))
     part = drawn.crop_visibility(sight)
     assert part.difference.shape == (drawn.MAX_TOKENS, drawn.MAX_TOKENS)
     (place,) = part.difference.nonzero().tolist()

@@ -5,9 +5,9 @@ import torch
 
 import regard
 from regard.map import Pyramid
-from surface.of_map import a_map
-from surface.of_models import gpt2
-from surface.of_observe import recorded, table
+from surface.map_calls import a_map
+from surface.model_calls import gpt2
+from surface.observe_calls import record_layer, table
 
 OUT_OF_RANGE = {
     "a batch row of a map": lambda: a_map()[9],
@@ -18,23 +18,23 @@ OUT_OF_RANGE = {
     "a tile of a pyramid": lambda: Pyramid(a_map()).tile(0, 1, 0),
     "a level of a pyramid": lambda: Pyramid(a_map()).tile(9, 0, 0),
     "a head of a pyramid": lambda: Pyramid(a_map(), 0, 2),
-    "a layer of a recording": lambda: recorded().map(1),
-    "a layer of a recording, from the end": lambda: recorded().map(-2),
-    "a head of a recording": lambda: recorded().map(0, 2),
-    "a layer of a table of heads": lambda: regard.heads(recorded(), layers=[1]),
+    "a layer of a recording": lambda: record_layer().map(1),
+    "a layer of a recording, from the end": lambda: record_layer().map(-2),
+    "a head of a recording": lambda: record_layer().map(0, 2),
+    "a layer of a table of heads": lambda: regard.heads(record_layer(), layers=[1]),
     "a row of a table of heads": lambda: table()[2],
-    "a query of rollout": lambda: regard.rollout(recorded(), [5]),
-    "a query that is compared": lambda: regard.compare(recorded(), recorded(), queries=[5]),
-    "a batch row of a figure": lambda: regard.figure(recorded(), 0, 0, row=1),
+    "a query of rollout": lambda: regard.rollout(record_layer(), [5]),
+    "a query that is compared": lambda: regard.compare(record_layer(), record_layer(), queries=[5]),
+    "a batch row of a figure": lambda: regard.figure(record_layer(), 0, 0, row=1),
     "a token of a model": lambda: gpt2()(torch.tensor([[60_000]])),
 }
 MISSING = {
-    "a module of a recording": lambda: recorded()["nowhere"],
-    "a layer by its name": lambda: recorded().map("nowhere"),
-    "a part": lambda: recorded().map(0, part="nowhere"),
-    "a kind": lambda: recorded().map(0, kind="nowhere"),
+    "a module of a recording": lambda: record_layer()["nowhere"],
+    "a layer by its name": lambda: record_layer().map("nowhere"),
+    "a part": lambda: record_layer().map(0, part="nowhere"),
+    "a kind": lambda: record_layer().map(0, kind="nowhere"),
     "a score": lambda: table().sort_by("nowhere"),
-    "a layer of a table of heads": lambda: regard.heads(recorded(), layers=["nowhere"]),
+    "a layer of a table of heads": lambda: regard.heads(record_layer(), layers=["nowhere"]),
     "a way to pool": lambda: a_map().pooled(1, 1, "nowhere"),
 }
 
@@ -55,7 +55,7 @@ def test_a_name_that_is_missing_is_a_key_error_too(what):
 
 
 def test_a_recording_is_iterated_as_a_dictionary_of_its_modules():
-    recording = recorded()
+    recording = record_layer()
     assert list(recording) == recording.names
     assert all(name in recording for name in recording)
     assert "nowhere" not in recording

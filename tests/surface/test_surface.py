@@ -10,10 +10,17 @@ import pytest
 import regard
 from regard import errors, evaluate, layers, mechanism, observe
 from regard import map as maps
-from surface import of_evaluate, of_layers, of_map, of_mechanism, of_models, of_observe
+from surface import evaluate_calls, layer_calls, map_calls, mechanism_calls, model_calls, observe_calls
 from surface.call import Call
 
-CALLS = [*of_mechanism.CALLS, *of_layers.CALLS, *of_map.CALLS, *of_observe.CALLS, *of_models.CALLS, *of_evaluate.CALLS]
+CALLS = [
+    *mechanism_calls.CALLS,
+    *layer_calls.CALLS,
+    *map_calls.CALLS,
+    *observe_calls.CALLS,
+    *model_calls.CALLS,
+    *evaluate_calls.CALLS,
+]
 BY_NAME = {call.name: call for call in CALLS}
 LONGEST_MESSAGE = 500
 LONGEST_SECONDS = 60  # far beyond any machine's time for one of these, far below that of a hang
@@ -47,7 +54,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     "StackedHeads.project",
     *(
         f"{mask}.{name}"
-        for mask in of_mechanism.MASKS
+        for mask in mechanism_calls.MASKS
         for name in (
             "block",
             "check",

@@ -15,7 +15,7 @@ from regard.text.corpus import Corpus, Reader, prepare
 from regard.text.corpus.sources import iterate_parts
 from regard.text.pairs import PairReader, Pairs
 from regard.text.pairs.sources import read_pairs
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 TEXTS = ["the cat sat on the mat, 5 times", "naïve café 🦊\n", "a dog, and a dog", "we'll see"] * 5
 TIMES = 60  # alterations of each file
@@ -35,7 +35,7 @@ WORDS = [
 ]
 
 
-def altered(held: bytes, dice: random.Random) -> bytes:
+def alter_file(held: bytes, dice: random.Random) -> bytes:
     """A file with bits flipped, an end cut off, a part said twice, or another word at the place of a number or anywhere."""
     start, stop = sorted(dice.randrange(len(held) + 1) for _ in range(2))
     word = dice.choice(WORDS)
@@ -57,7 +57,7 @@ def tries(folder: Path, read: Callable[[], object], seal: Callable[[Path], None]
             continue
         held = path.read_bytes()
         for _ in range(TIMES):
-            path.write_bytes(altered(held, dice))
+            path.write_bytes(alter_file(held, dice))
             if seal is not None:
                 seal(path)
             try:
@@ -120,7 +120,7 @@ def test_an_index_that_was_made_up_is_refused_or_read_within_its_files(tmp_path)
 
 @pytest.mark.slow
 def test_sentence_pairs_that_were_altered_are_refused_or_the_same(tmp_path):
-    made = sentence_pairs.prepare(aligned(tmp_path, "some", many(30)), tmp_path / "pairs", vocabulary=280, valid=0.2)
+    made = sentence_pairs.prepare(write_pairs(tmp_path, "some", make_pairs(30)), tmp_path / "pairs", vocabulary=280, valid=0.2)
     expected = made.train.decode_sentences("source"), made.train.decode_sentences("target")
 
     def read():

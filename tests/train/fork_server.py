@@ -49,7 +49,7 @@ def steps(config: TrainConfig) -> set[str]:
     return set(log.read_text().split("\n")[-2:-1]) if log.is_file() else set()
 
 
-def killed(config: TrainConfig, events: Callable[[TrainConfig], set[str]], count: int, then_seconds: float) -> bool:
+def run_and_kill(config: TrainConfig, events: Callable[[TrainConfig], set[str]], count: int, then_seconds: float) -> bool:
     """A run that is killed after so many new events, and a moment; False where it was done first."""
     before, seen = events(config), set()
     child, begun = born(config), time.monotonic()
@@ -80,7 +80,7 @@ def main() -> None:
             (steps, dice.randint(1, 20), dice.uniform(0, 0.03)),  # at any moment
             (halves, dice.randint(1, 3), 0.0),
         )
-        if not killed(config, *moments[n % 4]):
+        if not run_and_kill(config, *moments[n % 4]):
             break
         kills += 1
         half += bool(halves(config))

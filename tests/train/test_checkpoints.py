@@ -12,7 +12,7 @@ from regard.train.checkpoints import CheckpointManager
 SAYS = {"held_out_nats": None}
 
 
-def made(width=5, seed=0) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make_model_and_optimizer(width=5, seed=0) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, 3))
     found = model, optimizer.make_optimizer(model, TrainConfig())
@@ -26,8 +26,8 @@ def step(model, made) -> None:
     made.zero_grad()
 
 
-def saved(folder, steps=(1,), keep=9, width=5, **says):
-    model, adam = made(width)
+def save_steps(folder, steps=(1,), keep=9, width=5, **says):
+    model, adam = make_model_and_optimizer(width)
     kept = CheckpointManager(folder, keep)
     for number in steps:
         step(model, adam)
@@ -41,8 +41,8 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 
 def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path):
-    model, adam = saved(tmp_path, (1, 2, 3))
-    other, eve = made(seed=1)
+    model, adam = save_steps(tmp_path, (1, 2, 3))
+    other, eve = make_model_and_optimizer(seed=1)
     last = CheckpointManager(tmp_path, 9).read_latest()
     checkpoints.restore_checkpoint(last, other, eve)
     assert (last.step, equal(model, other)) == (3, True)
@@ -53,13 +53,13 @@ def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path):
 
 
 def test_an_optimiser_that_took_no_step_is_stored_as_that(tmp_path):
-    model, adam = made()
+    model, adam = make_model_and_optimizer()
     fresh = optimizer.make_optimizer(plain := nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), TrainConfig())
     plain.load_state_dict(model.state_dict())
     kept = CheckpointManager(tmp_path, 2)
     kept.save(model, adam, {**SAYS, "step": 0})
     kept.wait()
-    other, eve = made(seed=1)
+    other, eve = make_model_and_optimizer(seed=1)
     checkpoints.restore_checkpoint(kept.read_latest(), other, eve)
     step(other, eve)
     step(plain, fresh)
@@ -87,7 +87,7 @@ def test_training_goes_on_while_it_is_written_and_what_is_written_is_from_before
 
 
 def test_the_last_ones_and_the_best_stay(tmp_path):
-    model, adam = made()
+    model, adam = make_model_and_optimizer()
     kept = CheckpointManager(tmp_path, 2)
     for number, loss in enumerate([3.0, 1.0, None, 2.0, float("inf"), 4.0], 1):
         kept.save(model, adam, {"step": number, "held_out_nats": loss})
@@ -97,7 +97,7 @@ def test_the_last_ones_and_the_best_stay(tmp_path):
 
 
 def test_what_a_killed_process_left_is_no_checkpoint_and_goes(tmp_path):
-    saved(tmp_path)
+    save_steps(tmp_path)
     (tmp_path / ".step-00000009").mkdir()
     (tmp_path / ".step-00000009" / "__0_0.distcp").write_bytes(b"half")
     kept = CheckpointManager(tmp_path, 2)
@@ -112,7 +112,7 @@ def test_where_there_is_none_none_is_found(tmp_path):
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize("harm", ["truncated", "altered", "missing"])
 def test_a_file_that_is_not_what_was_written_is_named(tmp_path, file, harm):
-    saved(tmp_path, (1, 2))
+    save_steps(tmp_path, (1, 2))
     path = tmp_path / "step-00000002" / file
     held = bytearray(path.read_bytes())
     if harm == "missing":
@@ -144,9 +144,9 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, text, says):
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
-    saved(tmp_path, width=6)
+    save_steps(tmp_path, width=6)
     with pytest.raises(DataError, match="is not a checkpoint of this model"):
-        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *made())
+        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *make_model_and_optimizer())
 
 
 class Harm:
@@ -155,18 +155,18 @@ class Harm:
 
 
 def test_a_pickle_that_could_run_code_does_not(tmp_path):
-    saved(tmp_path)
+    save_steps(tmp_path)
     folder = tmp_path / "step-00000001"
     (folder / ".metadata").write_bytes(pickle.dumps(Harm()))
     says = json.loads((folder / "run.json").read_text())
     says["files"][".metadata"] = checkpoint_header.checksum_file(folder / ".metadata")
     (folder / "run.json").write_text(json.dumps(checkpoint_header.add_checksum(says)))
     with pytest.raises(DataError, match=r"it names builtins\.exec"):
-        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *made())
+        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *make_model_and_optimizer())
 
 
 def test_one_that_cannot_be_written_is_reported_and_leaves_the_others(tmp_path):
-    model, adam = saved(tmp_path)
+    model, adam = save_steps(tmp_path)
     kept = CheckpointManager(tmp_path, 2)
     (tmp_path / "step-00000002").write_text("a file where the folder should be")
     kept.save(model, adam, {**SAYS, "step": 2})

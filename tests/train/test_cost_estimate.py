@@ -15,8 +15,8 @@ from regard.train import TrainConfig, cost_estimate
 from regard.train.cost_estimate import NUMBER_SIZES, estimate_cost
 from regard.train.language_task import wrap_blocks
 from regard.train.loss import compute_loss
-from train import small
-from train.test_distributed import config, trained
+from train import small_runs
+from train.test_distributed import config, train_in_two_processes
 
 SHAPE = GPT2Config(layers=3, heads=5, width=35, context=23, vocabulary=29)
 ONE = TrainConfig(model=SHAPE, batch=7)
@@ -97,12 +97,12 @@ def test_logits_are_what_the_loss_keeps_and_its_gradient(half):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("planned")
-    small.corpus(path)
+    small_runs.corpus(path)
     settings = {"steps": 2, "batch": 6, "evaluate_every": 0, "width": 10}
     named = [(f"{engine} {accumulate}", engine, accumulate) for engine in ("ddp", "fsdp") for accumulate in (1, 3)]
     runs = [config(path, name, engine=engine, accumulate=count, **settings) for name, engine, count in named]
     runs.append(config(path, "fsdp half", engine="fsdp", accumulate=3, precision="bfloat16", **settings))
-    trained(path, [(one, {}) for one in runs])
+    train_in_two_processes(path, [(one, {}) for one in runs])
     return path
 
 
@@ -155,9 +155,9 @@ def test_the_command_prints_every_column_on_any_screen(capsys, monkeypatch, colu
 
 def test_the_command_plans_the_config_that_it_would_train(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     assert main(["train", "--plan", "--corpus", str(tmp_path / "corpus"), "--layers", "2"]) == 0
-    shape = f"2 layers of 4 heads, width 128, context 64, vocabulary {len(set(small.TEXT))}\n"
+    shape = f"2 layers of 4 heads, width 128, context 64, vocabulary {len(set(small_runs.TEXT))}\n"
     assert shape in capsys.readouterr().out
     assert not Path("run").exists()
     assert main(["train", "--plan", "--vocabulary", "2000", "--dropout", "0.1"]) == 0

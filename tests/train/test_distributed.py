@@ -23,7 +23,7 @@ from regard.train.distributed import read_ranks, start_engine
 from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
-from train import small
+from train import small_runs
 
 DISTRIBUTED_RUNS = Path(__file__).with_name("distributed_runs.py")
 # Runs are compared in float64: in float32 Adam makes whole updates of gradients that are rounding alone. A float32 is left,
@@ -47,7 +47,7 @@ def config(folder, name, **settings):
     """The run of a name, or of the first word of a name."""
     settings = {**TEN, **RUNS.get(name.split()[0], {}), "out": str(folder / name), **settings}
     tied = settings.pop("tied", True)
-    one = small.config(folder, **settings)
+    one = small_runs.config(folder, **settings)
     return replace(one, model=replace(one.model, tied=tied))
 
 
@@ -55,7 +55,7 @@ def translation(folder, name, **settings):
     """The run of a translator whose name is the first word of a name."""
     settings = {"steps": 10, "accumulate": 3, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 5, **settings}
     settings = {"batch_tokens": 40, "sample_every": 5, "out": str(folder / name), **settings}  # some batches are of one pair
-    return small.translation(folder, name.split()[0], **settings)
+    return small_runs.translation(folder, name.split()[0], **settings)
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
@@ -79,7 +79,7 @@ def born(folder: Path, runs: list, warnings: str = "error") -> list[subprocess.P
     return [subprocess.Popen(command, env=environment(rank, port), stderr=pipe, text=True) for rank in (0, 1)]
 
 
-def trained(folder: Path, runs: list, warnings: str = "error") -> None:
+def train_in_two_processes(folder: Path, runs: list, warnings: str = "error") -> None:
     """Has two processes train, and end well; where one does not, neither is left behind."""
     processes = born(folder, runs, warnings)
     try:
@@ -97,14 +97,14 @@ def trained(folder: Path, runs: list, warnings: str = "error") -> None:
 def folder(tmp_path_factory):
     """A folder with every run: by two processes with either engine, and alone."""
     path = tmp_path_factory.mktemp("together")
-    small.corpus(path, ["the cat sat on the mat. " * 9, "the dog saw the cat again. " * 11, "and again and again! " * 35])
+    small_runs.corpus(path, ["the cat sat on the mat. " * 9, "the dog saw the cat again. " * 11, "and again and again! " * 35])
     runs, wide = [], {"float64": True}
     for name in RUNS:
         learn(config(path, name), name not in FLOAT32)
         asked = {"float64": name not in FLOAT32}
         runs += [(config(path, f"{name} {engine}", engine=engine), asked) for engine in ("ddp", "fsdp")]
-    small.pairs(path)
-    for name in small.TRANSLATORS:
+    small_runs.pairs(path)
+    for name in small_runs.TRANSLATORS:
         learn(translation(path, name))
         runs += [(translation(path, f"{name} {engine}", engine=engine), wide) for engine in ("ddp", "fsdp")]
     stopped_alone = [config(path, f"one then {engine}", engine=engine) for engine in ("ddp", "fsdp")]
@@ -113,26 +113,26 @@ def folder(tmp_path_factory):
     runs += [(one, wide) for one in stopped_alone]
     runs += [(config(path, f"{engine} then one", engine=engine), {"last": 4, **wide}) for engine in ("ddp", "fsdp")]
     both = [config(path, "ddp then fsdp", engine=engine) for engine in ("ddp", "fsdp")]
-    (path / "story.txt").write_text(small.TEXT)
+    (path / "story.txt").write_text(small_runs.TEXT)
     runs.append((replace(config(path, "text"), corpus="", text=str(path / "story.txt")), {}))
-    trained(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
+    train_in_two_processes(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
     return path
 
 
 def halfway(one) -> None:
     """A run that is told to stop after its fourth step."""
     listeners = [ReportLog(Path(one.out) / LOG_NAME), lambda training, report: report.step == 4 and training.stop("the test")]
-    follow(begun_in_float64(one), listeners)
+    follow(begin_in_float64(one), listeners)
 
 
-def begun_in_float64(one):
-    with small.in_float64():
+def begin_in_float64(one):
+    with small_runs.in_float64():
         return begin(one)
 
 
 def learn(one, wide: bool = True) -> None:
     """A run alone, from its beginning to its end."""
-    follow(begun_in_float64(one) if wide else begin(one), [ReportLog(Path(one.out) / LOG_NAME)])
+    follow(begin_in_float64(one) if wide else begin(one), [ReportLog(Path(one.out) / LOG_NAME)])
 
 
 def losses(folder, name, field="loss_nats") -> torch.Tensor:
@@ -141,7 +141,7 @@ def losses(folder, name, field="loss_nats") -> torch.Tensor:
 
 def weights(folder, name) -> dict[str, torch.Tensor]:
     last = folder / name / "last"
-    load = translator.load if name.split()[0] in small.TRANSLATORS else GPT2.load
+    load = translator.load if name.split()[0] in small_runs.TRANSLATORS else GPT2.load
     return load(last if last.is_dir() else folder / name / "model", torch.float64).state_dict()
 
 
@@ -155,26 +155,26 @@ def without_idle(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return weights
 
 
-def apart(one: dict, other: dict) -> float:
+def find_largest_difference(one: dict, other: dict) -> float:
     assert one.keys() == other.keys()
     return max(float((x - other[name]).abs().max()) for name, x in one.items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", ["tied", "untied", "documents", *small.TRANSLATORS])
+@pytest.mark.parametrize("name", ["tied", "untied", "documents", *small_runs.TRANSLATORS])
 def test_two_processes_learn_what_one_learns(folder, name, engine):
     for field, count in (("loss_nats", 10), ("gradient_norm", 10), ("held_out_nats", 2)):
         one, two = losses(folder, name, field), losses(folder, f"{name} {engine}", field)
         assert len(one) == count
         torch.testing.assert_close(two, one, rtol=SAME, atol=0)
     assert losses(folder, name)[0] - losses(folder, name)[-1] > 0.2  # it did learn
-    assert apart(*(without_idle(weights(folder, one)) for one in (name, f"{name} {engine}"))) < NEAR
+    assert find_largest_difference(*(without_idle(weights(folder, one)) for one in (name, f"{name} {engine}"))) < NEAR
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", small.TRANSLATORS)
+@pytest.mark.parametrize("name", small_runs.TRANSLATORS)
 def test_processes_say_how_many_tokens_all_of_them_read_and_one_writes_samples(folder, name, engine):
     alone, together = (read_rows(folder / one / LOG_NAME) for one in (name, f"{name} {engine}"))
     assert [row["tokens"] for row in alone] == [row["tokens"] for row in together]
@@ -188,7 +188,7 @@ def test_processes_say_how_many_tokens_all_of_them_read_and_one_writes_samples(f
 def test_the_head_is_the_embedding_in_many_processes_too(folder, engine):
     tied, untied = (set(weights(folder, f"{name} {engine}")) for name in ("tied", "untied"))
     assert untied - tied == {"head.weight"}
-    assert apart(weights(folder, "tied"), weights(folder, f"tied {engine}")) < NEAR
+    assert find_largest_difference(weights(folder, "tied"), weights(folder, f"tied {engine}")) < NEAR
     embeddings = [weights(folder, f"{name} {engine}")["tokens.weight"] for name in ("tied", "untied")]
     assert float((embeddings[0] - embeddings[1]).abs().max()) > 1e-3  # what a head apart would learn is another thing
 
@@ -197,7 +197,7 @@ def test_the_head_is_the_embedding_in_many_processes_too(folder, engine):
 @pytest.mark.parametrize("engine", ["", " ddp", " fsdp"])
 def test_computing_activations_again_changes_no_bit(folder, engine):
     assert torch.equal(losses(folder, f"recomputed{engine}"), losses(folder, f"tied{engine}"))
-    assert apart(weights(folder, f"recomputed{engine}"), weights(folder, f"tied{engine}")) == 0
+    assert find_largest_difference(weights(folder, f"recomputed{engine}"), weights(folder, f"tied{engine}")) == 0
 
 
 @pytest.mark.slow
@@ -214,12 +214,12 @@ def test_a_run_goes_on_in_another_number_of_processes(folder, name):
     if name.endswith("one"):
         one = config(folder, name)
         assert CheckpointManager(folder / name / "checkpoints", 2).read_latest().step == 4
-        training = begun_in_float64(one)
+        training = begin_in_float64(one)
         assert training.resumed == 4
         follow(training, [ReportLog(folder / name / LOG_NAME)])
     assert [row["step"] for row in read_rows(folder / name / LOG_NAME)] == [*range(1, 11)]
     torch.testing.assert_close(losses(folder, name), losses(folder, "tied"), rtol=SAME, atol=0)
-    assert apart(weights(folder, name), weights(folder, "tied")) < NEAR
+    assert find_largest_difference(weights(folder, name), weights(folder, "tied")) < NEAR
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_text_is_prepared_by_the_first_process_and_read_by_all(folder):
 @pytest.mark.slow
 def test_gradients_are_exchanged_once_a_step(folder):
     said = {engine: json.loads((folder / f"tied {engine}" / "states.json").read_text()) for engine in ("ddp", "fsdp")}
-    model = begun_in_float64(config(folder, "tied")).model
+    model = begin_in_float64(config(folder, "tied")).model
     tensors = sum(x.nbytes for x in model.parameters())
     assert said["ddp"]["bytes"] == {"allreduce_": tensors + 2 * 8}  # two sums of one number: targets, losses
     assert said["fsdp"]["times"]["_reduce_scatter_base_"] == 1 + len(model.blocks)
@@ -261,14 +261,14 @@ def test_what_befalls_one_process_ends_the_other_with_a_sentence(folder, tmp_pat
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile writes C++, and there is no g++")
 def test_compiled_blocks_learn_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     settings = {"steps": 4, "batch": 6, "layers": 2, "evaluate_every": 0}
-    one = small.config(tmp_path, out=str(tmp_path / "one"), **settings)
+    one = small_runs.config(tmp_path, out=str(tmp_path / "one"), **settings)
     learn(one)
     names, settings = ("ddp", "fsdp"), {"compile": True, "activation_checkpointing": True}
     runs = [replace(one, out=str(tmp_path / name), engine=name, **settings) for name in names]
     asked = {"timeout": 300, "float64": True}
-    trained(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
+    train_in_two_processes(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
     for name in names:
         torch.testing.assert_close(losses(tmp_path, name), losses(tmp_path, "one"), rtol=SAME, atol=0)
 
@@ -277,7 +277,7 @@ def torchrun(tmp_path, *arguments) -> subprocess.Popen:
     command = [sys.executable, "-W", "error", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "regard", "train", "--text", "story.txt", "--layers", "1", "--heads", "2", "--width", "12"]
     command += ["--context", "11", "--warmup", "2", "--peak-tflops", "1", *arguments]
-    (tmp_path / "story.txt").write_text(small.TEXT)
+    (tmp_path / "story.txt").write_text(small_runs.TEXT)
     known = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "error"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=tmp_path, env=known, stdout=pipe, stderr=pipe, text=True)
@@ -351,13 +351,13 @@ def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_computed_again_draws_the_same_dice(tmp_path):
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     settings = {"steps": 3, "dropout": 0.3, "evaluate_every": 0}
     found = [
-        run(small.config(tmp_path, out=str(tmp_path / str(again)), activation_checkpointing=again, **settings)).model
+        run(small_runs.config(tmp_path, out=str(tmp_path / str(again)), activation_checkpointing=again, **settings)).model
         for again in (False, True)
     ]
-    assert apart(found[0].state_dict(), found[1].state_dict()) == 0
+    assert find_largest_difference(found[0].state_dict(), found[1].state_dict()) == 0
 
 
 def test_looks_find_the_block_as_it_was():
@@ -370,7 +370,7 @@ def test_looks_find_the_block_as_it_was():
 def test_of_a_block_that_is_computed_again_only_the_input_is_kept():
     kept = []
     for again in (False, True):
-        model = wrap_blocks(GPT2(GPT2Config(**small.SIZES, vocabulary=29)), activation_checkpointing=again, compiled=False)
+        model = wrap_blocks(GPT2(GPT2Config(**small_runs.SIZES, vocabulary=29)), activation_checkpointing=again, compiled=False)
         found: dict[int, int] = {}
 
         def keep(x, found=found):

@@ -32,7 +32,7 @@ def exact(logits, targets, smoothing=0.0):
     return loss, torch.autograd.grad(3 * loss, wide)[0]
 
 
-def allowed(logits, targets, smoothing=0.0):
+def loss_bounds(logits, targets, smoothing=0.0):
     """The bounds of the loss and of three times its gradient; the loops add up rows in float64, torch in float32."""
     terms = 1 if fused_ops.can_use_loops(logits) else len(logits)
     loss, slope = cross_entropy_bounds(torch.float32, logits, targets, terms=terms, smoothing=smoothing)
@@ -68,7 +68,7 @@ def test_cross_entropy_and_its_gradient_are_those_of_float64(size):
     logits, targets = logits_and_targets(size=size)
     loss = fused_ops.cross_entropy(logits, targets)
     (grad,) = torch.autograd.grad(3 * loss, logits)
-    for found, expected, most in zip((loss, grad), exact(logits, targets), allowed(logits, targets), strict=True):
+    for found, expected, most in zip((loss, grad), exact(logits, targets), loss_bounds(logits, targets), strict=True):
         assert_within(found, expected, most)
 
 
@@ -77,7 +77,7 @@ def test_smoothed_cross_entropy_and_its_gradient_are_those_of_float64(rows):
     logits, targets = (x[:rows] for x in logits_and_targets())
     loss = fused_ops.cross_entropy(logits, targets, 0.3)
     (grad,) = torch.autograd.grad(3 * loss, logits)
-    for found, expected, most in zip((loss, grad), exact(logits, targets, 0.3), allowed(logits, targets, 0.3), strict=True):
+    for found, expected, most in zip((loss, grad), exact(logits, targets, 0.3), loss_bounds(logits, targets, 0.3), strict=True):
         assert_within(found, expected, most)
 
 
@@ -87,7 +87,7 @@ def test_of_bfloat16_the_loss_is_that_of_its_numbers_and_the_gradient_is_rounded
     logits, targets = logits_and_targets(torch.bfloat16)
     loss = fused_ops.cross_entropy(logits, targets)
     (grad,) = torch.autograd.grad(3 * loss, logits)
-    (expected, slope), (most, rounding) = exact(logits, targets), allowed(logits, targets)
+    (expected, slope), (most, rounding) = exact(logits, targets), loss_bounds(logits, targets)
     assert grad.dtype == torch.bfloat16
     assert_within(loss, expected, most)
     assert_within(grad, slope, rounding + unit_roundoff(torch.bfloat16) * (slope.abs() + rounding))

@@ -10,7 +10,7 @@ import torch
 
 from regard.train import TrainConfig, begin
 from regard.train.listeners.json_lines import read_rows
-from train import small
+from train import small_runs
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 RUNS = [("gpt2", 4), ("transformer", 4), ("additive", 4)]  # of the four moments of the server the same share
@@ -21,11 +21,11 @@ def config(folder: Path, name: str, learns: str, kills: int) -> TrainConfig:
     settings = {"out": str(folder / name), "steps": STEPS * kills, "accumulate": 2, "evaluate_every": 7, "warmup": 9}
     settings |= {"checkpoint_every": 3, "sample_every": 50, "learning_rate": 0.01}
     if learns == "gpt2":
-        return small.config(folder, **settings, dropout=0.2)
-    return small.translation(folder, learns, **settings, model={"dropout": 0.2})
+        return small_runs.config(folder, **settings, dropout=0.2)
+    return small_runs.translation(folder, learns, **settings, model={"dropout": 0.2})
 
 
-def nursed(folder: Path, one: TrainConfig, kills: int) -> dict:
+def train_under_kills(folder: Path, one: TrainConfig, kills: int) -> dict:
     name = Path(one.out).name
     (folder / f"{name}.json").write_text(json.dumps(one.to_table()))
     command = [sys.executable, "-W", "error", FORK_SERVER, folder / f"{name}.json", str(kills), "7"]
@@ -38,11 +38,11 @@ def nursed(folder: Path, one: TrainConfig, kills: int) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(("learns", "kills"), RUNS)
 def test_kills_at_any_moment_change_no_bit(tmp_path, learns, kills):
-    small.corpus(tmp_path)
-    small.pairs(tmp_path)
+    small_runs.corpus(tmp_path)
+    small_runs.pairs(tmp_path)
     names, steps = ("whole", "killed"), STEPS * kills
     configs = [config(tmp_path, name, learns, kills) for name in names]
-    whole, killed = (nursed(tmp_path, one, count) for one, count in zip(configs, (0, kills), strict=True))
+    whole, killed = (train_under_kills(tmp_path, one, count) for one, count in zip(configs, (0, kills), strict=True))
     assert (whole["code"], killed["code"], killed["kills"]) == (0, 0, kills)
     assert killed["half"] >= kills // 4  # these fell into a write
     one, other = (

@@ -9,7 +9,7 @@ from regard.train import TrainConfig, begin, cost_estimate, memory_need
 from regard.train.memory_need import check_memory, count_needed_bytes, get_memory_limit, read_memory_size
 from regard.train.single_process import SingleProcess
 from regard.train.translator_sizes import TranslatorSizes
-from train import small
+from train import small_runs
 
 GIANTS = {
     "batch": {"batch": 10**9},
@@ -23,8 +23,8 @@ GIANTS = {
 @pytest.mark.parametrize("name", GIANTS)
 def test_what_no_machine_holds_is_refused_with_its_bytes_before_anything_is_written(tmp_path, monkeypatch, name):
     monkeypatch.setattr(memory_need, "read_memory_size", lambda: 2**36)
-    small.corpus(tmp_path)
-    config = small.config(tmp_path, **GIANTS[name])
+    small_runs.corpus(tmp_path)
+    config = small_runs.config(tmp_path, **GIANTS[name])
     needed = sum(count_needed_bytes(config, 1, 1).values())
     with pytest.raises(ConfigError, match=f"at least {needed:,} bytes of memory.*and there are 68,719,476,736") as raised:
         begin(config)
@@ -34,15 +34,15 @@ def test_what_no_machine_holds_is_refused_with_its_bytes_before_anything_is_writ
 
 def test_a_translator_that_no_machine_holds_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_need, "read_memory_size", lambda: 2**36)
-    small.pairs(tmp_path)
+    small_runs.pairs(tmp_path)
     with pytest.raises(ConfigError, match="bytes of memory"):
-        begin(small.translation(tmp_path, "transformer", model={"width": 2**16, "layers": 9}))
+        begin(small_runs.translation(tmp_path, "transformer", model={"width": 2**16, "layers": 9}))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_vocabulary_that_makes_a_model_too_large_is_refused_when_it_is_known(tmp_path, monkeypatch):
-    small.corpus(tmp_path)
-    config = small.config(tmp_path)
+    small_runs.corpus(tmp_path)
+    config = small_runs.config(tmp_path)
     between = [sum(count_needed_bytes(config, 1, size).values()) for size in (1, 9)]
     monkeypatch.setattr(memory_need, "read_memory_size", lambda: sum(between) // 2)
     with pytest.raises(ConfigError, match="bytes of memory"):

@@ -8,21 +8,21 @@ from regard import ConfigError, WeightsError
 from regard.models import GPT2
 from regard.train import TrainConfig, begin, run
 from regard.train.loss import compute_loss
-from train import small
+from train import small_runs
 
 
 @pytest.fixture
-def trained(tmp_path):
+def model_folder(tmp_path):
     """A model of a run of its own, whose weights have gone some way."""
-    small.corpus(tmp_path)
-    run(small.config(tmp_path, out=str(tmp_path / "first"), learning_rate=0.01))
+    small_runs.corpus(tmp_path)
+    run(small_runs.config(tmp_path, out=str(tmp_path / "first"), learning_rate=0.01))
     return tmp_path / "first" / "model"
 
 
 def again(folder, start, **settings):
     """A run on the text itself, which starts from a model and says nothing of sizes."""
     text = folder / "text.txt"
-    text.write_text(small.TEXT)
+    text.write_text(small_runs.TEXT)
     first = {
         "text": str(text),
         "start": str(start),
@@ -39,19 +39,19 @@ def weights(model):
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_the_weights_the_sizes_and_the_vocabulary_of_a_model(tmp_path, trained):
-    training = begin(again(tmp_path, trained))
-    former = GPT2.load(trained)
+def test_a_run_starts_from_the_weights_the_sizes_and_the_vocabulary_of_a_model(tmp_path, model_folder):
+    training = begin(again(tmp_path, model_folder))
+    former = GPT2.load(model_folder)
     assert training.config.model == former.config
     assert training.task.text.alphabet == former.text.alphabet
     torch.testing.assert_close(weights(training.model), weights(former), rtol=0, atol=0)
 
 
 @pytest.mark.slow
-def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, trained):
-    config = again(tmp_path, trained)
+def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, model_folder):
+    config = again(tmp_path, model_folder)
     batch = begin(config).reader.read(0)
-    exact = GPT2.load(trained, torch.float64)
+    exact = GPT2.load(model_folder, torch.float64)
 
     @torch.no_grad()
     def loss(model):
@@ -67,17 +67,17 @@ def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_dropout_is_the_runs_own(tmp_path, trained):
-    former = GPT2.load(trained).config
-    training = begin(again(tmp_path, trained, model=replace(TrainConfig().gpt2, dropout=0.3)))
+def test_dropout_is_the_runs_own(tmp_path, model_folder):
+    former = GPT2.load(model_folder).config
+    training = begin(again(tmp_path, model_folder, model=replace(TrainConfig().gpt2, dropout=0.3)))
     assert training.config.model == replace(former, dropout=0.3)
     assert {one.p for one in training.model.modules() if isinstance(one, torch.nn.Dropout)} == {0.3}
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_goes_on_from_its_own_weights(tmp_path, trained):
-    through = begin_and_end(again(tmp_path, trained, out=str(tmp_path / "through"), schedule="constant then decay"))
-    halted = again(tmp_path, trained, out=str(tmp_path / "halted"), schedule="constant then decay")
+def test_a_run_that_stopped_goes_on_from_its_own_weights(tmp_path, model_folder):
+    through = begin_and_end(again(tmp_path, model_folder, out=str(tmp_path / "through"), schedule="constant then decay"))
+    halted = again(tmp_path, model_folder, out=str(tmp_path / "halted"), schedule="constant then decay")
 
     def stop(training, report):
         if training.step == 3:
@@ -101,25 +101,25 @@ def begin_and_end(config):
         ({"vocabulary": "300"}, r"vocabulary is '300', but .* has one of its own"),
     ],
 )
-def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, trained, settings, says):
+def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, model_folder, settings, says):
     with pytest.raises(ConfigError, match=says):
-        begin(again(tmp_path, trained, **settings))
+        begin(again(tmp_path, model_folder, **settings))
     assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.slow
-def test_a_corpus_of_other_tokens_is_refused(tmp_path, trained):
+def test_a_corpus_of_other_tokens_is_refused(tmp_path, model_folder):
     (tmp_path / "other").mkdir()
-    corpus = small.corpus(tmp_path / "other", small.TEXT.replace("cat", "owl"))
+    corpus = small_runs.corpus(tmp_path / "other", small_runs.TEXT.replace("cat", "owl"))
     with pytest.raises(ConfigError, match=r"the corpus was prepared with Letters.*give the text itself"):
-        begin(again(tmp_path, trained, text="", corpus=corpus))
+        begin(again(tmp_path, model_folder, text="", corpus=corpus))
 
 
 @pytest.mark.slow
-def test_a_text_is_not_read_with_another_vocabulary_than_the_models(tmp_path, trained):
-    (trained / "letters.txt").unlink()
+def test_a_text_is_not_read_with_another_vocabulary_than_the_models(tmp_path, model_folder):
+    (model_folder / "letters.txt").unlink()
     with pytest.raises(ConfigError, match="has no vocabulary in its folder"):
-        begin(again(tmp_path, trained))
+        begin(again(tmp_path, model_folder))
     assert not (tmp_path / "second").exists()
 
 

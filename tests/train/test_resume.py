@@ -8,13 +8,13 @@ from regard import DataError, RegardError
 from regard.train import begin, checkpoint_header, run
 from regard.train.checkpoint_header import list_checkpoint_folders
 from regard.train.listeners.json_lines import ReportLog
-from train import small
+from train import small_runs
 
 STEPS, FUZZED = 6, 5  # of a run, of which the last checkpoint is loaded; alterations of each file
 
 
 def config(folder, out, **settings):
-    return small.config(
+    return small_runs.config(
         folder, **{"out": str(out), "dropout": 0.3, "steps": STEPS, "checkpoint_every": 1, "keep": 2, **settings}
     )
 
@@ -29,10 +29,10 @@ def models(out) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory):
+def partial_run(tmp_path_factory):
     """A run that was left after four of its six steps, and what it would have come to."""
     folder = tmp_path_factory.mktemp("left")
-    (folder / "story.txt").write_text(small.TEXT)
+    (folder / "story.txt").write_text(small_runs.TEXT)
     settings = {"corpus": "", "text": str(folder / "story.txt")}
     listeners = [
         ReportLog(folder / "run" / "log.jsonl"),
@@ -67,8 +67,8 @@ def reseal(out, **changes) -> None:
         ({"computed_by": {"torch": 2}}, "computed_by must be an object of strings"),
     ],
 )
-def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(left, tmp_path, changes, says):
-    folder, settings, _, _ = left
+def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(partial_run, tmp_path, changes, says):
+    folder, settings, _, _ = partial_run
     shutil.copytree(folder / "run", tmp_path / "run")
     reseal(tmp_path / "run", **changes)
     with pytest.raises(DataError, match=says) as raised:
@@ -77,8 +77,8 @@ def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(le
 
 
 @pytest.mark.slow
-def test_the_best_model_is_written_again_where_it_was_altered_or_removed(left, tmp_path):
-    folder, settings, _, _ = left
+def test_the_best_model_is_written_again_where_it_was_altered_or_removed(partial_run, tmp_path):
+    folder, settings, _, _ = partial_run
     shutil.copytree(folder / "run", tmp_path / "run")
     path = tmp_path / "run" / "model" / "model.safetensors"
     before = path.read_bytes()
@@ -105,8 +105,8 @@ def alterations(path, dice: random.Random):
 
 
 @pytest.mark.slow
-def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits(left, tmp_path):
-    folder, settings, expected, written = left
+def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits(partial_run, tmp_path):
+    folder, settings, expected, written = partial_run
     dice, refused, same, told = random.Random(0), 0, 0, 0
     names = sorted(str(path.relative_to(folder / "run")) for path in (folder / "run").rglob("*") if path.is_file())
     assert {"log.jsonl", "corpus/corpus.json", "corpus/source.json", "model/model.safetensors", ".lock"} <= set(names)

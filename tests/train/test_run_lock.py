@@ -12,7 +12,7 @@ from regard import ConfigError
 from regard.train import begin, loop, run
 from regard.train.listeners.json_lines import read_rows
 from regard.train.run_lock import describe_holder, lock_run
-from train import small
+from train import small_runs
 
 TRAINS = """
 import json, sys
@@ -25,8 +25,8 @@ run(config, [ReportLog(Path(config.out) / "log.jsonl"), lambda training, report:
 
 
 def config(tmp_path, **settings):
-    small.corpus(tmp_path)
-    return small.config(tmp_path, **{"evaluate_every": 0, "checkpoint_every": 5, **settings})
+    small_runs.corpus(tmp_path)
+    return small_runs.config(tmp_path, **{"evaluate_every": 0, "checkpoint_every": 5, **settings})
 
 
 def start(one) -> subprocess.Popen:
@@ -80,7 +80,7 @@ def test_two_loops_of_one_process_are_refused_and_a_run_that_is_begun_twice_is_n
 def test_a_run_that_is_done_leaves_the_folder_to_others(tmp_path):
     one = config(tmp_path, steps=2)
     training = run(one)
-    with start(small.config(tmp_path, steps=3)) as other:
+    with start(small_runs.config(tmp_path, steps=3)) as other:
         pass
     assert other.returncode == 0
     assert training.step == 2
@@ -88,12 +88,12 @@ def test_a_run_that_is_done_leaves_the_folder_to_others(tmp_path):
 
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
     with pytest.raises(ConfigError, match="a run needs either corpus"):
-        begin(small.config(tmp_path, corpus=""))
+        begin(small_runs.config(tmp_path, corpus=""))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="a run needs either corpus"):
-        begin(small.config(tmp_path, corpus=""))
+        begin(small_runs.config(tmp_path, corpus=""))
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 

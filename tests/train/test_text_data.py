@@ -11,15 +11,15 @@ from regard.text.corpus import Corpus
 from regard.train import TrainConfig, begin, run
 from regard.train.text_data import fit_vocabulary, load_or_prepare_corpus
 from regard.train.translation_task import load_or_prepare_pairs
-from text.corpus.small import contents
-from text.pairs.small import aligned, many
-from train import small
+from text.corpus.small_corpus import contents
+from text.pairs.small_pairs import make_pairs, write_pairs
+from train import small_runs
 
 
 @pytest.fixture
 def story(tmp_path):
     path = tmp_path / "story.txt"
-    path.write_text(small.TEXT)
+    path.write_text(small_runs.TEXT)
     return path
 
 
@@ -28,8 +28,8 @@ def test_a_text_is_prepared_into_the_folder_of_the_run(tmp_path, story, vocabula
     config = TrainConfig(text=str(story), vocabulary=vocabulary, out=str(tmp_path / "run"))
     corpus = load_or_prepare_corpus(config)
     assert isinstance(corpus.text, kind)
-    assert corpus.vocabulary == (size or len(set(small.TEXT)))
-    assert corpus.text.decode(corpus[: corpus.tokens].tolist()).startswith(small.TEXT[:50])
+    assert corpus.vocabulary == (size or len(set(small_runs.TEXT)))
+    assert corpus.text.decode(corpus[: corpus.tokens].tolist()).startswith(small_runs.TEXT[:50])
     assert Corpus.load(tmp_path / "run" / "corpus").checksum == corpus.checksum
 
 
@@ -47,20 +47,20 @@ def test_a_text_is_prepared_once(tmp_path, story):
     assert load_or_prepare_corpus(config).checksum == first.checksum
 
 
-def decoded(corpus) -> str:
+def decode_corpus(corpus) -> str:
     return corpus.text.decode(corpus[:].tolist())
 
 
-def changed(story, tmp_path, change):
+def change_source(story, tmp_path, change):
     """The config after a change to what a corpus was prepared from."""
     config = {"text": str(story), "out": str(tmp_path / "run")}
     if change == "another file":
         other = tmp_path / "other.txt"
-        other.write_text(small.TEXT[::-1])
+        other.write_text(small_runs.TEXT[::-1])
         return TrainConfig(**{**config, "text": str(other)})
     if change == "other contents":  # of the same length, and as old
         when = story.stat()
-        story.write_text(small.TEXT.replace("cat", "cow"))
+        story.write_text(small_runs.TEXT.replace("cat", "cow"))
         os.utime(story, ns=(when.st_atime_ns, when.st_mtime_ns))
         return TrainConfig(**config)
     return TrainConfig(**config, vocabulary="262")
@@ -73,23 +73,23 @@ CHANGES = ["another file", "other contents", "another vocabulary"]
 def test_a_corpus_that_was_prepared_from_something_else_is_made_anew(tmp_path, story, change):
     """As after a run that was killed before its first checkpoint."""
     load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    config = changed(story, tmp_path, change)
+    config = change_source(story, tmp_path, change)
     expected = load_or_prepare_corpus(replace(config, out=str(tmp_path / "fresh")))
     found = load_or_prepare_corpus(config)
     assert found.checksum == expected.checksum
-    assert decoded(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
+    assert decode_corpus(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
     assert load_or_prepare_corpus(config).checksum == expected.checksum
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path, story, change):
     settings = {"corpus": "", "steps": 2, "evaluate_every": 0}
-    run(small.config(tmp_path, text=str(story), **settings))
+    run(small_runs.config(tmp_path, text=str(story), **settings))
     before = contents(tmp_path / "run" / "corpus")
-    one = changed(story, tmp_path, change)
+    one = change_source(story, tmp_path, change)
     says = {"another file": "text is '.*other.txt', but the run in", "other contents": "the contents are not those that the"}
     with pytest.raises(ConfigError, match=says.get(change, "vocabulary is '262', but the run in .* has 'letters'")):
-        begin(small.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
+        begin(small_runs.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
     assert contents(tmp_path / "run" / "corpus") == before
 
 
@@ -111,7 +111,7 @@ def test_a_text_that_is_gone_is_not_taken_for_another_one(tmp_path, story):
 def test_a_corpus_that_does_not_say_what_it_is_of_is_made_anew(tmp_path, story, content):
     config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
     checksum = load_or_prepare_corpus(config).checksum
-    story.write_text(small.TEXT[::-1])
+    story.write_text(small_runs.TEXT[::-1])
     (tmp_path / "run" / "corpus" / "source.json").write_text(content)
     assert load_or_prepare_corpus(config).checksum != checksum
 
@@ -127,8 +127,8 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
 
 def test_sentence_pairs_belong_to_their_files_too(tmp_path):
     config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
-    aligned(tmp_path, "some", many(30))
-    aligned(tmp_path, "more", many(40)[10:])
+    write_pairs(tmp_path, "some", make_pairs(30))
+    write_pairs(tmp_path, "more", make_pairs(40)[10:])
     texts = [TrainConfig.from_table({**config, "pairs": [str(tmp_path / name)]}) for name in ("some", "more")]
     assert load_or_prepare_pairs(texts[0]).checksum != load_or_prepare_pairs(texts[1]).checksum
     assert (
@@ -149,7 +149,7 @@ def test_a_run_has_a_corpus_or_a_text(both):
 
 
 def test_a_vocabulary_may_be_larger_than_the_corpuss_and_never_smaller(tmp_path):
-    corpus = Corpus.load(small.corpus(tmp_path))
+    corpus = Corpus.load(small_runs.corpus(tmp_path))
     for size, expected in ((50257, corpus.vocabulary), (64, 64)):
         config = TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=size))
         assert fit_vocabulary(config, corpus).model.vocabulary == expected

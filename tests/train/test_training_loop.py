@@ -12,30 +12,30 @@ from regard.train import begin, loop, optimizer, run
 from regard.train.loss import compute_loss, count_targets
 from regard.train.seeds import seed_generators
 from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
-def begun(folder, tmp_path, **settings):
-    return begin(small.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
+def begin_run(folder, tmp_path, **settings):
+    return begin(small_runs.config(folder, **{"out": str(tmp_path / "run"), "checkpoint_every": 0, **settings}))
 
 
-def begun_in_float64(folder, tmp_path, **settings):
-    with small.in_float64():
-        return begun(folder, tmp_path, **settings)
+def begin_in_float64(folder, tmp_path, **settings):
+    with small_runs.in_float64():
+        return begin_run(folder, tmp_path, **settings)
 
 
 def weights(training) -> dict[str, torch.Tensor]:
     return {name: x.detach().clone() for name, x in training.model.state_dict().items()}
 
 
-def same(one, other) -> bool:
+def are_equal(one, other) -> bool:
     return all(torch.equal(x, other[name]) for name, x in one.items())
 
 
@@ -43,15 +43,15 @@ def same(one, other) -> bool:
 @pytest.mark.emulated
 def test_a_tiny_text_is_learned_by_heart(tmp_path):
     text = "abcdefghijklmnop" * 2
-    small.corpus(tmp_path, text)
+    small_runs.corpus(tmp_path, text)
     settings = {"steps": 120, "batch": 2, "learning_rate": 0.01, "held_out": 0.0, "warmup": 5, "width": 24}
-    *_, last = loop(begin(small.config(tmp_path, checkpoint_every=0, **settings)))
+    *_, last = loop(begin(small_runs.config(tmp_path, checkpoint_every=0, **settings)))
     assert last.loss_nats < 0.02
     assert last.skipped is None
 
 
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
-    training = begun_in_float64(folder, tmp_path, clip=0.05, dropout=0.3)
+    training = begin_in_float64(folder, tmp_path, clip=0.05, dropout=0.3)
     scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
     adam = optimizer.make_optimizer(model, training.config)
@@ -77,7 +77,7 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
 def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder, tmp_path):
     found = []
     for batch, accumulate in ((9, 1), (3, 3)):
-        training = begun_in_float64(folder, tmp_path, batch=batch, accumulate=accumulate)
+        training = begin_in_float64(folder, tmp_path, batch=batch, accumulate=accumulate)
         batches = [training.reader.read(5 * accumulate + n) for n in range(accumulate)]
         batches[0].targets[0, 3:] = -100  # micro-batches of unequal weight
         loss = accumulate_gradients(training, 1, batches)
@@ -90,14 +90,14 @@ def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder,
 
 @pytest.mark.slow
 def test_the_batches_of_a_step_follow_those_of_the_one_before(folder, tmp_path):
-    reports = list(loop(begun(folder, tmp_path, accumulate=3, steps=4)))
+    reports = list(loop(begin_run(folder, tmp_path, accumulate=3, steps=4)))
     assert [report.batch for report in reports] == [0, 3, 6, 9]
     assert {report.tokens for report in reports} == {3 * 3 * 11}
 
 
 @pytest.mark.slow
 def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp_path):
-    training = begun_in_float64(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
+    training = begin_in_float64(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
     _, kept = Corpus.load(folder / "corpus").split(0.1)
     reader, nats, targets = Reader(kept, batch=1, context=11), 0.0, 0
     training.model.eval()
@@ -114,7 +114,7 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp
 
 @pytest.mark.slow
 def test_it_is_looked_at_when_it_is_due_and_at_the_end_and_the_best_is_marked(folder, tmp_path):
-    training = begun(folder, tmp_path, steps=7, evaluate_every=3)
+    training = begin_run(folder, tmp_path, steps=7, evaluate_every=3)
     reports = list(loop(training))
     looked = [report for report in reports if report.held_out_nats is not None]
     assert [report.step for report in looked] == [3, 6, 7]
@@ -127,14 +127,14 @@ def test_it_is_looked_at_when_it_is_due_and_at_the_end_and_the_best_is_marked(fo
 
 @pytest.mark.slow
 def test_without_a_held_out_text_nothing_is_looked_at_and_the_last_model_is_kept(folder, tmp_path):
-    training = begun(folder, tmp_path, held_out=0.0)
+    training = begin_run(folder, tmp_path, held_out=0.0)
     assert [report.held_out_nats for report in loop(training)] == [None] * 7
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
 def test_a_batch_whose_loss_is_no_number_leaves_the_weights_as_they_are(folder, tmp_path):
-    training = begun(folder, tmp_path)
+    training = begin_run(folder, tmp_path)
     reports = loop(training)
     next(reports)
     kept = training.model.norm.bias.detach().clone()
@@ -150,12 +150,12 @@ def test_a_batch_whose_loss_is_no_number_leaves_the_weights_as_they_are(folder, 
         training.model.norm.bias.copy_(kept)
     assert next(reports).skipped is None
     assert training.running.skipped == 0
-    assert not same(before, weights(training))
+    assert not are_equal(before, weights(training))
 
 
 @pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_say_which(folder, tmp_path):
-    training = begun(folder, tmp_path, patience=3, checkpoint_every=1, steps=9)
+    training = begin_run(folder, tmp_path, patience=3, checkpoint_every=1, steps=9)
     reports = loop(training)
     next(reports)
     next(reports)
@@ -174,7 +174,7 @@ def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
         if report.step == 3:
             training.stop("enough")
 
-    training = run(small.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
+    training = run(small_runs.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
     assert (training.step, heard) == (3, [1, 2, 3])
     assert training.checkpoints.read_latest().step == 3
 
@@ -183,7 +183,7 @@ def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
 def test_the_random_numbers_of_the_program_are_left_alone(folder, tmp_path):
     torch.manual_seed(3)
     expected = torch.get_rng_state()
-    list(loop(begun(folder, tmp_path, dropout=0.5, sample_every=2)))
+    list(loop(begin_run(folder, tmp_path, dropout=0.5, sample_every=2)))
     assert torch.equal(torch.get_rng_state(), expected)
 
 
@@ -192,15 +192,15 @@ def test_the_seed_decides_everything_and_other_random_numbers_nothing(folder, tm
     found = []
     for n, seed in enumerate((5, 5, 6)):
         torch.manual_seed(n)
-        training = begun(folder, tmp_path / str(n), dropout=0.3, seed=seed)
+        training = begin_run(folder, tmp_path / str(n), dropout=0.3, seed=seed)
         found.append(([report.loss_nats for report in loop(training)], weights(training)))
     assert found[0][0] == found[1][0] != found[2][0]
-    assert same(found[0][1], found[1][1])
+    assert are_equal(found[0][1], found[1][1])
 
 
 @pytest.mark.slow
 def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
-    training = begun(folder, tmp_path, sample_every=2, prompt="the ", sample_tokens=5, steps=4)
+    training = begin_run(folder, tmp_path, sample_every=2, prompt="the ", sample_tokens=5, steps=4)
     samples = [report.sample for report in loop(training)]
     assert [sample is None for sample in samples] == [True, False, True, False]
     assert all(sample.startswith("the ") and len(sample) == 9 for sample in samples if sample)
@@ -208,14 +208,14 @@ def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
 
 def test_a_prompt_that_cannot_be_read_is_refused_before_the_first_step(folder, tmp_path):
     with pytest.raises(DataError, match="'X' is not a letter"):
-        begun(folder, tmp_path, prompt="X")
+        begin_run(folder, tmp_path, prompt="X")
     with pytest.raises(ConfigError, match="the prompt is 11 tokens, and must be shorter than the model's context, 11"):
-        begun(folder, tmp_path, prompt="the cat sat")
+        begin_run(folder, tmp_path, prompt="the cat sat")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_products_are_rounded_where_it_is_asked_and_weights_never(folder, tmp_path, precision):
-    training = begun(folder, tmp_path, precision=precision)
+    training = begin_run(folder, tmp_path, precision=precision)
     seen = []
     training.model.blocks[0].up.register_forward_hook(lambda module, given, output: seen.append(output.dtype))
     next(loop(training))
@@ -224,10 +224,10 @@ def test_products_are_rounded_where_it_is_asked_and_weights_never(folder, tmp_pa
 
 
 def test_documents_are_hidden_where_the_config_says_so(tmp_path):
-    small.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
+    small_runs.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
     losses = []
     for hidden in (False, True):
-        training = begun_in_float64(tmp_path, tmp_path, mask_documents=hidden)
+        training = begin_in_float64(tmp_path, tmp_path, mask_documents=hidden)
         batch = training.reader.read(0)
         assert len(batch.documents.unique()) > 1
         losses.append(accumulate_gradients(training, 1, [batch]))

@@ -10,21 +10,21 @@ from regard import GPT2, ConfigError
 from regard.train import Report, begin, loop, run
 from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 def settings(folder, out, **more):
-    return small.config(folder, **{"out": str(out), "dropout": 0.3, "accumulate": 2, "steps": 11, **more})
+    return small_runs.config(folder, **{"out": str(out), "dropout": 0.3, "accumulate": 2, "steps": 11, **more})
 
 
-def stopped_after(step):
+def make_stopper(step):
     def listener(training, report):
         if report.step == step:
             training.stop("a test")
@@ -44,7 +44,7 @@ def bits(training) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
+def full_run(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
     training = run(settings(folder, out), [ReportLog(out / "log.jsonl")])
     return training, out
@@ -52,22 +52,22 @@ def whole(folder, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("places", [(1,), (4,), (3, 5, 6), (10,)])
-def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, whole, tmp_path, places):
+def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, full_run, tmp_path, places):
     for place in places:
-        run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl"), stopped_after(place)])
+        run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl"), make_stopper(place)])
     again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == places[-1]
-    assert bits(again) == bits(whole[0])
-    assert (again.running, again.best) == (whole[0].running, whole[0].best)
-    assert log(tmp_path) == log(whole[1])
+    assert bits(again) == bits(full_run[0])
+    assert (again.running, again.best) == (full_run[0].running, full_run[0].best)
+    assert log(tmp_path) == log(full_run[1])
     for name in ("model", "last"):
-        files = [out / name / "model.safetensors" for out in (tmp_path, whole[1])]
+        files = [out / name / "model.safetensors" for out in (tmp_path, full_run[1])]
         assert [file.is_file() for file in files] in ([True, True], [False, False])
         assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.slow
-def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder, whole, tmp_path):
+def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder, full_run, tmp_path):
     training = begin(settings(folder, tmp_path))
     log_of = ReportLog(tmp_path / "log.jsonl")
     for report in loop(training):
@@ -76,8 +76,8 @@ def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder,
             break  # the checkpoint of step 8 would come after this
     again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == 6
-    assert bits(again) == bits(whole[0])
-    assert log(tmp_path) == log(whole[1])
+    assert bits(again) == bits(full_run[0])
+    assert log(tmp_path) == log(full_run[1])
 
 
 @pytest.mark.slow
@@ -108,14 +108,14 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
     run(settings(folder, tmp_path / "run", steps=3))
     shutil.copytree(folder / "corpus", tmp_path / "moved" / "corpus")
     assert run(settings(tmp_path / "moved", tmp_path / "run", steps=4)).resumed == 3
-    small.corpus(tmp_path, small.TEXT.replace("dog", "cat"))
+    small_runs.corpus(tmp_path, small_runs.TEXT.replace("dog", "cat"))
     with pytest.raises(ConfigError, match="the corpus is not the one"):
         begin(settings(tmp_path, tmp_path / "run", steps=5))
 
 
 @pytest.mark.slow
-def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
-    training, out = whole
+def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, full_run):
+    training, out = full_run
     model = GPT2.load(out / "model")
     assert model.text.encode("the cat") == training.task.text.encode("the cat")
     best = min((row for row in log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
@@ -125,9 +125,9 @@ def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
     assert (out / "last").exists() == (best != last)
 
 
-def test_a_checkpoint_says_what_it_is_of(whole):
-    says = json.loads(next((whole[1] / "checkpoints").glob("step-00000011")).joinpath("run.json").read_text())
-    assert says["config"] == whole[0].config.to_table()
+def test_a_checkpoint_says_what_it_is_of(full_run):
+    says = json.loads(next((full_run[1] / "checkpoints").glob("step-00000011")).joinpath("run.json").read_text())
+    assert says["config"] == full_run[0].config.to_table()
     assert says["computed_by"]["torch"] == torch.__version__
     assert (says["computed_by"]["processes"], says["computed_by"]["threads"]) == ("1", str(torch.get_num_threads()))
     assert says["step"] == 11
@@ -139,7 +139,7 @@ def test_the_room_is_there_by_its_own_name():
 
 def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
     config = begin(settings(folder, tmp_path)).config
-    assert config.model.vocabulary == len(set(small.TEXT))
+    assert config.model.vocabulary == len(set(small_runs.TEXT))
     assert begin(settings(folder, tmp_path / "more", vocabulary="9")).config.vocabulary == "9"
 
 

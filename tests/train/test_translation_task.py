@@ -15,31 +15,31 @@ from regard.train.listeners import json_lines
 from regard.train.listeners.json_lines import ReportLog
 from regard.train.seeds import seed_generators
 from regard.train.training_loop import accumulate_gradients, compute_held_out_loss
-from text.pairs.small import aligned, many
-from train import small
+from text.pairs.small_pairs import make_pairs, write_pairs
+from train import small_runs
 
-NAMES = list(small.TRANSLATORS)
+NAMES = list(small_runs.TRANSLATORS)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("pairs")
-    small.pairs(path)
+    small_runs.pairs(path)
     return path
 
 
-def begun(folder, tmp_path, name, **settings):
-    return begin(small.translation(folder, name, **{"out": str(tmp_path / "run"), **settings}))
+def begin_translation(folder, tmp_path, name, **settings):
+    return begin(small_runs.translation(folder, name, **{"out": str(tmp_path / "run"), **settings}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
-    aligned(tmp_path, "some", many(6))
+    write_pairs(tmp_path, "some", make_pairs(6))
     settings = {"corpus": "", "pairs": [str(tmp_path / "some")], "vocabulary": "270", "steps": 250, "evaluate_every": 0}
     settings |= {"learning_rate": 0.01, "label_smoothing": 0.0, "weight_decay": 0.0, "checkpoint_every": 0}
     training = run(
-        small.translation(
+        small_runs.translation(
             tmp_path,
             name,
             out=str(tmp_path / "run"),
@@ -58,8 +58,8 @@ def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
-    with small.in_float64():
-        training = begun(folder, tmp_path, name, clip=0.05, model={"dropout": 0.3})
+    with small_runs.in_float64():
+        training = begin_translation(folder, tmp_path, name, clip=0.05, model={"dropout": 0.3})
     scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
     adam = optimizer.make_optimizer(model, training.config)
@@ -83,7 +83,7 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_of_one_step_weigh_by_their_targets(folder, tmp_path, name):
-    training = begun(folder, tmp_path, name, accumulate=3, label_smoothing=0.0)
+    training = begin_translation(folder, tmp_path, name, accumulate=3, label_smoothing=0.0)
     training.model.double()
     batches = [training.reader.read(n) for n in range(3)]
     assert len({int((batch.targets != -100).sum()) for batch in batches}) > 1
@@ -97,8 +97,8 @@ def test_batches_of_one_step_weigh_by_their_targets(folder, tmp_path, name):
 
 
 def test_the_held_out_loss_is_the_mean_over_all_of_the_valid_part_without_smoothing(folder, tmp_path):
-    with small.in_float64():
-        training = begun(folder, tmp_path, "plain", evaluate_batches=10**6, model={"dropout": 0.3})
+    with small_runs.in_float64():
+        training = begin_translation(folder, tmp_path, "plain", evaluate_batches=10**6, model={"dropout": 0.3})
     valid = Pairs.load(folder / "pairs").valid
     reader, nats, targets = PairReader(valid, 10**6), 0.0, 0
     assert reader.batches == 1
@@ -129,7 +129,7 @@ def bits(training) -> list[bytes]:
 def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, tmp_path, name):
     def settings(out):
         more = {"accumulate": 2, "steps": 11, "sample_every": 4, "model": {"dropout": 0.3}}
-        return small.translation(folder, name, out=str(tmp_path / out), **more)
+        return small_runs.translation(folder, name, out=str(tmp_path / out), **more)
 
     whole = run(settings("whole"), [ReportLog(tmp_path / "whole" / "log.jsonl")])
     for place in (3, 6):
@@ -151,7 +151,9 @@ def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, tm
 
 def test_a_sample_is_the_translation_of_the_prompt_or_of_a_held_out_sentence(folder, tmp_path):
     for prompt in ("one two", ""):
-        training = begun(folder, tmp_path / prompt, "plain", prompt=prompt, sample_every=1, steps=1, sample_tokens=5)
+        training = begin_translation(
+            folder, tmp_path / prompt, "plain", prompt=prompt, sample_every=1, steps=1, sample_tokens=5
+        )
         (report,) = loop(training)
         source, found = report.sample.split("\n", 1)
         assert source == prompt or source in Pairs.load(folder / "pairs").valid.decode_sentences("source")
@@ -162,7 +164,7 @@ def test_a_sample_is_the_translation_of_the_prompt_or_of_a_held_out_sentence(fol
 
 
 def test_of_long_sentences_nothing_is_read_where_the_config_says_so(folder, tmp_path):
-    training = begun(folder, tmp_path, "plain", most_words=4)
+    training = begin_translation(folder, tmp_path, "plain", most_words=4)
     whole = Pairs.load(folder / "pairs")
     assert 0 < len(training.reader.part) < len(whole.train)
     assert 0 < len(training.held_out.part) < len(whole.valid)
@@ -170,9 +172,9 @@ def test_of_long_sentences_nothing_is_read_where_the_config_says_so(folder, tmp_
 
 
 def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
-    aligned(tmp_path, "some", many(40))
+    write_pairs(tmp_path, "some", make_pairs(40))
     asked = {"corpus": "", "pairs": str(tmp_path / "some"), "vocabulary": "280", "out": str(tmp_path / "run")}
-    config = small.translation(tmp_path, "plain", **asked)
+    config = small_runs.translation(tmp_path, "plain", **asked)
     first = begin(config).task.identify_data()
     (tmp_path / "some.en").unlink()
     assert begin(config).task.identify_data() == first
@@ -190,19 +192,19 @@ def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_step(folder, tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
-        begun(folder, tmp_path, "transformer", **settings)
+        begin_translation(folder, tmp_path, "transformer", **settings)
 
 
 def test_a_corpus_of_texts_is_no_pairs_and_pairs_are_no_corpus(folder, tmp_path):
-    small.corpus(tmp_path)
+    small_runs.corpus(tmp_path)
     with pytest.raises(DataError, match="holds no sentence pairs"):
-        begun(folder, tmp_path, "plain", corpus=str(tmp_path / "corpus"))
+        begin_translation(folder, tmp_path, "plain", corpus=str(tmp_path / "corpus"))
     with pytest.raises(DataError, match="is not a corpus"):
         begin(TrainConfig(corpus=str(folder / "pairs"), out=str(tmp_path / "other")))
 
 
 def test_other_pairs_are_refused_where_a_run_goes_on(folder, tmp_path):
-    run(small.translation(folder, "plain", out=str(tmp_path / "run"), steps=2))
-    small.pairs(tmp_path, 80)
+    run(small_runs.translation(folder, "plain", out=str(tmp_path / "run"), steps=2))
+    small_runs.pairs(tmp_path, 80)
     with pytest.raises(ConfigError, match="the corpus is not the one"):
-        begin(small.translation(tmp_path, "plain", out=str(tmp_path / "run"), steps=3))
+        begin(small_runs.translation(tmp_path, "plain", out=str(tmp_path / "run"), steps=3))

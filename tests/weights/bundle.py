@@ -17,7 +17,7 @@ def varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-def masked(data: bytes) -> int:
+def mask_checksum(data: bytes) -> int:
     checksum = google_crc32c.value(data)
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -37,11 +37,11 @@ def table(entries: dict[bytes, bytes], in_block: int = 16, restart: int = 4) -> 
         part = keys[first : first + in_block]
         content = block([(key, entries[key]) for key in part], restart)
         index[part[-1]] = varint(len(out)) + varint(len(content))
-        out += sealed(content)
+        out += append_checksum(content)
     places = []
     for content in (block([], restart), block(sorted(index.items()), 1)):
         places.append(varint(len(out)) + varint(len(content)))
-        out += sealed(content)
+        out += append_checksum(content)
     return out + b"".join(places).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
@@ -58,15 +58,15 @@ def block(entries: list[tuple[bytes, bytes]], restart: int) -> bytes:
     return out + struct.pack(f"<{len(restarts)}I", *restarts) + struct.pack("<I", len(restarts))
 
 
-def sealed(content: bytes) -> bytes:
-    return content + b"\0" + struct.pack("<I", masked(content + b"\0"))
+def append_checksum(content: bytes) -> bytes:
+    return content + b"\0" + struct.pack("<I", mask_checksum(content + b"\0"))
 
 
 def entry(array: np.ndarray, offset: int) -> bytes:
     data = array.tobytes()
     sizes = b"".join(message(2, number(1, size)) for size in array.shape)
     head = number(1, TYPES[array.dtype.name]) + message(2, sizes) + number(4, offset) + number(5, len(data))
-    return head + varint(6 << 3 | 5) + struct.pack("<I", masked(data))
+    return head + varint(6 << 3 | 5) + struct.pack("<I", mask_checksum(data))
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], entries_in_block: int = 16) -> None:

@@ -19,7 +19,7 @@ CONV = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_pr
 NORMS = ("ln_1", "ln_2", "ln_f")
 
 
-def small(seed: int = 0, **changes) -> GPT2LMHeadModel:
+def make_small_gpt2(seed: int = 0, **changes) -> GPT2LMHeadModel:
     """A model in which no number is a default: biases and norms are random too."""
     config = GPT2Config(**{**SIZES, "n_positions": CONTEXT, **ENDS, **changes})
     torch.manual_seed(seed)
@@ -56,13 +56,13 @@ def head_present(model: GPT2LMHeadModel, path: Path) -> Path:
     return folder(model, path, tensors(model) | {"lm_head.weight": model.lm_head.weight.detach().clone()})
 
 
-def sharded(model: GPT2LMHeadModel, path: Path) -> Path:
+def write_shards(model: GPT2LMHeadModel, path: Path) -> Path:
     model.save_pretrained(path, max_shard_size="5KB")
     assert len(list(path.glob("*.safetensors"))) > 2
     return path
 
 
-def pickled(model: GPT2LMHeadModel, path: Path, legacy: bool = False) -> Path:
+def write_pickle(model: GPT2LMHeadModel, path: Path, legacy: bool = False) -> Path:
     folder(model, path)
     (path / "model.safetensors").unlink()
     state = model.state_dict()  # with the head, which is the embedding once more
@@ -71,7 +71,7 @@ def pickled(model: GPT2LMHeadModel, path: Path, legacy: bool = False) -> Path:
     return path
 
 
-def pickled_in_parts(model: GPT2LMHeadModel, path: Path) -> Path:
+def write_pickled_parts(model: GPT2LMHeadModel, path: Path) -> Path:
     folder(model, path)
     (path / "model.safetensors").unlink()
     places = {name: f"part-{n % 3}.bin" for n, name in enumerate(tensors(model))}
@@ -163,10 +163,10 @@ FORMATS: dict[str, Callable[[GPT2LMHeadModel, Path], Path]] = {
     "transformers": folder,
     "without prefix": without_prefix,
     "head present": head_present,
-    "sharded": sharded,
-    "pickle": pickled,
-    "old pickle": lambda model, path: pickled(model, path, legacy=True),
-    "pickles": pickled_in_parts,
+    "sharded": write_shards,
+    "pickle": write_pickle,
+    "old pickle": lambda model, path: write_pickle(model, path, legacy=True),
+    "pickles": write_pickled_parts,
     "TensorFlow": tensorflow,
     "npz": npz,
     "packed npz": lambda model, path: npz(model, path, np.savez_compressed),

@@ -32,7 +32,7 @@ def damage(data: st.DataObject, content: bytes, head: int = 2000) -> tuple[str, 
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
+def limit_resources() -> Iterator[None]:
     """Fails a test that computes for a minute, and refuses it more than two gibibytes beside what the process has."""
     resource, former = pytest.importorskip("resource", reason="needs limits on memory, which Windows has none of"), None
     status = Path("/proc/self/statm")
@@ -55,7 +55,7 @@ def attempt(read: Callable[[], Any], refusal: type[RegardError] = WeightsError) 
     """What is read within the limits, or None where it is refused in at most 500 characters."""
     message = ""
     try:
-        with limited():
+        with limit_resources():
             return read()
     except refusal as error:
         message = str(error)

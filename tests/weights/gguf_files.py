@@ -62,7 +62,7 @@ def setting(value: object) -> bytes:
     return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
 
 
-def aligned(content: bytes, alignment: int) -> bytes:
+def pad_to_alignment(content: bytes, alignment: int) -> bytes:
     return content + bytes(-len(content) % alignment)
 
 
@@ -74,8 +74,8 @@ def gguf(arrays: dict[str, np.ndarray], settings: dict[str, object], alignment: 
     for name, array in arrays.items():
         axes = struct.pack(f"<I{array.ndim}Q", array.ndim, *reversed(array.shape))
         head += text(name) + axes + struct.pack("<IQ", {"float32": 0, "float16": 1}[array.dtype.name], len(numbers))
-        numbers += aligned(array.tobytes(), alignment)
-    return aligned(head, alignment) + numbers
+        numbers += pad_to_alignment(array.tobytes(), alignment)
+    return pad_to_alignment(head, alignment) + numbers
 
 
 def write(path: Path) -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from models.translators import made
+from models.translators import make_translator
 from regard.errors import DataError, RegardError
 from regard.models import translator
 from regard.weights import gpt2
@@ -32,12 +32,12 @@ WRITERS = {**FORMATS, "nanoGPT": lambda model, path: checkpoint_formats.nanogpt(
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> dict[str, Path]:
     """A folder of each format, from which the tests of damage copy."""
-    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.small()
+    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.make_small_gpt2()
     return {kind: write(model, root / kind.replace(" ", "-")) for kind, write in WRITERS.items()}
 
 
 @contextmanager
-def replaced(file: Path, content: bytes) -> Iterator[None]:
+def replace_content(file: Path, content: bytes) -> Iterator[None]:
     """A file with other content inside the block, and with its own again behind it; tensors that were read may be mapped."""
     held = file.read_bytes()
     file.unlink()
@@ -64,16 +64,16 @@ def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path
 
     @ROUNDS
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         file = data.draw(st.sampled_from(files))
         done, content = damage(data, (originals[kind] / file.name).read_bytes())
-        with replaced(file, content):
+        with replace_content(file, content):
             found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts[done, "refused" if found is None else "loaded"] += 1
         if found is not None and (kind not in UNCHECKED or done == "flip"):
             assert differing(found, expected) <= (kind in UNCHECKED)
 
-    damaged()
+    check_damage()
     print(f"\n{kind}: {dict(sorted(counts.items()))}")
     assert sum(counts.values()) >= CASES / 2
     assert any(result == "refused" for _, result in counts)
@@ -89,7 +89,7 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
 
     @ROUNDS
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         file = next(tmp_path.glob("*config.json"), tmp_path / "hparams.json")
         if data.draw(st.booleans()):
             said = json.loads(file.read_text())
@@ -97,25 +97,25 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
             content = json.dumps(said).encode()
         else:
             _, content = damage(data, file.read_bytes())
-        with replaced(file, content):
+        with replace_content(file, content):
             found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts["refused" if found is None else "loaded"] += 1
         assert found is None or differing(found, expected) == 0
 
-    damaged()
+    check_damage()
     print(f"\nconfig of {kind}: {dict(counts)}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["settings.json", "model.safetensors"])
 def test_a_damaged_translator_is_the_same_or_refused(tmp_path, counts, file):
-    made("additive", dtype=torch.float32).save(tmp_path / "whole")
+    make_translator("additive", dtype=torch.float32).save(tmp_path / "whole")
     expected = translator.load(tmp_path / "whole").state_dict()
     content = (tmp_path / "whole" / file).read_bytes()
 
     @ROUNDS
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         done, changed = damage(data, content)
         (tmp_path / "whole" / file).write_bytes(changed)
         found = attempt(lambda: translator.load(tmp_path / "whole").state_dict(), RegardError)
@@ -123,7 +123,7 @@ def test_a_damaged_translator_is_the_same_or_refused(tmp_path, counts, file):
         if found is not None and done == "flip":
             assert differing(found, expected) <= (file == "model.safetensors")
 
-    damaged()
+    check_damage()
     print(f"\ntranslator's {file}: {dict(sorted(counts.items()))}")
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_file_of_numbers_is_read_or_refused(tmp_path, counts, kind):
 
     @ROUNDS
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         done, changed = damage(data, content, head=80)
         path.write_bytes(changed)
         found = attempt(lambda: read_arrays(path), DataError)
@@ -151,5 +151,5 @@ def test_a_damaged_file_of_numbers_is_read_or_refused(tmp_path, counts, kind):
         if found is not None and (kind, done) == ("safetensors", "flip") and found.keys() == expected.keys():
             assert differing(found, expected) <= 1  # where the name is not another
 
-    damaged()
+    check_damage()
     print(f"\n{kind}: {dict(sorted(counts.items()))}")

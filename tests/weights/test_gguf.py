@@ -39,7 +39,7 @@ def test_the_sizes_of_blocks_are_those_of_the_package_gguf():
     assert {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}.items() <= BLOCKS.items()
 
 
-def changed(name: str, value: object) -> bytes:
+def change_setting(name: str, value: object) -> bytes:
     return gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS | {name: value})
 
 
@@ -49,10 +49,10 @@ def changed(name: str, value: object) -> bytes:
         (b"", "is damaged or not a .gguf file"),
         (b"GGUF", "it ends before its last setting"),
         (b"JUNK" * 20, "it does not begin with GGUF"),
-        (changed("llama.block_count", 2**31 + 2), "it states 2,147,483,650 layers but has 20 tensors"),
-        (changed("general.alignment", 48), "its alignment is 48"),
+        (change_setting("llama.block_count", 2**31 + 2), "it states 2,147,483,650 layers but has 20 tensors"),
+        (change_setting("general.alignment", 48), "its alignment is 48"),
         (gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS, 64), "is expected"),  # by an alignment it does not say
-        (changed("general.alignment", 32) + bytes(4096), "bytes, but its last tensor ends at"),
+        (change_setting("general.alignment", 32) + bytes(4096), "bytes, but its last tensor ends at"),
     ],
 )
 def test_a_file_that_does_not_fit_itself_is_refused(tmp_path, content, sentence):
@@ -78,7 +78,7 @@ def test_one_bit_changes_at_most_the_name_of_a_tensor_and_other_damage_is_read_o
 
     @settings(CASES, max_examples=2000)
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         done, other = damage(data, content, head=6000)
         (tmp_path / "m.gguf").write_bytes(other)
         found = attempt(lambda: read_layout(tmp_path / "m.gguf"))
@@ -88,7 +88,7 @@ def test_one_bit_changes_at_most_the_name_of_a_tensor_and_other_damage_is_read_o
             assert [tensor[1:] for tensor in found] == [tensor[1:] for tensor in expected]
             assert sum(tensor.name != other.name for tensor, other in zip(found, expected, strict=True)) <= 1
 
-    damaged()
+    check_damage()
     print(f"\nlayout: {dict(sorted(counts.items()))}")
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_model_is_refused_or_differs_in_the_number_that_was_hit(tmp_pa
 
     @settings(CASES, max_examples=60)
     @given(data=st.data())
-    def damaged(data):
+    def check_damage(data):
         done, other = damage(data, content, head=6000)
         path.write_bytes(other)
         found = attempt(lambda: numbers(path), RegardError)
@@ -117,5 +117,5 @@ def test_a_damaged_model_is_refused_or_differs_in_the_number_that_was_hit(tmp_pa
         if found is not None and done == "flip" and other[:places] == content[:places]:
             assert differing(found, expected) <= 1
 
-    damaged()
+    check_damage()
     print(f"\nmodel: {dict(sorted(counts.items()))}")

@@ -37,7 +37,7 @@ def ours(model: GPT2LMHeadModel) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_equal_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert sorted(found) == sorted(expected)
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor.to(found[name].dtype)), name
@@ -45,9 +45,9 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_same_tensors(tmp_path, kind):
-    model = checkpoint_formats.small()
+    model = checkpoint_formats.make_small_gpt2()
     found = gpt2.load_weights(FORMATS[kind](model, tmp_path))
-    same(found.tensors, ours(model))
+    assert_equal_tensors(found.tensors, ours(model))
     assert {name: found.config[name] for name in TIED} == TIED
     assert found.config["tied"]
     assert found.config["activation"] == "gelu_tanh"
@@ -57,7 +57,7 @@ def test_every_format_gives_the_same_tensors(tmp_path, kind):
 
 @pytest.mark.parametrize("odd", range(1, 8))
 def test_tensors_are_aligned_wherever_they_lie_in_their_file(tmp_path, odd):
-    file = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path) / "model.safetensors"
+    file = checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path) / "model.safetensors"
     content = file.read_bytes()
     (length,) = struct.unpack_from("<Q", content)
     head = content[8 : 8 + length].rstrip()
@@ -65,13 +65,13 @@ def test_tensors_are_aligned_wherever_they_lie_in_their_file(tmp_path, odd):
     file.write_bytes(struct.pack("<Q", len(head)) + head + content[8 + length :])
     found = {"parameter": [*GPT2.load(tmp_path).parameters()], "array": [*read_arrays(file).values()]}
     assert not [(kind, x.shape) for kind, tensors in found.items() for x in tensors if x.data_ptr() % x.itemsize]
-    same(gpt2.load_weights(tmp_path).tensors, ours(checkpoint_formats.small()))
+    assert_equal_tensors(gpt2.load_weights(tmp_path).tensors, ours(checkpoint_formats.make_small_gpt2()))
 
 
 def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):
-    model = checkpoint_formats.small()
+    model = checkpoint_formats.make_small_gpt2()
     found = gpt2.load_weights(checkpoint_formats.nanogpt(model, tmp_path))
-    same(found.tensors, ours(model))
+    assert_equal_tensors(found.tensors, ours(model))
     assert found.config["activation"] == "gelu"
     assert found.config["tied"]
     (tmp_path / "config.json").write_text('{"activation_function": "gelu_new"}')
@@ -79,14 +79,14 @@ def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):
 
 
 def test_a_nanogpt_without_biases_has_biases_of_zero(tmp_path):
-    model = checkpoint_formats.small()
+    model = checkpoint_formats.make_small_gpt2()
     path = checkpoint_formats.nanogpt(model, tmp_path, bias=False)
     saved = torch.load(path, weights_only=True)
     saved["model"] = {name: x for name, x in saved["model"].items() if not name.endswith("bias")}
     torch.save(saved, path)
     found = gpt2.load_weights(path).tensors
     expected = {name: x.zero_() if name.endswith("bias") else x for name, x in ours(model).items()}
-    same(found, expected)
+    assert_equal_tensors(found, expected)
     saved["model"]["_orig_mod.transformer.ln_f.bias"] = torch.ones(WIDTH)
     torch.save(saved, path)
     with pytest.raises(WeightsError, match=r"has no h\.0\.ln_1\.bias"):  # all of them, or none
@@ -94,18 +94,18 @@ def test_a_nanogpt_without_biases_has_biases_of_zero(tmp_path):
 
 
 def test_a_state_dict_with_a_head_of_its_own_is_a_mingpt(tmp_path):
-    model = checkpoint_formats.small(tie_word_embeddings=False)
+    model = checkpoint_formats.make_small_gpt2(tie_word_embeddings=False)
     torch.save(
         checkpoint_formats.linear(model) | {"transformer.h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT)}, tmp_path / "m.pt"
     )
     (tmp_path / "config.json").write_text(json.dumps({"n_head": HEADS}))
     found = gpt2.load_weights(tmp_path)
-    same(found.tensors, ours(model) | {"head.weight": model.lm_head.weight.detach()})
+    assert_equal_tensors(found.tensors, ours(model) | {"head.weight": model.lm_head.weight.detach()})
     assert (found.config["tied"], found.config["activation"]) == (False, "gelu_tanh")
 
 
 def test_the_lectures_queries_may_have_no_bias_and_their_head_may_be_its_own(tmp_path):
-    model = checkpoint_formats.small(tie_word_embeddings=False)
+    model = checkpoint_formats.make_small_gpt2(tie_word_embeddings=False)
     path = checkpoint_formats.lectures(model, tmp_path) / "model.pth"
     state = {name: x for name, x in torch.load(path, weights_only=True).items() if not re.search(r"W_\w+\.bias", name)}
     torch.save(state, path)
@@ -121,14 +121,14 @@ def test_the_lectures_queries_may_have_no_bias_and_their_head_may_be_its_own(tmp
 @pytest.mark.parametrize("kind", ["transformers", "pickle", "TensorFlow", "npz"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_tensors_come_in_the_dtype_that_is_asked_for(tmp_path, kind, dtype):
-    model = checkpoint_formats.small()
+    model = checkpoint_formats.make_small_gpt2()
     found = gpt2.load_weights(FORMATS[kind](model, tmp_path), dtype).tensors
     assert {tensor.dtype for tensor in found.values()} == {dtype}
-    same(found, ours(model))
+    assert_equal_tensors(found, ours(model))
 
 
 def test_a_file_in_half_precision_stays_so_and_a_mixed_one_takes_what_holds_both(tmp_path):
-    model = checkpoint_formats.small().bfloat16()
+    model = checkpoint_formats.make_small_gpt2().bfloat16()
     assert {x.dtype for x in gpt2.load_weights(checkpoint_formats.folder(model, tmp_path)).tensors.values()} == {torch.bfloat16}
     state = checkpoint_formats.tensors(model)
     state["transformer.ln_f.bias"] = state["transformer.ln_f.bias"].half()
@@ -142,19 +142,21 @@ def test_a_file_in_half_precision_stays_so_and_a_mixed_one_takes_what_holds_both
 def test_long_tensors_are_read_in_several_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.weights.stored_tensor.BUFFER", 7 * WIDTH * 4)
     for kind in ("transformers", "TensorFlow", "packed npz"):
-        same(
-            gpt2.load_weights(FORMATS[kind](checkpoint_formats.small(), tmp_path / kind)).tensors,
-            ours(checkpoint_formats.small()),
+        assert_equal_tensors(
+            gpt2.load_weights(FORMATS[kind](checkpoint_formats.make_small_gpt2(), tmp_path / kind)).tensors,
+            ours(checkpoint_formats.make_small_gpt2()),
         )
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_is_saved_is_loaded_and_transformers_loads_it_too(tmp_path, tied):
-    model = checkpoint_formats.small(tie_word_embeddings=tied, activation_function="relu", n_inner=31, layer_norm_epsilon=1e-3)
+    model = checkpoint_formats.make_small_gpt2(
+        tie_word_embeddings=tied, activation_function="relu", n_inner=31, layer_norm_epsilon=1e-3
+    )
     first = gpt2.load_weights(checkpoint_formats.folder(model, tmp_path / "theirs"))
     gpt2.save_weights(tmp_path / "ours", first.config, first.tensors)
     again = gpt2.load_weights(tmp_path / "ours")
-    same(again.tensors, first.tensors)
+    assert_equal_tensors(again.tensors, first.tensors)
     assert again.config == first.config
     theirs, missed = GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(missed.values())
@@ -166,7 +168,7 @@ def test_what_is_saved_is_loaded_and_transformers_loads_it_too(tmp_path, tied):
 
 
 def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
-    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "theirs"))
+    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path / "theirs"))
     gpt2.save_weights(tmp_path / "model", found.config, found.tensors)
     before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     assert sorted(before) == ["config.json", "model.safetensors"]
@@ -182,7 +184,7 @@ def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
 
 
 def test_tensors_that_are_no_gpt2_are_not_saved(tmp_path):
-    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "theirs"))
+    found = gpt2.load_weights(checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path / "theirs"))
     for change, sentence in (
         ({"norm.bias": torch.ones(3)}, r"norm\.bias must have the shape \(15,\), got \(3,\)"),
         ({"other": torch.ones(3)}, "other is not part"),

@@ -41,7 +41,7 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("places", ["[]", "{}", "5", "null", '{"a": 5}', '{"a": []}', '{"a": null}', '{"a": {"b": "c"}}'])
 def test_an_index_that_names_no_files_is_refused(tmp_path, places):
-    folder = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path)
+    folder = checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path)
     (folder / "model.safetensors").rename(folder / "part.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(f'{{"weight_map": {places}}}')
@@ -59,7 +59,7 @@ KEYS += ("layer_norm_epsilon", "attn_pdrop", "resid_pdrop", "scale_attn_weights"
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", ["[]", "[[]]", "{}", '{"a": 1}', "0", "-1", "1e400", "NaN", "1.5", "true", '"x"', NESTED])
 def test_a_setting_of_a_wrong_type_is_refused_or_means_nothing(tmp_path, key, value):
-    folder = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path)
+    folder = checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path)
     expected = gpt2.load_weights(folder).config
     config = json.loads((folder / "config.json").read_text())
     config.pop(key, None)

@@ -48,7 +48,7 @@ def test_the_pocket_model_ends_its_stories():
     assert 20 < len(pieces) < 400
 
 
-def at_random(model: GPT2, count: int) -> list[int]:
+def draw_words(model: GPT2, count: int) -> list[int]:
     """Different words, a token each."""
     return model.text.encode("".join(random.Random(7).sample(list_whole_words(model.text), count)))
 
@@ -56,7 +56,7 @@ def at_random(model: GPT2, count: int) -> list[int]:
 @pytest.mark.slow
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
-    table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 60) * 2])
+    table = score_heads(model, [model.get_end_settings()["end"], *draw_words(model, 60) * 2])
     previous, induction = table.select_kind("previous token").rows, table.select_kind("induction").rows
     assert previous
     assert induction
@@ -67,13 +67,13 @@ def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_sta
 @pytest.mark.slow
 def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
     model = GPT2.load("pocket")
-    table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 120)])
+    table = score_heads(model, [model.get_end_settings()["end"], *draw_words(model, 120)])
     assert max(row.scores["sink"] for row in table.select_kind("first token").rows) > 0.6
 
 
 def test_what_a_list_says_again_the_pocket_model_knows():
     model = GPT2.load("pocket")
-    once = at_random(model, 60)
+    once = draw_words(model, 60)
     tokens = torch.tensor([[model.get_end_settings()["end"], *once, *once]])
     with torch.no_grad():
         nats = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="none")

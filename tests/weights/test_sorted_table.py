@@ -66,10 +66,10 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, sentence):
 
 def test_a_compressed_block_is_refused(tmp_path):
     content = bundle.block([(b"a", b"b")], 1)
-    squeezed = content + b"\1" + struct.pack("<I", bundle.masked(content + b"\1"))
+    squeezed = content + b"\1" + struct.pack("<I", bundle.mask_checksum(content + b"\1"))
     index = bundle.block([(b"a", bundle.varint(0) + bundle.varint(len(content)))], 1)
     handles = bundle.varint(0) * 2 + bundle.varint(len(squeezed)) + bundle.varint(len(index))
     footer = handles.ljust(40, b"\0") + struct.pack("<Q", sorted_table.MAGIC)
-    (tmp_path / "t.index").write_bytes(squeezed + bundle.sealed(index) + footer)
+    (tmp_path / "t.index").write_bytes(squeezed + bundle.append_checksum(index) + footer)
     with pytest.raises(ValueError, match="compressed"):
         list(sorted_table.read_entries(tmp_path / "t.index"))

@@ -94,18 +94,18 @@ def test_the_other_byte_order_is_read(tmp_path):
     assert_same(load(path), torch.load(path))
 
 
-def replaced(name: str, content: bytes | None) -> CHANGES:
+def replace_record(name: str, content: bytes | None) -> CHANGES:
     return lambda record, former: content if record == name else former
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (replaced("data/0", None), "it has no record data/0"),
-        (replaced("data/0", bytes(4)), "the storage 0 has 212 bytes, but its record has 4"),
-        (replaced("data/0", bytes(216)), "the storage 0 has 212 bytes, but its record has 216"),
-        (replaced("data.pkl", None), "must hold one data.pkl"),
-        (replaced("byteorder", b"middle"), "gives the byte order b'middle'"),
+        (replace_record("data/0", None), "it has no record data/0"),
+        (replace_record("data/0", bytes(4)), "the storage 0 has 212 bytes, but its record has 4"),
+        (replace_record("data/0", bytes(216)), "the storage 0 has 212 bytes, but its record has 216"),
+        (replace_record("data.pkl", None), "must hold one data.pkl"),
+        (replace_record("byteorder", b"middle"), "gives the byte order b'middle'"),
     ],
 )
 def test_records_that_are_missing_short_or_unknown_are_refused(tmp_path, change, sentence):

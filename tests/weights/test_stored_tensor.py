@@ -19,7 +19,7 @@ from weights.checkpoint_formats import FORMATS
 
 @pytest.mark.parametrize("kind", ["TensorFlow", "npz", "packed npz"])
 def test_one_changed_bit_of_a_tensor_is_noticed_where_there_is_a_checksum(tmp_path, kind):
-    FORMATS[kind](checkpoint_formats.small(), tmp_path)
+    FORMATS[kind](checkpoint_formats.make_small_gpt2(), tmp_path)
     file = next(path for path in tmp_path.iterdir() if ".data-" in path.name or path.suffix == ".npz")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -30,7 +30,7 @@ def test_one_changed_bit_of_a_tensor_is_noticed_where_there_is_a_checksum(tmp_pa
 
 @pytest.mark.parametrize("kind", ["transformers", "pickle", "TensorFlow", "npz"])
 def test_a_truncated_file_is_refused(tmp_path, kind):
-    FORMATS[kind](checkpoint_formats.small(), tmp_path)
+    FORMATS[kind](checkpoint_formats.make_small_gpt2(), tmp_path)
     file = max((path for path in tmp_path.iterdir()), key=lambda path: path.stat().st_size)
     file.write_bytes(file.read_bytes()[:-600])
     with pytest.raises(WeightsError, match=re.escape(file.name)):
@@ -61,10 +61,10 @@ def test_tensors_that_lie_side_by_side_are_parted_wherever_the_buffer_ends(tmp_p
 
 PEAK = """
 import sys, torch
-from benchmarks.timing import peak_megabytes
+from benchmarks.timing import measure_peak_megabytes
 from regard.weights import gpt2
 kept = []
-peak = peak_megabytes(lambda: kept.append(gpt2.load_weights(sys.argv[1], getattr(torch, sys.argv[2]))))
+peak = measure_peak_megabytes(lambda: kept.append(gpt2.load_weights(sys.argv[1], getattr(torch, sys.argv[2]))))
 print(-1 if peak is None else peak / (sum(tensor.nbytes for tensor in kept[0].tensors.values()) / 2**20))
 """
 
@@ -73,7 +73,7 @@ print(-1 if peak is None else peak / (sum(tensor.nbytes for tensor in kept[0].te
 def real_size(request, tmp_path_factory) -> Iterator[Path]:
     """GPT-2's smallest size in one format."""
     path, sizes = tmp_path_factory.mktemp("real"), {"n_layer": 12, "n_embd": 768, "vocab_size": 50257}
-    FORMATS[request.param](checkpoint_formats.small(n_head=12, n_positions=1024, **sizes), path)
+    FORMATS[request.param](checkpoint_formats.make_small_gpt2(n_head=12, n_positions=1024, **sizes), path)
     (path / "hparams.json").write_text(json.dumps({**sizes, "n_head": 12, "n_ctx": 1024}))
     yield path
     shutil.rmtree(path)  # half a gigabyte

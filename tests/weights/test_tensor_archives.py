@@ -35,7 +35,7 @@ from weights.checkpoint_formats import FORMATS, LAYERS, WIDTH, WORDS
     ],
 )
 def test_a_folder_without_a_model_is_refused(tmp_path, files, sentence):
-    whole = checkpoint_formats.folder(checkpoint_formats.small(), tmp_path / "whole") / "model.safetensors"
+    whole = checkpoint_formats.folder(checkpoint_formats.make_small_gpt2(), tmp_path / "whole") / "model.safetensors"
     (tmp_path / "model").mkdir()
     for name, content in files.items():
         (tmp_path / "model" / name).write_bytes(whole.read_bytes() if content is None else content)
@@ -52,7 +52,7 @@ def test_a_path_that_is_nothing_is_refused_in_a_sentence(tmp_path):
 
 
 def test_the_index_of_several_files_must_agree_with_them(tmp_path):
-    checkpoint_formats.sharded(checkpoint_formats.small(), tmp_path)
+    checkpoint_formats.write_shards(checkpoint_formats.make_small_gpt2(), tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     places = json.loads(index.read_text())["weight_map"]
     moved = places | {"transformer.wpe.weight": places["transformer.ln_f.bias"]}
@@ -69,7 +69,7 @@ def test_the_index_of_several_files_must_agree_with_them(tmp_path):
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> dict[str, Path]:
     """A folder of each format, from which the tests of damage copy."""
-    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.small()
+    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.make_small_gpt2()
     return {kind: write(model, root / kind.replace(" ", "-")) for kind, write in FORMATS.items()}
 
 

@@ -31,14 +31,14 @@ ORDER = [
 SHAPES = [(3, 2), (5, 2), *[(2,)] * 6, (2, 6), (6,), (2, 2), (2,), (2, 8), (8,), (8, 2), (2,)]
 
 
-def unpacked(text: str) -> bytes:
+def decompress_text(text: str) -> bytes:
     return zlib.decompress(base64.b64decode(text))
 
 
 @pytest.fixture
 def real(tmp_path):
-    (tmp_path / "model.ckpt.index").write_bytes(unpacked(INDEX))
-    (tmp_path / "model.ckpt.data-00000-of-00001").write_bytes(unpacked(DATA))
+    (tmp_path / "model.ckpt.index").write_bytes(decompress_text(INDEX))
+    (tmp_path / "model.ckpt.data-00000-of-00001").write_bytes(decompress_text(DATA))
     (tmp_path / "hparams.json").write_text('{"n_vocab": 3, "n_ctx": 5, "n_embd": 2, "n_head": 1, "n_layer": 1}')
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/home/someone/run1/model.ckpt"\n')
     return tmp_path
@@ -66,7 +66,7 @@ def test_the_writer_of_these_tests_writes_what_tensorflow_does(real, tmp_path):
     (tmp_path / "mine").mkdir()
     bundle.write(tmp_path / "mine", arrays)
     mine = (tmp_path / "mine" / "model.ckpt.data-00000-of-00001").read_bytes()
-    assert mine == unpacked(DATA)
+    assert mine == decompress_text(DATA)
     theirs = gpt2.load_weights(real).tensors
     (tmp_path / "mine" / "hparams.json").write_bytes((real / "hparams.json").read_bytes())
     for name, tensor in gpt2.load_weights(tmp_path / "mine").tensors.items():
@@ -122,14 +122,17 @@ def test_an_index_that_says_something_else_is_refused(tmp_path, changes, sentenc
 
 
 def test_numbers_of_another_type_are_refused_by_name(tmp_path):
-    checkpoint_formats.tensorflow(checkpoint_formats.small(), tmp_path)
+    checkpoint_formats.tensorflow(checkpoint_formats.make_small_gpt2(), tmp_path)
     bundle.write(
         tmp_path,
-        checkpoint_formats.openai(checkpoint_formats.small()) | {"model/ln_f/g": np.ones(checkpoint_formats.WIDTH, np.int64)},
+        checkpoint_formats.openai(checkpoint_formats.make_small_gpt2())
+        | {"model/ln_f/g": np.ones(checkpoint_formats.WIDTH, np.int64)},
     )
     with pytest.raises(WeightsError, match="model/ln_f/g holds TensorFlow's type 9"):
         gpt2.load_weights(tmp_path)
-    bundle.write(tmp_path, checkpoint_formats.openai(checkpoint_formats.small()) | {"global_step": np.ones((), np.int64)})
+    bundle.write(
+        tmp_path, checkpoint_formats.openai(checkpoint_formats.make_small_gpt2()) | {"global_step": np.ones((), np.int64)}
+    )
     with pytest.raises(WeightsError, match="global_step is not part"):
         gpt2.load_weights(tmp_path)
 

@@ -9,9 +9,9 @@ from regard.attribution.factored_matrix import FactoredMatrix
 from regard.attribution.model_parts import (
     NEAR_NORM,
     ActivationTrace,
+    HeadProjection,
     ModelParts,
     Norm,
-    Projection,
     check_unembedding,
     find_norm_before,
     find_parts,
@@ -36,8 +36,8 @@ class QueryKeyParts:
     outputs and turned (h + g, p, d) are the outputs of both projections, and the queries and keys that attention took.
     """
 
-    query: Projection
-    key: Projection
+    query: HeadProjection
+    key: HeadProjection
     norm: Norm
     outputs: Tensor
     turned: Tensor

@@ -87,7 +87,7 @@ class ModelParts:
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class HeadProjection:
     """A linear module with its outputs (g, p, e) and matrices (g, c, e) by head."""
 
     activation: Activation
@@ -223,7 +223,7 @@ def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> Lay
     return LayerParts(output, None, None) if found is None or norm is None else LayerParts(output, found.matrices, norm)
 
 
-def find_projection(trace: ActivationTrace, heads: Tensor) -> Projection | None:
+def find_projection(trace: ActivationTrace, heads: Tensor) -> HeadProjection | None:
     """Find the linear module whose output has vectors (g, p, e) in its columns at the first p positions."""
     for one in trace.linear:
         y = one.y[: heads.shape[1]]
@@ -232,7 +232,7 @@ def find_projection(trace: ActivationTrace, heads: Tensor) -> Projection | None:
         columns = [find_columns(y, head, one.tolerance) for head in heads]
         if None not in columns and (matrix := read_matrix(one)) is not None:
             parts = [slice(start, start + heads.shape[2]) for start in columns if start is not None]
-            return Projection(one, *(torch.stack([x[:, part] for part in parts]) for x in (one.y, matrix)))
+            return HeadProjection(one, *(torch.stack([x[:, part] for part in parts]) for x in (one.y, matrix)))
     return None
 
 

@@ -105,9 +105,9 @@ def explain_early_end(
     """Return text and exit code for a process that ended early; raise DataError if it had not loaded its subject."""
     from regard.cli.examine_process import render_report
     from regard.examination import interruption
-    from regard.examination.progress import Progress
+    from regard.examination.progress import ExaminationProgress
 
-    progress = Progress()
+    progress = ExaminationProgress()
     for line in entries:
         progress.apply_line(line)
     if status is None:

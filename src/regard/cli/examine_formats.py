@@ -13,7 +13,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 INCONCLUSIVE = "inconclusive"
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """The file and line where the class of a layer, or a function, is defined; "" and 1 if that is not known."""
 
     file: str = ""
@@ -29,16 +29,16 @@ class Entry(NamedTuple):
     is_error: bool
 
 
-def locate_subject(subject: Any, layer: str = "") -> Place:
+def locate_subject(subject: Any, layer: str = "") -> SourceLine:
     """Return the place of a subject, or of the module of this name in it."""
     plain = get_uncompiled(subject)
     module = find_held_module(plain)
     part = module.get_submodule(layer) if layer and module is not None else plain
     source = type(part) if isinstance(part, nn.Module) else inspect.unwrap(part) if inspect.isroutine(part) else part
     try:
-        return Place(inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1] or 1)
+        return SourceLine(inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1] or 1)
     except (TypeError, OSError):  # a C function, or code without a file
-        return Place()
+        return SourceLine()
 
 
 def list_entries(report: Report) -> list[Entry]:

@@ -28,7 +28,7 @@ from regard.errors import ConfigError, DataError, RegardError
 from regard.examination import interruption, whole_model
 from regard.examination.baseline import apply_allowances, format_baseline, list_allowances, read_baseline
 from regard.examination.examine import examine_step_by_step, examine_within_limit
-from regard.examination.progress import Line, Progress
+from regard.examination.progress import ExaminationProgress, Line
 from regard.examination.report import Report
 from regard.examination.time_limit import UNLIMITED
 from regard.mechanism import Mask
@@ -60,7 +60,7 @@ def write_result(options: argparse.Namespace, stream: TextIO) -> None:
 
     try:
         allowed = [] if options.baseline is None else read_baseline(Path(options.baseline))
-        report, subject = examine_target(options, Progress(write_line))
+        report, subject = examine_target(options, ExaminationProgress(write_line))
         report = replace(apply_allowances(report, allowed), strict=options.strict)
         if options.write_baseline is not None:
             write_text(Path(options.write_baseline), format_baseline([*allowed, *list_allowances(report)]), "--write-baseline")
@@ -73,7 +73,7 @@ def write_result(options: argparse.Namespace, stream: TextIO) -> None:
         traceback.print_exc()
 
 
-def examine_target(options: argparse.Namespace, progress: Progress) -> tuple[Report, object]:
+def examine_target(options: argparse.Namespace, progress: ExaminationProgress) -> tuple[Report, object]:
     """Return the report on the target of the options, and the target."""
     expects, sample = parse_expects(options.expects), draw_sample(options.sample)
     torch.manual_seed(SEED)

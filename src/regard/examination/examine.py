@@ -26,7 +26,7 @@ from regard.examination.identify import match
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.probe_runner import run_probes
 from regard.examination.probes.raises import report_refusal
-from regard.examination.progress import Progress
+from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report
 from regard.examination.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
@@ -73,10 +73,10 @@ def examine(
     examine_subject = functools.partial(
         examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset
     )
-    return replace(examine_within_limit(examine_subject, TimeLimit(time_limit_seconds), Progress()), strict=strict)
+    return replace(examine_within_limit(examine_subject, TimeLimit(time_limit_seconds), ExaminationProgress()), strict=strict)
 
 
-def examine_within_limit(examine_subject: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
+def examine_within_limit(examine_subject: Callable[..., Report], limit: TimeLimit, progress: ExaminationProgress) -> Report:
     """Return the report of an examination, or the report of its results so far if the time limit or the subject ends it."""
     try:
         return examine_subject(limit=limit, progress=progress)
@@ -101,7 +101,7 @@ def examine_step_by_step(
     scale: float | None = None,
     offset: int = 0,
     limit: TimeLimit = UNLIMITED,
-    progress: Progress,
+    progress: ExaminationProgress,
 ) -> Report:
     """Return the report of an examination, and add each result to `progress` as it is found."""
     progress.begin(get_subject_name(get_uncompiled(subject)), str(expects))
@@ -179,7 +179,7 @@ def examine_recorded(
     expects: Mask,
     scale: float | None,
     offset: int,
-    progress: Progress,
+    progress: ExaminationProgress,
     arguments: Mapping[str, Any] | None = None,
 ) -> Report:
     """Return the report on the attention calls that a module makes in a run, in evaluation. Raises ConfigError if it raises.

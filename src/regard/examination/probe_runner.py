@@ -9,7 +9,7 @@ from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.inputs import get_first_line
 from regard.examination.probes import PROBES, Probe, blind, pattern
-from regard.examination.progress import Progress
+from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
 
 EACH = 3  # findings of one cause
@@ -21,9 +21,9 @@ OR_MIXED = "If the mask is correct: heads joined without a transpose, or a softm
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
 
 
-def run_probes(case: Case, progress: Progress | None = None) -> Report:
+def run_probes(case: Case, progress: ExaminationProgress | None = None) -> Report:
     """Run every probe on a case; those of how scores become weights run on the attention inside it if that was found."""
-    progress = progress or Progress()
+    progress = progress or ExaminationProgress()
     unusable = blind.report_unusable_weights(case)
     if unusable is not None:  # all else follows from it
         progress.add([unusable])

@@ -11,7 +11,7 @@ Line = dict[str, Any]  # as json.dumps takes it
 KINDS: dict[str, Callable[..., Said]] = {"finding": Finding, "checked": Checked, "unknown": Unknown}
 
 
-class Progress:
+class ExaminationProgress:
     """The subject, its expectation, the current step and the results so far; each change is passed to `listen` as a line.
 
     Another Progress that reads the lines in order becomes equal to this one.

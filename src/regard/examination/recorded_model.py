@@ -10,7 +10,7 @@ from regard.errors import RegardError
 from regard.examination import bucket_reading, call_checks, evidence, mask_requirements, matrix_checks, replay
 from regard.examination.bias_reading import read_seen
 from regard.examination.inner_calls import InnerCall, RecordedCalls, record_inner_calls
-from regard.examination.progress import Progress
+from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.mask_algebra import Offset
@@ -30,13 +30,13 @@ def examine_calls(
     expects: Mask,
     scale: float | None = None,
     offset: Offset = 0,
-    progress: Progress | None = None,
+    progress: ExaminationProgress | None = None,
 ) -> Report:
     """Examine every attention call of a module while it runs: who sees whom, scale, rows, heads and roles.
 
     Cross attention, with other keys than queries, is compared only with Everything(). Raises what the module raises.
     """
-    progress = progress or Progress()
+    progress = progress or ExaminationProgress()
     progress.begin_step("layers")
     with torch.no_grad():
         recorded = record_inner_calls(module, run)

@@ -28,7 +28,7 @@ from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, re
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.mask_requirements import make_later_table
 from regard.examination.probes.raises import report_refusal
-from regard.examination.progress import Progress
+from regard.examination.progress import ExaminationProgress
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
 from regard.examination.routing import record_routing
 from regard.examination.time_limit import UNLIMITED, TimeLimit
@@ -68,7 +68,7 @@ def examine_model(
     sample: Any = None,
     scale: float | None = None,
     offset: Offset = 0,
-    progress: Progress | None = None,
+    progress: ExaminationProgress | None = None,
     limit: TimeLimit = UNLIMITED,
 ) -> Report | None:
     """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no token ids.
@@ -77,7 +77,7 @@ def examine_model(
     moves although its inputs do not. The scale, the heads and the roles of each layer are those of the calls that it really
     makes. Raises ConfigError for a sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
     """
-    progress = progress or Progress()
+    progress = progress or ExaminationProgress()
     with use_evaluation_mode(subject), watch_writes(subject) as writes, limit.enforce():
         model = make_token_model(subject, sample)
         if model is None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
+from regard.compiled.kernel_choice import is_bfloat16_product_faster
 from regard.compiled.matrix_formats import DTYPES, GROUP, pad_columns
 from regard.errors import ConfigError
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
@@ -14,6 +15,7 @@ WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.i
 LARGEST = 32767  # largest integer of a quantized vector
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
+PAIRED = {torch.bfloat16: MOST + 1, torch.uint8: 128}  # fewest vectors for products of bfloat16, by the dtype of values
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -26,7 +28,8 @@ class QuantizedLinear(nn.Module):
     llama.cpp.
 
     x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
-    large as their sums can hold, times a scale each.
+    large as their sums can hold, times a scale each. Where the processor multiplies pairs of bfloat16, many float32 vectors are
+    rounded to bfloat16, and so are the products, if W is bfloat16 or has 4 bits: is_bfloat16_faster.
     """
 
     def __init__(
@@ -67,19 +70,28 @@ class QuantizedLinear(nn.Module):
         if self.can_run_compiled(x):
             launch_product([self.values, self.scales, self.bias, self.most], x, found)
             return found
+        x = x.bfloat16() if self.is_bfloat16_faster(x) else x
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
             found[..., part] = linear(x, self.dequantize_rows(part, x.dtype))
-        return found if self.bias is None else found.add_(self.bias.to(x.dtype))
+        return found if self.bias is None else found.add_(self.bias.to(found.dtype))
+
+    def is_bfloat16_faster(self, x: Tensor) -> bool:
+        """Return whether the product is faster in bfloat16, with an error that W's own rounding outweighs or equals."""
+        least = PAIRED.get(self.values.dtype)
+        if least is None or x.numel() < least * self.columns or len(self.values) * self.columns < LEAST:
+            return False
+        return can_bypass_torch(x) and is_bfloat16_product_faster()
 
     def can_run_compiled(self, x: Tensor) -> bool:
-        """Return whether the compiled product reads this matrix, and is faster than widening it first."""
+        """Return whether the compiled product reads this matrix, and is faster than the others."""
         kind = self.values.dtype
         if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < LEAST or kind not in DTYPES:
             return False
         if kind.is_floating_point and x.numel() > MOST * self.columns:
             return False
-        if kind == torch.uint8 and (self.scales is None or self.scales.dtype != torch.bfloat16):
+        can_read_groups = self.scales is not None and self.scales.dtype == torch.bfloat16
+        if kind == torch.uint8 and (not can_read_groups or self.is_bfloat16_faster(x)):
             return False
         floats = [x, *(one for one in (self.bias, self.scales if kind == torch.int8 else None) if one is not None)]
         return can_bypass_torch(*floats) and load_compiled_products() is not None and threads.find_barrier_address() != 0
@@ -93,10 +105,9 @@ class QuantizedLinear(nn.Module):
         if values.dtype != torch.uint8:
             return (values.to(wide) * scales).to(dtype)
         scales, offsets = scales.unbind(-3)  # (..., n / 32, 1) each
-        halves = torch.stack([values & 15, values >> 4], -2).to(torch.int8)  # (..., 2, n / 2)
-        signed = (halves ^ 8) - 8
-        blocks = signed.unflatten(-1, (-1, GROUP)).transpose(-2, -3).flatten(-3, -2)  # (..., n / 32, 32)
-        found: Tensor = torch.addcmul(offsets, blocks.to(wide), scales).to(dtype).flatten(-2)
+        pairs = values.view(torch.int8).unflatten(-1, (-1, 1, GROUP))  # of a number and the one 32 after it
+        integers = torch.cat([(pairs << 4) >> 4, pairs >> 4], -2).flatten(-3, -2)  # (..., n / 32, 32)
+        found: Tensor = integers.to(wide).mul_(scales).add_(offsets).to(dtype).flatten(-2)
         return found[..., : self.columns]
 
 

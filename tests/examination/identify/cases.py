@@ -10,7 +10,7 @@ from regard.examination.identify.match import identify_formula
 from regard.examination.inputs import find_working_inputs
 
 
-def made(make, *args, seed=0):
+def make_layer(make, *args, seed=0):
     """A seeded layer in evaluation mode."""
     torch.manual_seed(seed)
     return make(*args).eval()
@@ -22,5 +22,5 @@ def case_of(subject, expects=None, sample=None, scale=None, offset=0):
     return Case(chosen, expects, shapes, get_stated_scale(chosen, scale), offset, identify_formula)
 
 
-def identified(subject, *args, **options):
+def identify_subject(subject, *args, **options):
     return case_of(subject, *args, **options).match

@@ -28,7 +28,7 @@ def attention(
     return function
 
 
-def grouped(h=6, g=2):
+def draw_grouped_inputs(h=6, g=2):
     draw = torch.Generator().manual_seed(0)
     return tuple(torch.randn(2, heads, 5, 8, generator=draw) for heads in (h, g, g))
 

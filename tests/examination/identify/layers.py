@@ -32,10 +32,10 @@ class Plain(nn.Module):
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
     def split(self, q, k, v):
-        q, k, v = (self.apart(x) for x in (q, k, v))
+        q, k, v = (self.split_heads(x) for x in (q, k, v))
         return q, self.share(k), self.share(v)
 
-    def apart(self, x):
+    def split_heads(self, x):
         return x.view(*x.shape[:2], -1, self.d).transpose(1, 2)
 
     def share(self, k):
@@ -69,17 +69,19 @@ def wrong(**methods):
     return type("Wrong", (Plain,), methods)
 
 
-def hidden(t):
+def make_later_table(t):
     return torch.ones(t, t, dtype=torch.bool).triu(1)
 
 
-def viewed(self, x):
+def view_as_heads(self, x):
     return x.view(len(x), self.h, -1, self.d)
 
 
 def only(which):
     def split(self, q, k, v):
-        return tuple(viewed(self, x) if name in which else self.apart(x) for name, x in zip("qkv", (q, k, v), strict=True))
+        return tuple(
+            view_as_heads(self, x) if name in which else self.split_heads(x) for name, x in zip("qkv", (q, k, v), strict=True)
+        )
 
     return split
 
@@ -93,35 +95,35 @@ def over(axis):
 
 
 def roles(q, k, v):
-    def made(self, x):
+    def exchange_roles(self, x):
         parts = {"q": self.W_query(x), "k": self.W_key(x), "v": self.W_value(x), "x": x}
         return parts[q], parts[k], parts[v]
 
-    return wrong(roles=made)
+    return wrong(roles=exchange_roles)
 
 
 SINGLE = {  # the field and the value that name each, and the layer that does it
-    ("mask", "zero"): wrong(mask=lambda self, scores, t: scores.masked_fill(hidden(t), 0)),
+    ("mask", "zero"): wrong(mask=lambda self, scores, t: scores.masked_fill(make_later_table(t), 0)),
     ("mask", "zeroed weights"): wrong(mask=nothing, softmax=lambda self, s: torch.softmax(s, -1).tril()),
-    ("mask", "inverted"): wrong(mask=lambda self, s, t: s.masked_fill(~hidden(t), -torch.inf)),
+    ("mask", "inverted"): wrong(mask=lambda self, s, t: s.masked_fill(~make_later_table(t), -torch.inf)),
     ("mask", "strict"): wrong(mask=lambda self, s, t: s.masked_fill(torch.ones(t, t).triu(0).bool(), -1e9)),
     ("mask", "beyond"): wrong(mask=lambda self, s, t: s.masked_fill(torch.ones(t, t).triu(2).bool(), -torch.inf)),
-    ("mask", "transposed"): wrong(mask=lambda self, s, t: s.masked_fill(hidden(t).T, -torch.inf)),
+    ("mask", "transposed"): wrong(mask=lambda self, s, t: s.masked_fill(make_later_table(t).T, -torch.inf)),
     ("mask", "none"): wrong(mask=nothing),
-    ("mask", "one added"): wrong(mask=lambda self, s, t: s + (~hidden(t)).to(s.dtype)),
-    ("mask", "one added to hidden"): wrong(mask=lambda self, s, t: s + hidden(t).to(s.dtype)),
-    ("mask", "minus one"): wrong(mask=lambda self, s, t: s.masked_fill(hidden(t), -1)),
+    ("mask", "one added"): wrong(mask=lambda self, s, t: s + (~make_later_table(t)).to(s.dtype)),
+    ("mask", "one added to hidden"): wrong(mask=lambda self, s, t: s + make_later_table(t).to(s.dtype)),
+    ("mask", "minus one"): wrong(mask=lambda self, s, t: s.masked_fill(make_later_table(t), -1)),
     ("scale", "none"): wrong(scale=nothing),
     ("scale", "twice"): wrong(scale=lambda self, s, t: s / math.sqrt(self.d) / math.sqrt(self.d)),
     ("scale", "multiplied"): wrong(scale=lambda self, s, t: s * math.sqrt(self.d)),
     ("scale", "model"): wrong(scale=lambda self, s, t: s / math.sqrt(self.c)),
     ("scale", "tokens"): wrong(scale=lambda self, s, t: s / math.sqrt(t)),
     ("scale", "after"): wrong(scale=nothing, softmax=lambda self, s: torch.softmax(s, -1) / math.sqrt(self.d)),
-    ("norm", "none"): wrong(mask=lambda self, s, t: s.masked_fill(hidden(t), 0), softmax=lambda self, s: s),
+    ("norm", "none"): wrong(mask=lambda self, s, t: s.masked_fill(make_later_table(t), 0), softmax=lambda self, s: s),
     ("norm", "sigmoid"): wrong(softmax=lambda self, s: torch.sigmoid(s)),
     ("norm", "twice"): wrong(softmax=lambda self, s: torch.softmax(torch.softmax(s, -1), -1)),
     ("norm", "exp"): wrong(softmax=lambda self, s: s.exp()),
-    ("split", "qkv"): wrong(apart=viewed),
+    ("split", "qkv"): wrong(split_heads=view_as_heads),
     ("split", "q"): wrong(split=only("q")),
     ("split", "k"): wrong(split=only("k")),
     ("split", "v"): wrong(split=only("v")),
@@ -145,7 +147,7 @@ UNMASKED = {  # found where every token may be seen
     ),
     ("axis", "everything"): wrong(mask=nothing, softmax=lambda self, s: s.flatten(2).softmax(-1).view_as(s)),
     ("split", "tokens"): wrong(
-        apart=lambda self, x: x.view(*x.shape[:2], self.h, self.d), mask=nothing, join=lambda self, c: c.flatten(2)
+        split_heads=lambda self, x: x.view(*x.shape[:2], self.h, self.d), mask=nothing, join=lambda self, c: c.flatten(2)
     ),
 }
 TILED = wrong(share=lambda self, k: k.repeat(1, self.h // self.g, 1, 1))
@@ -156,7 +158,7 @@ class Core(nn.Module):
 
     def attention(self, q, k, v):
         t = q.shape[-2]
-        scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(hidden(t), -torch.inf)
+        scores = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).masked_fill(make_later_table(t), -torch.inf)
         return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
 
 

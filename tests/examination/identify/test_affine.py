@@ -8,7 +8,7 @@ from regard.examination.identify.affine import concatenate_outputs, find_matrice
 OUT, B = 7, 5
 
 
-def found(module):
+def list_matrices(module):
     return list(find_matrices(module, C))
 
 
@@ -26,7 +26,7 @@ def x():
     ],
 )
 def test_a_matrix_is_the_layer_that_holds_it(module, forward):
-    (one,) = found(nn.Sequential(module.double()))
+    (one,) = list_matrices(nn.Sequential(module.double()))
     assert one.name == "0"
     torch.testing.assert_close(one(x()), forward(module, x()))
 
@@ -41,14 +41,14 @@ def test_plain_parameters_are_found_either_way_round_with_their_biases():
             self.in_proj_bias = nn.Parameter(torch.randn(OUT))
 
     module = Bare().double()
-    query, stacked = found(module)
+    query, stacked = list_matrices(module)
     torch.testing.assert_close(query(x()), x() @ module.W_query + module.b_query)
     torch.testing.assert_close(stacked(x()), nn.functional.linear(x(), module.in_proj_weight, module.in_proj_bias))
 
 
 def test_parameters_with_an_axis_for_heads_have_the_heads_side_by_side():
     module = PerHead().double()
-    q, _, _, out = found(module)
+    q, _, _, out = list_matrices(module)
     assert q.heads == len(module.W_Q)
     each = torch.einsum("bc,hcd->bhd", x(), module.W_Q) + module.b_Q
     torch.testing.assert_close(q(x()), each.flatten(1))
@@ -56,16 +56,16 @@ def test_parameters_with_an_axis_for_heads_have_the_heads_side_by_side():
 
 
 def test_norms_and_embeddings_are_no_matrices():
-    assert not found(nn.Sequential(nn.LayerNorm(C), nn.Embedding(OUT, C), nn.Dropout()))
+    assert not list_matrices(nn.Sequential(nn.LayerNorm(C), nn.Embedding(OUT, C), nn.Dropout()))
 
 
 def test_matrices_side_by_side_give_their_outputs_side_by_side():
-    one, other = found(nn.Sequential(nn.Linear(C, OUT).double(), nn.Linear(C, 3, bias=False).double()))
+    one, other = list_matrices(nn.Sequential(nn.Linear(C, OUT).double(), nn.Linear(C, 3, bias=False).double()))
     torch.testing.assert_close(concatenate_outputs([one, other])(x()), torch.cat((one(x()), other(x())), -1))
 
 
 def test_a_matrix_is_a_copy_in_float64_outside_of_any_graph():
     module = nn.Linear(C, OUT)
-    (one,) = found(nn.Sequential(module))
+    (one,) = list_matrices(nn.Sequential(module))
     assert one.weight.dtype == torch.float64
     assert not one.weight.requires_grad

@@ -6,7 +6,7 @@ from torch import nn
 
 import lectures_classes
 import regard
-from examination.identify.cases import case_of, identified, made
+from examination.identify.cases import case_of, identify_subject, make_layer
 from examination.identify.layers import (
     RIGHT,
     SINGLE,
@@ -18,10 +18,10 @@ from examination.identify.layers import (
     FusedWrongly,
     H,
     Plain,
-    hidden,
+    make_later_table,
     nothing,
     roles,
-    viewed,
+    view_as_heads,
     wrong,
 )
 from regard import Causal, Everything, Padding, Window
@@ -34,7 +34,7 @@ def deviations(match):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", SINGLE, ids=str)
 def test_each_mistake_is_named_and_no_other_formula_gives_its_outputs(key):
-    match = identified(made(SINGLE[key]))
+    match = identify_subject(make_layer(SINGLE[key]))
     assert deviations(match) == dict([key])
     assert match.error < 1e-12 < match.right_error
     assert match.heads == H
@@ -43,28 +43,28 @@ def test_each_mistake_is_named_and_no_other_formula_gives_its_outputs(key):
 
 @pytest.mark.parametrize("key", UNMASKED, ids=str)
 def test_each_mistake_of_a_layer_without_a_mask_is_named(key):
-    assert deviations(identified(made(UNMASKED[key]), Everything())) == dict([key])
+    assert deviations(identify_subject(make_layer(UNMASKED[key]), Everything())) == dict([key])
 
 
 def test_key_heads_repeated_in_the_wrong_order_are_named():
-    match = identified(made(TILED, 24, 6, 2))
+    match = identify_subject(make_layer(TILED, 24, 6, 2))
     assert deviations(match) == {"share": "tiled"}
     assert (match.heads, match.groups, match.width) == (6, 2, 4)
 
 
 def test_one_head_of_keys_for_all_is_named():
     first = wrong(share=lambda self, k: k[:, [0] * self.h])
-    assert deviations(identified(made(first, 24, 6, 2))) == {"share": "first"}
+    assert deviations(identify_subject(make_layer(first, 24, 6, 2))) == {"share": "first"}
 
 
 @pytest.mark.slow
 def test_a_fused_product_viewed_in_wrong_axes_is_named():
-    assert deviations(identified(made(FusedWrongly))) == {"split": "whole, thirds first"}
+    assert deviations(identify_subject(make_layer(FusedWrongly))) == {"split": "whole, thirds first"}
 
 
 @pytest.mark.parametrize("layer", RIGHT, ids=lambda layer: layer.__name__)
 def test_right_layers_of_every_layout_are_right_and_every_deviation_would_have_shown(layer):
-    match = identified(made(layer))
+    match = identify_subject(make_layer(layer))
     assert match.is_right
     assert match.error < 1e-12
     assert all(
@@ -74,10 +74,10 @@ def test_right_layers_of_every_layout_are_right_and_every_deviation_would_have_s
 
 @pytest.mark.parametrize("h", [1, 2, 3, 4, 6, 12])
 def test_the_number_of_heads_is_found_even_where_the_layer_states_another(h):
-    layer = made(Plain, C, h)
-    assert identified(layer).heads == h
+    layer = make_layer(Plain, C, h)
+    assert identify_subject(layer).heads == h
     layer.n_heads = 5 - h
-    assert identified(layer).heads == h
+    assert identify_subject(layer).heads == h
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_the_number_of_heads_is_found_even_where_the_layer_states_another(h):
     ],
 )
 def test_layers_that_people_use_are_right(layer):
-    assert identified(made(layer)).is_right
+    assert identify_subject(make_layer(layer)).is_right
 
 
 def test_layers_without_a_mask_are_right_where_everything_may_be_seen():
     sample = (torch.randn(5, C, generator=torch.Generator().manual_seed(0)),)
-    assert identified(made(regard.SelfAttention, C, 7), Everything()).is_right
-    assert identified(made(lectures_classes.SelfAttentionV1, C, 7), Everything(), sample=sample).is_right
-    assert identified(regard.SimpleSelfAttention(), Everything()).is_right  # it states its scale
+    assert identify_subject(make_layer(regard.SelfAttention, C, 7), Everything()).is_right
+    assert identify_subject(make_layer(lectures_classes.SelfAttentionV1, C, 7), Everything(), sample=sample).is_right
+    assert identify_subject(regard.SimpleSelfAttention(), Everything()).is_right  # it states its scale
 
 
 def test_attention_of_a_hugging_face_gpt2_is_right():
@@ -113,37 +113,37 @@ def test_attention_of_a_hugging_face_gpt2_is_right():
 
     torch.manual_seed(0)
     theirs = GPT2Attention(GPT2Config(n_embd=C, n_head=H, attn_implementation="eager"), layer_idx=0).eval()
-    assert identified(theirs, Everything()).is_right  # it is its model that hands it the mask
+    assert identify_subject(theirs, Everything()).is_right  # it is its model that hands it the mask
 
 
 def test_a_function_is_right_and_its_mistakes_are_named():
     scaled = nn.functional.scaled_dot_product_attention
-    assert identified(lambda q, k, v: scaled(q, k, v, is_causal=True)).is_right
-    assert deviations(identified(lambda q, k, v: scaled(q, k, v))) == {"mask": "none"}
-    assert deviations(identified(lambda q, k, v: scaled(q, k, k), Everything())) == {"roles": "qkk"}
+    assert identify_subject(lambda q, k, v: scaled(q, k, v, is_causal=True)).is_right
+    assert deviations(identify_subject(lambda q, k, v: scaled(q, k, v))) == {"mask": "none"}
+    assert deviations(identify_subject(lambda q, k, v: scaled(q, k, k), Everything())) == {"roles": "qkk"}
     sample = tuple(torch.randn(2, h, 5, 8, generator=torch.Generator().manual_seed(h)) for h in (6, 2, 2))
     tiled = lambda q, k, v: scaled(q, *(x.repeat(1, 3, 1, 1) for x in (k, v)))  # noqa: E731
-    assert deviations(identified(tiled, Everything(), sample=sample)) == {"share": "tiled"}
+    assert deviations(identify_subject(tiled, Everything(), sample=sample)) == {"share": "tiled"}
 
 
 def test_fewer_queries_than_keys_are_identified():
     sample = tuple(torch.randn(2, 3, t, 8, generator=torch.Generator().manual_seed(t)) for t in (2, 5, 5))
     late = lambda q, k, v: regard.attention(q, k, v, Causal(), offset=3)  # noqa: E731
-    assert identified(late, sample=sample, offset=3).is_right
+    assert identify_subject(late, sample=sample, offset=3).is_right
     early = lambda q, k, v: regard.attention(q, k, v, Causal())  # noqa: E731
-    assert deviations(identified(early, sample=sample, offset=3)) == {"mask": "measured"}
+    assert deviations(identify_subject(early, sample=sample, offset=3)) == {"mask": "measured"}
 
 
 @pytest.mark.slow
 def test_a_scale_without_a_name_is_measured():
-    match = identified(made(wrong(scale=lambda self, scores, t: scores * 0.3)))
+    match = identify_subject(make_layer(wrong(scale=lambda self, scores, t: scores * 0.3)))
     assert list(match.variant.deviations) == ["scale"]
     assert match.scale == pytest.approx(0.3, rel=1e-6)
 
 
 def test_a_stated_scale_is_the_right_one_and_the_usual_one_is_then_wrong():
-    assert identified(made(SINGLE["scale", "none"]), scale=1.0).is_right
-    assert deviations(identified(made(Plain), scale=1.0)) == {"scale": "head"}
+    assert identify_subject(make_layer(SINGLE["scale", "none"]), scale=1.0).is_right
+    assert deviations(identify_subject(make_layer(Plain), scale=1.0)) == {"scale": "head"}
 
 
 @pytest.mark.slow
@@ -152,25 +152,28 @@ def test_a_stated_scale_is_the_right_one_and_the_usual_one_is_then_wrong():
     [
         (wrong(scale=nothing, mask=nothing), {"scale": "none", "mask": "none"}),
         (
-            wrong(scale=nothing, mask=lambda self, s, t: s.masked_fill(hidden(t), 0)),
+            wrong(scale=nothing, mask=lambda self, s, t: s.masked_fill(make_later_table(t), 0)),
             {"scale": "none", "mask": "zero"},
         ),
-        (wrong(apart=viewed, join=lambda self, c: c.reshape(len(c), -1, self.c)), {"split": "qkv", "merge": "viewed"}),
+        (
+            wrong(split_heads=view_as_heads, join=lambda self, c: c.reshape(len(c), -1, self.c)),
+            {"split": "qkv", "merge": "viewed"},
+        ),
         (wrong(mask=nothing, softmax=lambda self, s: torch.softmax(s, 1)), {"axis": "heads", "mask": "none"}),
         (type("Both", (roles("q", "k", "k"),), {"scale": lambda self, s, t: s / self.d}), {"scale": "twice", "roles": "qkk"}),
     ],
 )
 def test_two_mistakes_at_once_are_named_both(layer, both):
-    assert deviations(identified(made(layer))) == both
+    assert deviations(identify_subject(make_layer(layer))) == both
 
 
 def test_a_window_where_causal_is_expected_leaves_everything_else_right():
-    near = wrong(mask=lambda self, s, t: s.masked_fill(hidden(t) | torch.ones(t, t).tril(-3).bool(), -torch.inf))
-    match = identified(made(near))
+    near = wrong(mask=lambda self, s, t: s.masked_fill(make_later_table(t) | torch.ones(t, t).tril(-3).bool(), -torch.inf))
+    match = identify_subject(make_layer(near))
     assert deviations(match) == {"mask": "measured"}
     assert match.is_right
     assert match.is_verified("scale")
-    assert identified(made(near), Window(2, 0)).variant == regard.examination.identify.deviations.RIGHT
+    assert identify_subject(make_layer(near), Window(2, 0)).variant == regard.examination.identify.deviations.RIGHT
 
 
 def test_padding_given_to_the_wrong_axis_is_named():
@@ -179,7 +182,7 @@ def test_padding_given_to_the_wrong_axis_is_named():
             real = torch.arange(t)[None] < torch.tensor([4, 6])[:, None]
             return scores.masked_fill(~real[:, None, :, None], -1e9)
 
-    match = identified(made(Padded), Padding([4, 6]), sample=(torch.randn(2, 6, C),))
+    match = identify_subject(make_layer(Padded), Padding([4, 6]), sample=(torch.randn(2, 6, C),))
     assert deviations(match) == {"mask": "transposed"}
 
 
@@ -190,20 +193,22 @@ def test_layers_outside_the_family_match_nothing():
             return x + super().forward(x)
 
     capped = wrong(scale=lambda self, s, t: 2 * (s / 4).tanh())
-    biased = wrong(mask=lambda self, s, t: (s - 0.3 * torch.arange(t)).masked_fill(hidden(t), -torch.inf))
+    biased = wrong(mask=lambda self, s, t: (s - 0.3 * torch.arange(t)).masked_fill(make_later_table(t), -torch.inf))
     for layer in (Residual, capped, biased):
-        assert identified(made(layer)) is None
-    assert identified(nn.TransformerEncoderLayer(C, H, batch_first=True).eval(), Everything()) is None
+        assert identify_subject(make_layer(layer)) is None
+    assert identify_subject(nn.TransformerEncoderLayer(C, H, batch_first=True).eval(), Everything()) is None
 
 
 @pytest.mark.slow
 def test_grouped_layers_outside_the_family_match_nothing():
     capped = wrong(scale=lambda self, s, t: 2 * (s / 4).tanh())
-    assert identified(made(capped, 24, 6, 2)) is None
+    assert identify_subject(make_layer(capped, 24, 6, 2)) is None
 
 
 def test_what_is_right_at_one_length_alone_is_not_right():
-    assert deviations(identified(made(SINGLE["scale", "tokens"], 18, 3))) == {"scale": "tokens"}  # d is 6, as are the tokens
+    assert deviations(identify_subject(make_layer(SINGLE["scale", "tokens"], 18, 3))) == {
+        "scale": "tokens"
+    }  # d is 6, as are the tokens
 
 
 def test_a_layer_of_one_length_whose_tokens_are_as_many_as_a_head_is_wide_has_a_clear_scale():
@@ -211,7 +216,7 @@ def test_a_layer_of_one_length_whose_tokens_are_as_many_as_a_head_is_wide_has_a_
         def mask(self, scores, t):
             return scores.masked_fill(torch.arange(t) >= torch.tensor([4, 6])[:, None, None, None], -torch.inf)
 
-    assert identified(made(Padded, 18, 3), Padding([4, 6]), sample=(torch.randn(2, 6, 18),)).is_verified("scale")
+    assert identify_subject(make_layer(Padded, 18, 3), Padding([4, 6]), sample=(torch.randn(2, 6, 18),)).is_verified("scale")
 
 
 def test_a_layer_that_runs_only_in_float32_is_identified():
@@ -221,21 +226,21 @@ def test_a_layer_that_runs_only_in_float32_is_identified():
                 raise TypeError("float32 only")
             return super().forward(x)
 
-    assert identified(made(Single)).is_right
+    assert identify_subject(make_layer(Single)).is_right
     unscaled = type("Unscaled", (Single,), {"scale": nothing})
-    assert deviations(identified(made(unscaled))) == {"scale": "none"}
+    assert deviations(identify_subject(make_layer(unscaled))) == {"scale": "none"}
 
 
 def test_a_softmax_in_float32_inside_a_float64_layer_is_no_other_formula():
     inside = wrong(softmax=lambda self, s: torch.softmax(s, -1, dtype=torch.float32).to(s.dtype))
-    assert identified(made(inside)).is_right
+    assert identify_subject(make_layer(inside)).is_right
 
 
 def test_what_zero_weights_hide_is_not_cleared():
-    layer = made(Plain)
+    layer = make_layer(Plain)
     nn.init.zeros_(layer.W_key.weight)
     nn.init.zeros_(layer.W_key.bias)
-    match = identified(layer)
+    match = identify_subject(layer)
     assert match.is_right
     assert not match.is_verified("scale")
     assert match.is_verified("mask")
@@ -251,24 +256,24 @@ def test_projections_without_names_are_right_and_do_not_say_which_is_which():
             v, q, k = (layer(x)[:, None] for layer in (self.a, self.b, self.c))
             return self.attention(q, k, v)
 
-    match = identified(made(Unclear))
+    match = identify_subject(make_layer(Unclear))
     assert match.is_right
     assert not match.layout.has_known_roles
     assert match.layout.says == "b, c, a"
-    assert identified(made(Fused)).layout.has_known_roles
+    assert identify_subject(make_layer(Fused)).layout.has_known_roles
 
 
 @pytest.mark.slow
 def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
-    assert identified(made(Plain, 256, 4)).is_right
-    assert deviations(identified(made(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}
-    assert deviations(identified(made(SINGLE["split", "qkv"], 256, 4))) == {"split": "qkv"}
+    assert identify_subject(make_layer(Plain, 256, 4)).is_right
+    assert deviations(identify_subject(make_layer(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}
+    assert deviations(identify_subject(make_layer(SINGLE["split", "qkv"], 256, 4))) == {"split": "qkv"}
     odd = wrong(scale=lambda self, s, t: 2 * (s / 16).tanh())
-    assert identified(made(odd, 256, 4)) is None
+    assert identify_subject(make_layer(odd, 256, 4)) is None
 
 
 def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():
-    layer = made(Plain)
+    layer = make_layer(Plain)
     before = {name: one.clone() for name, one in layer.state_dict().items()}
     state = torch.get_rng_state()
     assert case_of(layer, Causal()).match.is_right
@@ -282,4 +287,4 @@ def test_a_constant_layer_says_nothing():
         def forward(self, x):
             return torch.zeros_like(x) * math.pi
 
-    assert identified(made(Constant)) is None
+    assert identify_subject(make_layer(Constant)) is None

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from examination.identify.cases import identified, made
+from examination.identify.cases import identify_subject, make_layer
 from examination.identify.layers import SINGLE, Plain, wrong
 from regard.examination.identify.deviations import list_choices
 from regard.examination.identify.formula import describe_equality, describe_evidence, format_factor, format_formula
@@ -17,7 +17,7 @@ KINDS = {
 
 
 def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
-    match = identified(made(Plain))
+    match = identify_subject(make_layer(Plain))
     q, k = torch.randn(2, 5, 12), torch.randn(2, 5, 4)
     given = ProjectedInputs(q, k, k, q, 6, 2, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.7, whole=q)
     for field, values in list_choices(given, has_known_roles=True, output=True, has_separate_heads=False).items():
@@ -31,7 +31,7 @@ def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
 
 
 def test_what_is_right_is_no_mistake():
-    match = identified(made(Plain))
+    match = identify_subject(make_layer(Plain))
     assert all(find_mistake(match, field) is None for field in CAUSES)
 
 
@@ -48,15 +48,15 @@ def test_what_is_right_is_no_mistake():
     ],
 )
 def test_a_match_is_written_as_its_formula(key, written):
-    assert format_formula(identified(made(Plain if key is None else SINGLE[key]))) == written
+    assert format_formula(identify_subject(make_layer(Plain if key is None else SINGLE[key]))) == written
 
 
 def test_keys_of_fewer_heads_are_counted():
-    assert format_formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 key heads"
+    assert format_formula(identify_subject(make_layer(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 key heads"
 
 
 def test_evidence_says_how_exactly_and_how_far_from_right():
-    match = identified(made(SINGLE["scale", "none"]))
+    match = identify_subject(make_layer(SINGLE["scale", "none"]))
     told = describe_evidence(match, "scale")
     assert told.startswith(
         "the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads computed this way to within "
@@ -65,18 +65,18 @@ def test_evidence_says_how_exactly_and_how_far_from_right():
 
 
 def test_a_right_layer_says_how_exactly_it_is_right():
-    assert describe_equality(identified(made(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
-    assert "with the reported mistake" in describe_equality(identified(made(SINGLE["mask", "zero"])))
+    assert describe_equality(identify_subject(make_layer(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
+    assert "with the reported mistake" in describe_equality(identify_subject(make_layer(SINGLE["mask", "zero"])))
 
 
 @pytest.mark.slow
 def test_a_scale_without_a_name_is_reported_beside_the_expected_one():
-    match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
+    match = identify_subject(make_layer(wrong(scale=lambda self, s, t: s * 0.3)))
     assert find_mistake(match, "scale").does == "the scores are multiplied by 0.3, but 0.5 is expected"
     assert "pass scale=0.3" in find_mistake(match, "scale").cure
 
 
 @pytest.mark.parametrize(("scale", "written"), [(0.5, " / √4"), (-0.5, " · -0.5"), (2.0, " · 2"), (1, "")])
 def test_the_factor_of_a_formula_has_its_sign(scale, written):
-    match = identified(made(Plain))
+    match = identify_subject(make_layer(Plain))
     assert format_factor(dataclasses.replace(match, scale=scale)) == written

@@ -32,7 +32,7 @@ def test_a_name_says_what_a_matrix_is_for(kind, names):
     assert {name: parse_role(name) for name in names.split()} == dict.fromkeys(names.split(), kind)
 
 
-def first(module, width=C, out=C):
+def find_first_layout(module, width=C, out=C):
     return next(find_layouts(module, width, out))
 
 
@@ -42,7 +42,7 @@ def test_separate_matrices_are_reported_by_name_in_any_order():
             super().__init__()
             self.proj, self.value, self.key, self.query = (nn.Linear(C, C) for _ in range(4))
 
-    layout = first(Turned())
+    layout = find_first_layout(Turned())
     assert [one.name for one in (layout.q, layout.k, layout.v, layout.output)] == ["query", "key", "value", "proj"]
     assert layout.has_known_roles
 
@@ -58,7 +58,7 @@ def test_an_output_is_taken_by_name_before_what_else_would_fit():
 
 
 def test_heads_that_are_modules_stand_side_by_side():
-    layout = first(StackedHeads(C, 5, 11, 0.0, 3), C, 15)
+    layout = find_first_layout(StackedHeads(C, 5, 11, 0.0, 3), C, 15)
     assert (layout.heads, layout.has_separate_heads, layout.q.out_features, layout.output) == (3, True, 15, None)
 
 
@@ -88,14 +88,14 @@ def test_groups_and_two_matrices_have_their_own_columns():
         [*range(24, 32)],
         [*range(32, 40)],
     ]
-    two = first(TwoMatrices(), C, 8)
+    two = find_first_layout(TwoMatrices(), C, 8)
     assert [index.tolist()[:2] for index in split_columns(two, 3).values()] == [[0, 1], [C, C + 1], [2 * C, 2 * C + 1]]
     assert split_columns(two, 5) is None
 
 
 def test_no_parameters_are_a_layout_too():
-    assert first(nn.Dropout()).q is None
-    assert first(None).says == "no parameters: q = k = v = x"
+    assert find_first_layout(nn.Dropout()).q is None
+    assert find_first_layout(None).says == "no parameters: q = k = v = x"
 
 
 def test_heads_that_are_stated_are_tried_first_and_all_others_after():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from examination.given import case_of
+from examination.subjects import case_of
 from regard import Everything
 
 C, H = 12, 3

@@ -12,7 +12,7 @@ from regard.mechanism import heads
 B, T, H, G, D, E = 2, 5, 6, 2, 7, 3
 
 
-def drawn(groups=G, rule=None, **options):
+def draw_inputs(groups=G, rule=None, **options):
     torch.manual_seed(0)
     q, k, v = (torch.randn(B, T, width, dtype=torch.float64) for width in (H * D, groups * D, groups * E))
     seen = (rule or Causal()).table(T, T)[None, None]
@@ -22,14 +22,14 @@ def drawn(groups=G, rule=None, **options):
 @pytest.mark.parametrize("groups", [1, G, H])
 @pytest.mark.parametrize("rule", [Causal(), Window(1, 2)])
 def test_the_right_variant_is_attention(groups, rule):
-    given = drawn(groups, rule)
+    given = draw_inputs(groups, rule)
     q, k, v = heads.split(given.q, H), heads.split(given.k, groups), heads.split(given.v, groups)
     torch.testing.assert_close(compute_context(RIGHT, given), heads.join(attend(q, k, v, rule).context))
 
 
 @pytest.mark.parametrize("groups", [G, H])
 def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
-    given = drawn(groups)
+    given = draw_inputs(groups)
     found = {
         one: compute_context(one, given)
         for one in (RIGHT, *iterate_single_deviations(given, has_known_roles=True, output=False))
@@ -42,13 +42,13 @@ def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
 
 
 def test_deviations_that_go_together_are_tried_among_the_single_ones():
-    tried = [one.deviations for one in iterate_single_deviations(drawn(), has_known_roles=True, output=False)]
+    tried = [one.deviations for one in iterate_single_deviations(draw_inputs(), has_known_roles=True, output=False)]
     assert {"split": "qkv", "merge": "viewed"} in tried
     assert sorted({len(one) for one in tried}) == [1, 2]
 
 
 def test_pairs_deviate_twice_and_are_all_different():
-    found = list(iterate_deviation_pairs(drawn(), has_known_roles=True, output=True))
+    found = list(iterate_deviation_pairs(draw_inputs(), has_known_roles=True, output=True))
     assert all(len(one.deviations) == 2 for one in found)
     assert len(set(found)) == len(found)
 
@@ -60,7 +60,7 @@ def test_a_variant_names_what_deviates():
 
 
 def test_rows_that_a_variant_leaves_blind_are_reported():
-    given = drawn()
+    given = draw_inputs()
     assert find_blind_queries(RIGHT, given).sum() == 0
     assert find_blind_queries(Variant(mask="strict"), given)[0].tolist() == [True] + [False] * (T - 1)
     assert find_blind_queries(Variant(mask="inverted"), given)[0].tolist() == [False] * (T - 1) + [True]
@@ -68,7 +68,7 @@ def test_rows_that_a_variant_leaves_blind_are_reported():
 
 
 def test_scales_that_are_one_number_are_tried_once():
-    given = replace(drawn(), scale=1.0)
+    given = replace(draw_inputs(), scale=1.0)
     tried = [
         one.scale for one in iterate_single_deviations(given, has_known_roles=True, output=False) if one.scale != "expected"
     ]
@@ -78,7 +78,7 @@ def test_scales_that_are_one_number_are_tried_once():
 
 
 def test_an_offset_moves_a_querys_own_token():
-    given = drawn(H, Causal())
+    given = draw_inputs(H, Causal())
     later = ProjectedInputs(given.q[:, :2], given.k, given.v, given.x, H, H, Causal().table(2, T, 3)[None, None], 1.0, offset=3)
     own = replace(later, seen=later.seen & ~torch.ones(2, T, dtype=torch.bool).tril(3).triu(3))
     torch.testing.assert_close(compute_context(Variant(mask="strict"), later), compute_context(RIGHT, own))

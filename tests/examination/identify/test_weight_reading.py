@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from examination.identify.cases import case_of, made
-from examination.identify.functions import HARMLESS, attention, grouped
-from examination.identify.layers import C, Plain, hidden
+from examination.identify.cases import case_of, make_layer
+from examination.identify.functions import HARMLESS, attention, draw_grouped_inputs
+from examination.identify.layers import C, Plain, make_later_table
 from regard.examination.identify.weight_reading import find_head_width, is_weighted_sum, measure_slope, read_function_weights
 
 D = 8
@@ -21,11 +21,11 @@ class Shown(Plain):
 
 
 def test_the_weights_of_a_function_are_read_with_the_identity_as_values():
-    case = case_of(attention(cap=3.0), sample=grouped()).double
+    case = case_of(attention(cap=3.0), sample=draw_grouped_inputs()).double
     q, k, v = case.make_usual_inputs()
     found = read_function_weights(case, (q, k, v))
     scores = q @ k.repeat_interleave(3, 1).mT / math.sqrt(D)
-    meant = (3 * (scores / 3).tanh()).masked_fill(hidden(5), -torch.inf).softmax(-1)
+    meant = (3 * (scores / 3).tanh()).masked_fill(make_later_table(5), -torch.inf).softmax(-1)
     torch.testing.assert_close(found, meant)
     assert is_weighted_sum(case, found, (q, k, v))
 
@@ -63,7 +63,7 @@ def test_weights_that_no_multiple_of_the_scores_gives_have_no_slope():
 
 @pytest.mark.slow
 def test_a_layer_that_returns_its_weights_shows_its_scale_beside_a_residual():
-    case = case_of(made(Shown))
+    case = case_of(make_layer(Shown))
     assert case.match is None
     assert find_head_width(case) == C // 3
     assert measure_slope(case).along == pytest.approx(1 / math.sqrt(C // 3), rel=1e-6)
@@ -74,4 +74,4 @@ def test_a_layer_that_shows_nothing_has_no_slope():
         def forward(self, x):
             return super().forward(x)[0]
 
-    assert measure_slope(case_of(made(Hidden))) is None
+    assert measure_slope(case_of(make_layer(Hidden))) is None

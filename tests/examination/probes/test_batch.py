@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lectures_classes
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything, Padding
 from regard.examination.probes.batch import check_case
 

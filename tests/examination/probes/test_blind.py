@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
 from regard import Causal, Given, Padding, Window, attention
 from regard.examination.probes.blind import check_case
 
@@ -39,7 +39,7 @@ def test_weights_that_are_not_finite_are_reported_by_name():
 
 @pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min])
 def test_a_row_that_may_see_nothing_and_sees_all_is_found(value):
-    (finding,) = check_case(case_of(Layer(hiding(ruled(STRICT), value)), STRICT))
+    (finding,) = check_case(case_of(Layer(hiding(make_hidden_table(STRICT), value)), STRICT))
     assert finding.kind == "blind row"
     assert "row 0 may see nothing, but sees 5 of 6 tokens" in finding.evidence
 
@@ -62,7 +62,7 @@ def test_its_own_token_that_a_residual_passes_on_is_no_finding():
         def forward(self, x):
             return x + super().forward(x).nan_to_num()
 
-    assert kinds(check_case(case_of(Residual(hiding(ruled(STRICT)), D_IN, D_IN), STRICT))) == []
+    assert kinds(check_case(case_of(Residual(hiding(make_hidden_table(STRICT)), D_IN, D_IN), STRICT))) == []
 
 
 def test_a_right_layer_has_none():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_positions as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
+from examination.subjects import Layer, case_of, hiding, kinds, later
 from observe.models import CACHE
 from regard import Everything, MultiHeadAttention
 from regard.examination import cached_decoding, examine
@@ -125,7 +125,7 @@ class Placed(wrong.Rotary):
         b, t, _ = x.shape
         places = self.kept(torch.arange(t) if position_ids is None else position_ids[0])
         q, k, v = (f(x).view(b, t, wrong.H, wrong.D).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (wrong.turned(one, places[:, None] * self.inv_freq) for one in (q, k))
+        q, k = (wrong.rotate_half_pairs(one, places[:, None] * self.inv_freq) for one in (q, k))
         if past_kv is not None:
             k, v = (torch.cat(pair, 2) for pair in zip(past_kv, (k, v), strict=True))
         hidden = torch.ones(t, k.shape[2], dtype=torch.bool).triu(k.shape[2] - t + 1)

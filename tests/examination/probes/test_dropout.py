@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from examination import wrong_training as wrong
-from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Everything
 from regard.examination.probes.dropout import check_case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
 from regard import Causal, Everything, Padding, Prefix, Window, attention
 from regard.examination.probes.future import check_case
 
@@ -84,4 +84,4 @@ def test_where_no_output_depends_on_any_token_nothing_is_said_to_be_hidden():
 
 def test_a_row_that_may_see_nothing_is_not_its_business():
     rule = Causal() & ~Window(0, 0)
-    assert kinds(check_case(case_of(Layer(hiding(ruled(rule), -1e9)), rule))) == []
+    assert kinds(check_case(case_of(Layer(hiding(make_hidden_table(rule), -1e9)), rule))) == []

@@ -6,7 +6,7 @@ from torch import nn
 
 from examination import right_designs as designs
 from examination import wrong_training as wrong
-from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Given
 from regard.examination.probes.gradient import check_case
 

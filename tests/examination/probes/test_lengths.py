@@ -5,21 +5,21 @@ import torch
 
 from examination import right_kernels as right
 from examination import wrong_kernels as wrong
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, CausalAttention, Everything, Padding, Window
 from regard.examination.probes.lengths import check_case
 
 DRAW = torch.Generator().manual_seed(0)  # of a layer's own
 
 
-def made_for(length, beyond):
+def switch_mask_beyond(length, beyond):
     """Weights of a mask made for a length, and others beyond it."""
     return lambda scores: hiding(later if scores.shape[-1] <= length else beyond)(scores)
 
 
 class Made(Layer):
     def __init__(self, length, beyond):
-        super().__init__(made_for(length, beyond))
+        super().__init__(switch_mask_beyond(length, beyond))
         self.context_length = length
 
 
@@ -27,19 +27,19 @@ def nothing(q, k):
     return torch.zeros(q, k, dtype=torch.bool)
 
 
-def first_only(length):
+def make_mask_of_length(length):
     """The mask of the first tokens, and nothing hidden from those after them."""
 
-    def hidden(q, k):
+    def make_table(q, k):
         table = torch.zeros(q, k, dtype=torch.bool)
         table[:length, :length] = later(length, length)
         return table
 
-    return hidden
+    return make_table
 
 
 @pytest.mark.parametrize("length", [7, 12, 31, 129])
-@pytest.mark.parametrize("beyond", [lambda length: nothing, first_only])
+@pytest.mark.parametrize("beyond", [lambda length: nothing, make_mask_of_length])
 def test_a_leak_beyond_the_length_that_a_mask_is_made_for_is_found(length, beyond):
     (finding,) = check_case(case_of(Made(length, beyond(length))))
     assert finding.kind == "future leak"
@@ -141,7 +141,7 @@ def test_positions_that_stretch_with_the_length_are_no_finding(beyond):
     class Stretched(wrong.Fused):
         def attend(self, q, k, v):
             times = max(1.0, q.shape[-2] / beyond)
-            return wrong.online(wrong.turned(q, times), wrong.turned(k, times), v, 16)
+            return wrong.online(wrong.rotate_halves(q, times), wrong.rotate_halves(k, times), v, 16)
 
     *unknown, checked = check_case(case_of(Stretched()))
     assert kinds([*unknown, checked]) == []

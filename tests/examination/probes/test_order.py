@@ -5,20 +5,20 @@ import torch
 from torch import nn
 
 from examination import wrong_positions as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
 from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
+from examination.subjects import Layer, case_of, hiding, kinds, later
 from regard import Everything, Window, attention
 from regard.examination.position_tensors import find_position_tensors
 from regard.examination.probes.order import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
-def said(subject, *args, **options):
+def run_probe(subject, *args, **options):
     return list(check_case(cases.case_of(subject, *args, **options)))
 
 
-def seeded(make):
+def make_seeded_model(make):
     torch.manual_seed(3)
     return make().eval()
 
@@ -30,30 +30,30 @@ class Ruled(Layer):
         super().__init__(lambda scores: hiding(later)(scores + bias(*scores.shape[-2:]).to(scores)))
 
 
-def sloped(q, k):
+def compute_bias_by_distance(q, k):
     return -(torch.arange(q)[:, None] - torch.arange(k)).double() / 3
 
 
-def by_place(q, k):
+def compute_bias_by_place(q, k):
     return -(torch.arange(k).double() ** 2) / 9
 
 
 def test_without_positions_the_order_does_not_matter():
-    (one,) = said(Layer(hiding(later)))
+    (one,) = run_probe(Layer(hiding(later)))
     assert isinstance(one, Checked)
     assert "does not matter" in one.what
 
 
 @pytest.mark.slow
 def test_what_depends_on_order_and_holds_no_positions_cannot_be_determined():
-    (one,) = said(Ruled(by_place))
+    (one,) = run_probe(Ruled(compute_bias_by_place))
     assert isinstance(one, Unknown)
     assert "reordering tokens " in one.what
 
 
 @pytest.mark.slow
 def test_a_slope_that_is_made_as_it_runs_is_read_in_the_calls():
-    (one,) = said(Ruled(sloped))
+    (one,) = run_probe(Ruled(compute_bias_by_distance))
     assert isinstance(one, Checked)
     assert one.what == "a bias falls with the distance of a key, slope 0.333"
 
@@ -61,35 +61,35 @@ def test_a_slope_that_is_made_as_it_runs_is_read_in_the_calls():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Rotary, Alibi, Sinusoids])
 def test_positions_that_are_made_as_it_runs_are_not_found_in_a_module(make):
-    assert not find_position_tensors(seeded(make))
-    (one,) = said(seeded(make), *([Everything()] if make is Sinusoids else []))
+    assert not find_position_tensors(make_seeded_model(make))
+    (one,) = run_probe(make_seeded_model(make), *([Everything()] if make is Sinusoids else []))
     assert isinstance(one, Unknown if make is Sinusoids else Checked)  # rotations and slopes are read in the calls
 
 
 @pytest.mark.parametrize(("make", "name"), [(Positions, "positions.weight"), (LearnedBias, "relative.weight")])
 def test_positions_that_are_held_and_enter_are_checked(make, name):
-    (one,) = said(seeded(make), *([Everything()] if make is LearnedBias else []))
+    (one,) = run_probe(make_seeded_model(make), *([Everything()] if make is LearnedBias else []))
     assert isinstance(one, Checked)
     assert one.sensitivity.endswith(f"there is {name}")
 
 
 def test_weights_that_show_tell_distance_from_place():
-    one, *_ = said(seeded(wrong.Rotary))
+    one, *_ = run_probe(make_seeded_model(wrong.Rotary))
     assert isinstance(one, Checked)
     assert one.what == "positions act by distance"
-    (one,) = said(seeded(wrong.RotaryOfKeys))
+    (one,) = run_probe(make_seeded_model(wrong.RotaryOfKeys))
     assert isinstance(one, Finding)
     assert "inv_freq acts by absolute position" in one.evidence
 
 
 @pytest.mark.slow
 def test_a_function_with_a_bias_by_distance_is_distinguished_from_one_by_place():
-    def biased(bias):
+    def make_function(bias):
         return lambda q, k, v: attention(q, k, v, bias=bias(q.shape[-2], k.shape[-2]).to(q))
 
-    (one,) = said(biased(sloped))
+    (one,) = run_probe(make_function(compute_bias_by_distance))
     assert isinstance(one, Checked)
-    (one,) = said(biased(by_place))
+    (one,) = run_probe(make_function(compute_bias_by_place))
     assert isinstance(one, Unknown)
 
 
@@ -103,25 +103,25 @@ def test_a_function_with_a_bias_by_distance_is_distinguished_from_one_by_place()
     ],
 )
 def test_positions_that_are_one_for_all_keys_are_found(make, name):
-    (one,) = said(seeded(make))
+    (one,) = run_probe(make_seeded_model(make))
     assert isinstance(one, Finding)
     assert (one.kind, one.cause) == ("wrong positions", "positions")
     assert f"though {name} is used" in one.evidence
 
 
 def test_positions_of_zeros_are_not_wrong_before_they_are_trained():
-    layer = seeded(Positions)
+    layer = make_seeded_model(Positions)
     nn.init.zeros_(layer.positions.weight)
-    (one,) = said(layer)
+    (one,) = run_probe(layer)
     assert isinstance(one, Unknown)
     assert "with other numbers in it the order matters" in one.what
     assert not layer.positions.weight.any()
 
 
 def test_positions_that_nothing_was_computed_of_are_not_wrong():
-    layer = seeded(lambda: Layer(hiding(later)))
+    layer = make_seeded_model(lambda: Layer(hiding(later)))
     layer.pos_emb = nn.Parameter(torch.randn(8, 7))
-    (one,) = said(layer)
+    (one,) = run_probe(layer)
     assert isinstance(one, Unknown)
     assert "no gradient reaches it" in one.what
 
@@ -158,7 +158,7 @@ class Weighed(wrong.Rotary):
 
 @pytest.mark.parametrize("shown", [lambda weights: weights.mean(1), lambda weights: weights.roll(1, 1) / 2 + weights / 2])
 def test_weights_that_are_not_of_one_softmax_blame_no_positions(shown):
-    one, *_ = said(seeded(lambda: Weighed(shown)))
+    one, *_ = run_probe(make_seeded_model(lambda: Weighed(shown)))
     assert isinstance(one, Checked)
     assert "as expected with positions" in one.what
 
@@ -183,7 +183,7 @@ class Near(wrong.AlibiOfQueries):
     ("rule", "before"), [(Window(1, 1), False), (Window(2, 2), False), (Everything(), False), (Everything(), True)], ids=str
 )
 def test_distance_that_is_the_same_before_and_after_is_no_fault(rule, before):
-    assert not [one for one in said(seeded(lambda: Near(rule, before)), rule) if isinstance(one, Finding)]
+    assert not [one for one in run_probe(make_seeded_model(lambda: Near(rule, before)), rule) if isinstance(one, Finding)]
 
 
 def test_positions_behind_a_gate_that_is_0_are_not_wrong():
@@ -195,14 +195,14 @@ def test_positions_behind_a_gate_that_is_0_are_not_wrong():
         def forward(self, x):
             return self.attn(x + self.gate * self.positions(torch.arange(x.shape[1])))
 
-    (one,) = said(seeded(Gated))
+    (one,) = run_probe(make_seeded_model(Gated))
     assert isinstance(one, Unknown)
 
 
 def test_positions_that_cannot_be_written_end_in_no_error():
-    layer = seeded(lambda: Layer(hiding(later))).double()
+    layer = make_seeded_model(lambda: Layer(hiding(later))).double()
     layer.pos = torch.zeros(1, 1, 7, dtype=torch.float64).expand(1, 32, 7)
-    (one,) = said(layer)
+    (one,) = run_probe(layer)
     assert isinstance(one, Unknown)
 
 
@@ -220,9 +220,9 @@ def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positio
         def forward(self, x):
             return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
 
-    (one,) = said(Fourier(None), Everything())
+    (one,) = run_probe(Fourier(None), Everything())
     assert isinstance(one, Unknown)
 
 
 def test_nothing_is_said_where_other_tokens_move_nothing():
-    assert not said(nn.Linear(7, 7))
+    assert not run_probe(nn.Linear(7, 7))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_softmax as wrong
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
 from regard.examination.identify.match import identify_formula
 from regard.examination.probes.overflow import check_case
@@ -20,7 +20,7 @@ def case(layer, dtype=torch.float32, **told):
     return made
 
 
-def by_exp(scores):
+def divide_exponentials(scores):
     """No maximum is taken away."""
     numbers = scores.masked_fill(later(*scores.shape[-2:]), -torch.inf).exp()
     return numbers / numbers.sum(-1, keepdim=True)
@@ -28,7 +28,7 @@ def by_exp(scores):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_exp_without_the_maximum_is_found_in_every_dtype(dtype):
-    (finding,) = check_case(case(Layer(by_exp), dtype))
+    (finding,) = check_case(case(Layer(divide_exponentials), dtype))
     assert finding.kind == "overflow"
     assert "NaN" in finding.evidence
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Padding
 from regard.examination.probes.padding import check_case
 
@@ -13,28 +13,28 @@ PADDING = Padding(LENGTHS)
 SAMPLE = torch.randn(2, 7, D_IN)
 
 
-def said(hidden, expects=PADDING, value=-torch.inf, sample=SAMPLE):
+def run_probe(hidden, expects=PADDING, value=-torch.inf, sample=SAMPLE):
     return list(check_case(case_of(Layer(hiding(lambda q, k: hidden, value)), expects, sample)))
 
 
 def test_padding_that_is_hidden_is_no_finding():
-    assert kinds(said(~REAL[:, None])) == []
-    assert kinds(said(~REAL[:, None] | later(7, 7), Causal() & Padding(LENGTHS))) == []
+    assert kinds(run_probe(~REAL[:, None])) == []
+    assert kinds(run_probe(~REAL[:, None] | later(7, 7), Causal() & Padding(LENGTHS))) == []
 
 
 def test_padding_that_is_seen_is_a_finding_with_its_sequence():
-    (finding,) = said(torch.zeros(2, 7, 7, dtype=torch.bool))
+    (finding,) = run_probe(torch.zeros(2, 7, 7, dtype=torch.bool))
     assert finding.kind == "padding leak"
     assert "sequence 0, which has length 3, is padding" in finding.evidence
 
 
 def test_padding_that_the_future_hides_from_real_queries_is_not_tested_on_them():
-    assert kinds(said(later(7, 7).expand(2, 7, 7), Causal() & Padding(LENGTHS))) == []
+    assert kinds(run_probe(later(7, 7).expand(2, 7, 7), Causal() & Padding(LENGTHS))) == []
 
 
 @pytest.mark.parametrize("value", [-torch.inf, -1e9])
 def test_the_padding_of_the_wrong_side_is_reported(value):
-    (finding,) = said(~REAL.flip(-1)[:, None], value=value)
+    (finding,) = run_probe(~REAL.flip(-1)[:, None], value=value)
     assert finding.kind == "padding leak"
     assert "its real tokens" in finding.evidence
     assert "hidden instead" in finding.evidence
@@ -42,14 +42,14 @@ def test_the_padding_of_the_wrong_side_is_reported(value):
 
 
 def test_padded_queries_that_are_hidden_in_the_place_of_padded_keys_leak():
-    (finding,) = said(~REAL[:, :, None].expand(2, 7, 7))
+    (finding,) = run_probe(~REAL[:, :, None].expand(2, 7, 7))
     assert finding.kind == "padding leak"
 
 
 def test_padding_in_the_second_sequence_alone_is_found():
     hidden = ~REAL[:, None].repeat(1, 7, 1)
     hidden[1] = False
-    (finding,) = said(hidden)
+    (finding,) = run_probe(hidden)
     assert "sequence 1, which has length 5" in finding.evidence
 
 
@@ -60,9 +60,9 @@ def test_nothing_is_said_to_be_hidden_where_nothing_could_be_seen():
 
 
 def test_nothing_is_said_where_no_padding_is_expected():
-    assert said(later(7, 7), Causal()) == []
+    assert run_probe(later(7, 7), Causal()) == []
 
 
 def test_a_sample_without_padding_is_not_enough():
-    (unknown,) = said(torch.zeros(1, 7, 7, dtype=torch.bool), Padding((7, 7)))
+    (unknown,) = run_probe(torch.zeros(1, 7, 7, dtype=torch.bool), Padding((7, 7)))
     assert "sample with padding" in unknown.needs

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
+from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later, make_hidden_table
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination.probes.pattern import check_case
 
 C = Causal()
 
 
-def said(found, expects, sample=None):
+def run_probe(found, expects, sample=None):
     return list(check_case(case_of(lambda q, k, v: attention(q, k, v, found), expects, sample)))
 
 
@@ -39,7 +39,7 @@ def test_a_mask_that_is_turned_round_is_found(hidden, value):
     ids=str,
 )
 def test_a_wrong_bound_is_found_and_what_is_seen_named(found, expects, named):
-    (finding,) = said(found, expects)
+    (finding,) = run_probe(found, expects)
     assert finding.kind == "wrong mask"
     assert named in finding.evidence
 
@@ -48,7 +48,7 @@ def test_a_wrong_bound_is_found_and_what_is_seen_named(found, expects, named):
     "rule", [Everything(), C, C & Window(left=3), Window(2, 1), C | Prefix(3), Padding((3, 5)), C & ~Window(0, 0)], ids=str
 )
 def test_a_right_rule_is_checked(rule):
-    (checked,) = said(rule, rule)
+    (checked,) = run_probe(rule, rule)
     assert str(rule) in checked.what
 
 
@@ -83,10 +83,10 @@ def test_beside_a_residual_it_is_said_that_nobody_can_tell(diagonal):
 
 
 def test_a_row_that_sees_nothing_though_it_may_is_found():
-    def zeroed(scores):
+    def zero_blind_rows(scores):
         return scores.masked_fill(later(*scores.shape[-2:], 0), -torch.inf).softmax(-1).nan_to_num()
 
-    (finding,) = check_case(case_of(lambda q, k, v: zeroed(q @ k.mT) @ v))
+    (finding,) = check_case(case_of(lambda q, k, v: zero_blind_rows(q @ k.mT) @ v))
     assert "query 0 does not see its own token" in finding.evidence
 
 
@@ -113,12 +113,12 @@ def test_a_window_with_queries_and_keys_exchanged_is_found():
 
 
 def test_padding_that_nothing_hides_is_not_taken_for_a_mask_that_is_turned_round():
-    assert kinds(said(Everything(), Padding((3, 5)))) == []
+    assert kinds(run_probe(Everything(), Padding((3, 5)))) == []
 
 
 def test_its_own_token_that_a_residual_passes_on_is_no_finding_where_the_rule_hides_it():
     strict = C & ~Window(0, 0)
-    layer = Residual(lambda scores: hiding(ruled(strict))(scores).nan_to_num())
+    layer = Residual(lambda scores: hiding(make_hidden_table(strict))(scores).nan_to_num())
     assert kinds(check_case(case_of(layer, strict))) == []
 
 
@@ -126,7 +126,7 @@ def test_a_query_that_may_not_see_its_own_token_is_found_only_where_it_does():
     table = torch.ones(6, 6, dtype=torch.bool).tril()
     table[3, 3] = False
     for rule, row in ((Given(table), '3 "with"'), (C & ~Window(0, 0) | Prefix(1), '1 "journey"')):
-        assert kinds(check_case(case_of(Layer(hiding(ruled(rule))), rule))) == []
+        assert kinds(check_case(case_of(Layer(hiding(make_hidden_table(rule))), rule))) == []
         (finding,) = check_case(case_of(Layer(hiding(later)), rule))
         assert finding.kind == "wrong mask"
         assert f"changing token {row} moves output {row} by" in finding.evidence
@@ -151,4 +151,4 @@ def test_a_rule_is_written_as_code():
 
 def test_a_layer_follows_its_rule():
     for rule in (C, Window(1, 1), C & Window(left=2)):
-        assert kinds(check_case(case_of(Layer(hiding(ruled(rule))), rule))) == []
+        assert kinds(check_case(case_of(Layer(hiding(make_hidden_table(rule))), rule))) == []

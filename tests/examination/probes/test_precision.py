@@ -9,7 +9,7 @@ from torch import nn
 
 from examination import right_designs as designs
 from examination import wrong_softmax as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
+from examination.subjects import Layer, case_of, hiding, kinds, later
 from regard import Everything, layers
 from regard.examination.probes.precision import check_case
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from examination.given import CAUSAL, case_of, kinds
+from examination.subjects import CAUSAL, case_of, kinds
 from regard.examination.probes.raises import check_case, report_refusal
 
 
-def compiled_as(f):
+def compile_with(f):
     """CAUSAL as compiled by a compiler that gives f."""
     return torch.compile(CAUSAL, backend=lambda graph, inputs: f(graph))
 
@@ -19,7 +19,7 @@ def test_a_compiled_layer_that_gives_the_same_is_checked():
 
 
 def test_one_that_gives_something_else_is_found():
-    wrong = compiled_as(lambda graph: lambda *inputs: tuple(1.01 * y for y in graph(*inputs)))
+    wrong = compile_with(lambda graph: lambda *inputs: tuple(1.01 * y for y in graph(*inputs)))
     assert kinds(check_case(case_of(wrong))) == ["wrong precision"]
 
 
@@ -28,7 +28,7 @@ def test_one_that_raises_is_found():
         raise ValueError("no kernel")
 
     torch._dynamo.reset()
-    assert kinds(check_case(case_of(compiled_as(failing)))) == ["raises"]
+    assert kinds(check_case(case_of(compile_with(failing)))) == ["raises"]
 
 
 def test_nothing_is_said_of_what_is_not_compiled():

@@ -4,7 +4,7 @@ from torch import nn
 
 import regard
 from examination import right_designs as designs
-from examination.identify.cases import case_of, made
+from examination.identify.cases import case_of, make_layer
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, Shared, Unnamed, roles
 from regard import Everything
@@ -12,61 +12,61 @@ from regard.examination.probes.roles import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
-def said(subject, *args, **options):
+def run_probe(subject, *args, **options):
     return list(check_case(case_of(subject, *args, **options)))
 
 
 @pytest.mark.parametrize("key", [key for key in SINGLE if key[0] == "roles"], ids=str)
 def test_exchanged_roles_of_a_layer_are_found(key):
-    (finding,) = said(made(SINGLE[key]))
+    (finding,) = run_probe(make_layer(SINGLE[key]))
     assert isinstance(finding, Finding)
     assert (finding.kind, finding.cause) == ("wrong roles", "roles")
 
 
 def test_the_axes_are_identified():
-    (finding,) = said(made(SINGLE["roles", "qkk"]))
+    (finding,) = run_probe(make_layer(SINGLE["roles", "qkk"]))
     assert finding.evidence.startswith("the key is used as the value. The outputs equal softmax(q kᵀ / √4) k")
-    (finding,) = said(made(roles("v", "k", "v")))
+    (finding,) = run_probe(make_layer(roles("v", "k", "v")))
     assert finding.evidence.startswith("the value is used as the query")
 
 
 def test_an_output_projection_that_is_left_out_is_found():
-    (finding,) = said(made(SINGLE["output", "left out"]))
+    (finding,) = run_probe(make_layer(SINGLE["output", "left out"]))
     assert finding.kind == "not trainable"
     assert "out_proj(context)" in finding.cure
 
 
 @pytest.mark.parametrize("layer", [Plain, Fused, GPT2Like, lambda: nn.MultiheadAttention(12, 3)])
 def test_right_roles_are_checked(layer):
-    assert [type(one) for one in said(made(layer))] == [Checked]
+    assert [type(one) for one in run_probe(make_layer(layer))] == [Checked]
 
 
 def test_projections_without_names_cannot_be_determined():
-    (one,) = said(made(Unnamed))
+    (one,) = run_probe(make_layer(Unnamed))
     assert isinstance(one, Unknown)
     assert "W_query" in one.needs
 
 
 def test_keys_that_are_the_values_too_are_no_exchange():
-    (one,) = said(made(designs.KeysAreValues))
+    (one,) = run_probe(make_layer(designs.KeysAreValues))
     assert isinstance(one, Unknown)
     assert "one projection makes both" in one.what
 
 
 def test_one_matrix_for_all_has_nothing_to_exchange():
-    assert not said(made(Shared))
-    assert not said(regard.SimpleSelfAttention(), Everything())
+    assert not run_probe(make_layer(Shared))
+    assert not run_probe(regard.SimpleSelfAttention(), Everything())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_roles_of_functions_outside_the_family_are_checked(name):
-    assert [type(one) for one in said(HARMLESS[name])] == [Checked]
+    assert [type(one) for one in run_probe(HARMLESS[name])] == [Checked]
 
 
 @pytest.mark.slow
 def test_an_exchange_in_a_function_shows_in_its_weights():
-    (finding,) = said(attention(cap=3.0, exchanged=True))
+    (finding,) = run_probe(attention(cap=3.0, exchanged=True))
     assert "queries and keys are exchanged" in finding.evidence
 
 
@@ -80,9 +80,11 @@ def test_an_input_that_nothing_hangs_on_is_found(place, name):
         given[place] = torch.ones_like(given[place])
         return function(*given)
 
-    (finding,) = said(wrong)
+    (finding,) = run_probe(wrong)
     assert finding.evidence == f"the output does not change with the {name}"
 
 
 def test_a_layer_that_shows_nothing_cannot_be_determined():
-    assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]
+    assert [type(one) for one in run_probe(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [
+        Unknown
+    ]

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from examination import right_designs as designs
-from examination.identify.cases import case_of, made
+from examination.identify.cases import case_of, make_layer
 from examination.identify.functions import HARMLESS, attention
-from examination.identify.layers import SINGLE, UNMASKED, Plain, hidden, wrong
+from examination.identify.layers import SINGLE, UNMASKED, Plain, make_later_table, wrong
 from examination.identify.test_weight_reading import Shown
 from examination.wrong_softmax import keys_filled_up
 from regard import Everything, Window
@@ -13,12 +13,12 @@ from regard.examination.probes.weights import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
-def said(subject, *args, **options):
+def run_probe(subject, *args, **options):
     return list(check_case(case_of(subject, *args, **options)))
 
 
 def kinds(subject, *args, **options):
-    return [one.kind for one in said(subject, *args, **options) if isinstance(one, Finding)]
+    return [one.kind for one in run_probe(subject, *args, **options) if isinstance(one, Finding)]
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def kinds(subject, *args, **options):
     ],
 )
 def test_what_identification_names_is_a_finding(key, kind):
-    (finding,) = [one for one in said(made(SINGLE[key])) if isinstance(one, Finding)]
+    (finding,) = [one for one in run_probe(make_layer(SINGLE[key])) if isinstance(one, Finding)]
     assert finding.kind == kind
     assert finding.strength > 2
     assert "The outputs equal" in finding.evidence
 
 
 def test_the_lectures_leaking_mask_says_which_token_is_seen():
-    (finding,) = [one for one in said(made(SINGLE["mask", "zero"])) if isinstance(one, Finding)]
+    (finding,) = [one for one in run_probe(make_layer(SINGLE["mask", "zero"])) if isinstance(one, Finding)]
     assert "hidden scores are set to 0 instead of -inf" in finding.evidence
     assert "moves output 0" in finding.evidence
     assert "-torch.inf" in finding.cure
@@ -51,16 +51,16 @@ def test_the_lectures_leaking_mask_says_which_token_is_seen():
 def test_the_same_mask_where_a_window_is_expected_is_a_wrong_mask():
     rule = Window(left=2)
     leaking = wrong(mask=lambda self, s, t: s * rule.table(t, t))
-    assert kinds(made(leaking), rule) == ["wrong mask"]
+    assert kinds(make_layer(leaking), rule) == ["wrong mask"]
 
 
 @pytest.mark.parametrize("axis", ["queries", "heads", "batch"])
 def test_a_softmax_over_another_axis_is_found(axis):
-    assert kinds(made(UNMASKED["axis", axis]), Everything()) == ["wrong axis"]
+    assert kinds(make_layer(UNMASKED["axis", axis]), Everything()) == ["wrong axis"]
 
 
 def test_a_right_layer_is_checked_and_says_how_exactly():
-    (one,) = said(made(Plain))
+    (one,) = run_probe(make_layer(Plain))
     assert isinstance(one, Checked)
     assert "equals softmax" in one.sensitivity
 
@@ -68,7 +68,7 @@ def test_a_right_layer_is_checked_and_says_how_exactly():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_softcap_bias_and_sinks_are_no_faults(name):
-    (one,) = said(HARMLESS[name])
+    (one,) = run_probe(HARMLESS[name])
     sinks = name in ("sink", "sink and bias", "everything")
     assert isinstance(one, Unknown if sinks else Checked)
     assert ("as with a sink" in one.what) == sinks
@@ -76,27 +76,27 @@ def test_softcap_bias_and_sinks_are_no_faults(name):
 
 @pytest.mark.slow
 def test_keys_that_fill_up_a_block_are_no_sink():
-    (finding,) = [one for one in said(keys_filled_up, Everything()) if isinstance(one, Finding)]
+    (finding,) = [one for one in run_probe(keys_filled_up, Everything()) if isinstance(one, Finding)]
     assert "with one token less" in finding.evidence
 
 
 @pytest.mark.slow
 def test_softmaxes_before_heads_are_mixed_are_checked():
-    (one,) = said(made(designs.TalkingHeads))
+    (one,) = run_probe(make_layer(designs.TalkingHeads))
     assert isinstance(one, Checked)
     assert "rows of each softmax sum to one, over the keys; the heads are mixed after it" in one.what
 
 
 @pytest.mark.slow
 def test_heads_subtracted_in_a_function_cannot_be_determined():
-    (one,) = said(designs.differential)
+    (one,) = run_probe(designs.differential)
     assert isinstance(one, Unknown)
     assert "mixed or subtracted heads" in one.what
 
 
 @pytest.mark.slow
 def test_states_in_the_shape_of_weights_are_not_read_as_weights():
-    assert kinds(made(designs.Gated)) == []
+    assert kinds(make_layer(designs.Gated)) == []
 
 
 @pytest.mark.slow
@@ -110,19 +110,19 @@ def test_functions_outside_the_family_are_read():
 
 @pytest.mark.slow
 def test_the_row_that_does_not_add_to_one_is_reported():
-    (finding,) = [one for one in said(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
+    (finding,) = [one for one in run_probe(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
     assert "the weights of row 0 of head 0 sum to 0.5, not to 1" in finding.evidence
 
 
 @pytest.mark.slow
 def test_weights_that_a_layer_returns_are_read_where_nothing_matches():
-    assert isinstance(said(made(Shown))[0], Checked)
+    assert isinstance(run_probe(make_layer(Shown))[0], Checked)
 
     class Loud(Shown):
         def softmax(self, scores):
             return scores.softmax(-1) * 2
 
-    assert kinds(made(Loud)) == ["not normalised"]
+    assert kinds(make_layer(Loud)) == ["not normalised"]
 
 
 class Beside(Plain):
@@ -134,7 +134,7 @@ class Beside(Plain):
 
 @pytest.mark.slow
 def test_constant_sequences_clear_a_layer_whose_axis_its_call_shows():
-    alike, recorded = said(made(Beside))
+    alike, recorded = run_probe(make_layer(Beside))
     assert "have the same sum" in alike.what
     assert recorded.what == "rows of weights sum to one, over the keys"
 
@@ -145,7 +145,7 @@ def test_constant_sequences_do_not_tell_that_rows_add_to_one():
         def softmax(self, scores):
             return scores.softmax(-1) / 2
 
-    checked, unknown = said(made(Halved))
+    checked, unknown = run_probe(make_layer(Halved))
     assert "have the same sum" in checked.what
     assert "sum to one" in unknown.what
 
@@ -159,7 +159,7 @@ def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():
         def softmax(self, scores):
             return scores.softmax(-1).tril()
 
-    assert kinds(made(Zeroed)) == ["not normalised"]
+    assert kinds(make_layer(Zeroed)) == ["not normalised"]
 
 
 def test_positions_beside_attention_are_no_fault_and_its_call_is_read():
@@ -171,7 +171,7 @@ def test_positions_beside_attention_are_no_fault_and_its_call_is_read():
         def forward(self, x):
             return super().forward(x + self.places[: x.shape[1]])
 
-    (found,) = said(made(Placed))
+    (found,) = run_probe(make_layer(Placed))
     assert found.what == "rows of weights sum to one, over the keys"
     assert "in 1 recorded call" in found.sensitivity
 
@@ -182,17 +182,17 @@ def test_sinks_of_a_layer_that_shows_nothing_are_no_fault():
         def softmax(self, scores):
             return torch.cat((scores, torch.zeros_like(scores[..., :1])), -1).softmax(-1)[..., :-1]
 
-    assert not kinds(made(Sinking))
-    assert not kinds(made(Sinking, 12, 1))  # the outputs of equal tokens then lie on a line
+    assert not kinds(make_layer(Sinking))
+    assert not kinds(make_layer(Sinking, 12, 1))  # the outputs of equal tokens then lie on a line
 
 
 @pytest.mark.slow
 def test_blind_rows_are_left_to_their_own_probe():
     class Windowed(Shown):
         def mask(self, scores, t):
-            return scores.masked_fill(hidden(t) | torch.eye(t).bool(), -torch.inf)
+            return scores.masked_fill(make_later_table(t) | torch.eye(t).bool(), -torch.inf)
 
         def softmax(self, scores):
             return scores.softmax(-1).nan_to_num()
 
-    assert [type(one) for one in said(made(Windowed), ~Window(0, None))] == [Checked]
+    assert [type(one) for one in run_probe(make_layer(Windowed), ~Window(0, None))] == [Checked]

@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.append(str(Path(__file__).parents[2]))
 
 import regard
-from observe.beheld import EQUAL, distance
 from observe.family import Widened, widen
+from observe.recording_checks import EQUAL, distance
 from regard.observe.intervene import Change
 
 B, H, T, D = 4, 6, 7, 5

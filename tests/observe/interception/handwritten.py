@@ -58,7 +58,7 @@ def growing_prefixes(q, k, v):
     return torch.cat([scores(q[i : i + 1], k[: i + 1]).softmax(-1) @ v[: i + 1] for i in range(len(q))])
 
 
-def written_into_a_buffer(q, k, v):
+def attend_into_a_buffer(q, k, v):
     out = torch.empty_like(v)
     for i in range(len(q)):
         out[i] = (q[i] @ k.mT).softmax(-1) @ v
@@ -95,7 +95,7 @@ def into_weights_in_place(q, k, v):
     return torch.mm(s, v)
 
 
-def by_rolls(q, k, v):
+def attend_by_rolls(q, k, v):
     s = torch.stack([(q * k.roll(n, 0)).sum(-1) for n in range(3)], -1).softmax(-1)
     return sum(s[:, n, None] * v.roll(n, 0) for n in range(3))
 
@@ -114,30 +114,30 @@ def out_of_place(q, k, v):
     return out
 
 
-def scripted(function):
+def compile_script(function):
     """A function as torch.jit compiles it, where torch says that it is deprecated."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(function)
 
 
-@scripted
-def scripted_softmax(x: Tensor) -> Tensor:
+@compile_script
+def softmax_in_script(x: Tensor) -> Tensor:
     return torch.softmax(x * 0.5, -1)
 
 
-@scripted
-def scripted_mask(x: Tensor) -> Tensor:
+@compile_script
+def mask_in_script(x: Tensor) -> Tensor:
     return x - 1e9 * torch.ones_like(x).triu(1)
 
 
-@scripted
-def scripted_product(w: Tensor, v: Tensor) -> Tensor:
+@compile_script
+def multiply_in_script(w: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(w, v)
 
 
-@scripted
-def scripted_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+@compile_script
+def attend_in_script(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(torch.matmul(q, k.t()), -1), v)
 
 
@@ -160,7 +160,7 @@ class HookPoint(nn.Module):
         return x
 
 
-def unbatched() -> dict[str, object]:
+def list_unbatched_forms() -> dict[str, object]:
     """Of q, k and v (t, d): what a learner writes first."""
     return {
         "@": lambda q, k, v: (q @ k.T).softmax(-1) @ v,
@@ -219,25 +219,25 @@ def unbatched() -> dict[str, object]:
         "a sink": with_a_sink,
         "a causal mask": lambda q, k, v: scores(q, k).masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v,
         "a mask of weights": lambda q, k, v: (w := scores(q, k).softmax(-1).tril()) / w.sum(-1, keepdim=True) @ v,
-        "rolls": by_rolls,
+        "rolls": attend_by_rolls,
         "neighbours": over_neighbours,
         "a loop over queries": loop_over_queries,
         "loops over pairs": loops_of_the_first_lecture,
         "one query": one_query_of_the_first_lecture,
         "a loop over keys": rows_that_are_joined,
         "growing prefixes": growing_prefixes,
-        "into a buffer": written_into_a_buffer,
-        "a scripted softmax": lambda q, k, v: scripted_softmax(q @ k.T) @ v,
-        "a scripted mask": lambda q, k, v: scripted_mask(q @ k.T).softmax(-1) @ v,
-        "a scripted product": lambda q, k, v: scripted_product(scripted_mask(q @ k.T).softmax(-1), v),
-        "scripted as a whole": lambda q, k, v: scripted_attention(q, k, v),
+        "into a buffer": attend_into_a_buffer,
+        "a scripted softmax": lambda q, k, v: softmax_in_script(q @ k.T) @ v,
+        "a scripted mask": lambda q, k, v: mask_in_script(q @ k.T).softmax(-1) @ v,
+        "a scripted product": lambda q, k, v: multiply_in_script(mask_in_script(q @ k.T).softmax(-1), v),
+        "scripted as a whole": lambda q, k, v: attend_in_script(q, k, v),
         "autograd functions": lambda q, k, v: Weigh.apply(Softmax.apply(q @ k.T), v),
         "aten": lambda q, k, v: torch.ops.aten.mm(torch.ops.aten._softmax(torch.ops.aten.mm(q, k.T), -1, False), v),
         "with keys and values alike": lambda q, k, v: (k @ k.T).softmax(-1) @ k,
     }
 
 
-def batched() -> dict[str, object]:
+def list_batched_forms() -> dict[str, object]:
     """Of q, k and v (b, h, t, d)."""
     return {
         "@": lambda q, k, v: scores(q, k).softmax(-1) @ v,

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import regard
 from bounds import EXPONENTIAL, assert_within, bounds_from_scores, gamma
-from models.translators import VOCABULARY, Weights, made, padded, sentences
-from observe.beheld import EQUAL, beheld, distance
+from models.translators import VOCABULARY, Weights, make_translator, pad_sentences, sentences
+from observe.recording_checks import EQUAL, distance, record_and_compare
 from regard import AdditiveAttention, AttentionMap, ConfigError, Padding, intervene
 from regard.generate.translation_search import translate
 from regard.mechanism.additive import additive_attention, attend_additive
@@ -22,16 +22,16 @@ def layer() -> AdditiveAttention:
     return AdditiveAttention(C, C + 1, N)
 
 
-def given() -> tuple[Tensor, Tensor]:
+def draw_inputs() -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     return torch.randn(B, T, C), torch.randn(B, S, C + 1)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_the_layer_called_once_is_one_cross_map(batched):
-    queries, keys = given() if batched else [x[0] for x in given()]
+    queries, keys = draw_inputs() if batched else [x[0] for x in draw_inputs()]
     mask = Padding([S, 4, 9]) if batched else regard.Prefix(6)
-    recording, _ = beheld(layer(), lambda m: m(queries, keys, mask=mask))
+    recording, _ = record_and_compare(layer(), lambda m: m(queries, keys, mask=mask))
     expected = layer().steps(queries, keys, mask=mask).weights
     assert recording.layers("cross") == [""]
     assert distance(recording.map(0, kind="cross"), expected.unsqueeze(-3)) < EQUAL
@@ -40,8 +40,8 @@ def test_the_layer_called_once_is_one_cross_map(batched):
 
 def test_queries_that_attend_to_one_another_are_self_attention():
     torch.manual_seed(0)
-    model, x = AdditiveAttention(C, C, N), given()[0]
-    recording, _ = beheld(model, lambda m: m(x))
+    model, x = AdditiveAttention(C, C, N), draw_inputs()[0]
+    recording, _ = record_and_compare(model, lambda m: m(x))
     assert distance(recording.map(0), model.steps(x).weights.unsqueeze(-3)) < EQUAL
 
 
@@ -76,9 +76,9 @@ def queries_of(states: Tensor, first: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("way", ["over", "forward", "function"])
 def test_the_steps_of_a_decoder_in_one_forward_are_one_map(way):
-    model, (start, keys) = Decoder(way), given()
+    model, (start, keys) = Decoder(way), draw_inputs()
     start = start[:, 0]
-    recording, states = beheld(model, lambda m: m(start, keys))
+    recording, states = record_and_compare(model, lambda m: m(start, keys))
     expected = model.attention.steps(queries_of(states, start), keys, mask=Padding([S, 4, 9])).weights
     assert len(recording.layers("cross")) == 1
     assert recording.layers("cross") == ["attention" if way != "function" else ""]
@@ -90,7 +90,7 @@ def test_the_steps_of_a_decoder_in_one_forward_are_one_map(way):
 
 @pytest.mark.parametrize("way", ["over", "forward", "function"])
 def test_the_steps_of_a_decoder_in_many_forwards_are_one_map(way):
-    model, (start, keys) = Decoder(way), given()
+    model, (start, keys) = Decoder(way), draw_inputs()
     start = start[:, 0]
 
     def run(m: nn.Module) -> Tensor:
@@ -100,7 +100,7 @@ def test_the_steps_of_a_decoder_in_many_forwards_are_one_map(way):
             found.append(state)
         return torch.stack(found, 1)
 
-    recording, states = beheld(model, run)
+    recording, states = record_and_compare(model, run)
     expected = model.attention.steps(queries_of(states, start), keys, mask=Padding([S, 4, 9])).weights
     assert len(recording.runs) == 1
     assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EQUAL
@@ -108,7 +108,7 @@ def test_the_steps_of_a_decoder_in_many_forwards_are_one_map(way):
 
 
 def test_the_same_sentence_again_and_another_one_are_runs_of_their_own():
-    model, (start, keys) = Decoder("over"), given()
+    model, (start, keys) = Decoder("over"), draw_inputs()
     with record(model) as recording:
         for source in (keys, keys, keys + 1):
             model(start[:, 0], source)
@@ -120,7 +120,7 @@ def test_the_same_sentence_again_and_another_one_are_runs_of_their_own():
 
 
 def test_keys_of_another_sentence_are_not_taken_for_a_step():
-    model, (start, keys) = Decoder("over"), given()
+    model, (start, keys) = Decoder("over"), draw_inputs()
     with record(model) as recording:
         model(start[:, 0], keys)
         model(start[:, 1], keys.roll(1, 2))
@@ -129,7 +129,7 @@ def test_keys_of_another_sentence_are_not_taken_for_a_step():
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_rows_that_move_are_followed_by_their_keys(whole):
-    model, (start, keys) = Decoder("over"), given()
+    model, (start, keys) = Decoder("over"), draw_inputs()
     moves = [[0, 1, 2], [2, 0, 1], [1, 2], [1, 0]]
 
     class Search(nn.Module):
@@ -155,7 +155,7 @@ def test_rows_that_move_are_followed_by_their_keys(whole):
 
 
 def test_a_search_that_nobody_reports_is_detected(recwarn):
-    model, (start, keys) = Decoder("over"), given()
+    model, (start, keys) = Decoder("over"), draw_inputs()
     state, twins = start[:1, :2].flatten(0, 1), keys[:1].expand(2, -1, -1)
 
     def search(moved: bool):
@@ -174,9 +174,9 @@ def test_a_search_that_nobody_reports_is_detected(recwarn):
 
 
 def test_a_source_of_one_word_is_a_source():
-    model = made("additive")
+    model = make_translator("additive")
     with record(model) as recording:
-        model(*padded(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
+        model(*pad_sentences(sentences(1)), torch.randint(0, VOCABULARY, (1, 3)))
     assert recording.map(0, kind="cross").shape == (1, 1, 3, 1)
 
 
@@ -193,7 +193,7 @@ def test_what_autocast_leaves_as_it_is_stays_as_it_is():
     torch.manual_seed(0)
     model, q, k = Plain().float(), torch.randn(B, 1, T, N).float(), torch.randn(B, 1, S, N).float()
     with torch.autocast("cpu", torch.bfloat16):
-        recording, _ = beheld(model, lambda m: m(q, k))
+        recording, _ = record_and_compare(model, lambda m: m(q, k))
     m, weight = recording.map(0, kind="cross"), model.weight.detach()
     assert m._request.q.dtype == torch.float32
     assert_additive(m, attend_additive(*(x.double() for x in (q, k, k, weight))).weights, q, k, weight)
@@ -222,19 +222,19 @@ def test_two_sentences_in_one_forward_are_two_visits():
         def forward(self, state: Tensor, keys: Tensor) -> Tensor:
             return self.decoder(state, keys) + self.decoder(state, keys.flip(1))
 
-    start, keys = given()
-    recording, _ = beheld(Twice(), lambda m: m(start[:, 0], keys))
+    start, keys = draw_inputs()
+    recording, _ = record_and_compare(Twice(), lambda m: m(start[:, 0], keys))
     assert [recording.map(n, kind="cross").shape for n in range(2)] == [(B, 1, T, S)] * 2
     assert not torch.equal(recording.map(0, kind="cross").dense(), recording.map(1, kind="cross").dense())
 
 
 @pytest.mark.parametrize("kind", ["additive", "additive lstm of two layers"])
 def test_a_translator_by_its_teacher_is_one_map_of_target_and_source(kind):
-    model = made(kind)
-    (sources, lengths), targets = padded(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
+    model = make_translator(kind)
+    (sources, lengths), targets = pad_sentences(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
     with Weights() as seen:
         model(sources, lengths, targets)
-    recording, _ = beheld(model, lambda m: m(sources, lengths, targets))
+    recording, _ = record_and_compare(model, lambda m: m(sources, lengths, targets))
     found = recording.map(0, kind="cross")
     assert recording.layers("cross") == ["attention"]
     assert found.shape == (3, 1, 8, 9)
@@ -244,8 +244,8 @@ def test_a_translator_by_its_teacher_is_one_map_of_target_and_source(kind):
 
 
 def test_training_is_the_same_to_the_bit():
-    model = made("additive", dtype=torch.float32, dropout=0.2).train()
-    (sources, lengths), targets = padded(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
+    model = make_translator("additive", dtype=torch.float32, dropout=0.2).train()
+    (sources, lengths), targets = pad_sentences(sentences(4, 9, 6)), torch.randint(0, VOCABULARY, (3, 8))
 
     def step(m: nn.Module) -> object:
         m.zero_grad()
@@ -253,11 +253,11 @@ def test_training_is_the_same_to_the_bit():
         loss.backward()
         return loss, [p.grad.clone() for p in m.parameters()]
 
-    recording, _ = beheld(model, step)
+    recording, _ = record_and_compare(model, step)
     assert recording.map(0, kind="cross").shape == (3, 1, 8, 9)
 
 
-def followed(model, tokens, source):
+def compute_weights(model, tokens, source):
     """The weights (t, s) of a sentence read again with its translation, which decides what was looked at on the way."""
     with Weights() as seen:
         model(torch.tensor([source]), [len(source)], torch.tensor([[END, *tokens[:-1]]]))
@@ -269,7 +269,7 @@ def followed(model, tokens, source):
 def test_a_translation_keeps_the_history_of_the_beams_that_survived(beams):
     checked = 0
     for seed in range(4):
-        model, rows = made("additive", seed), sentences(4, 9, 6, seed=seed)
+        model, rows = make_translator("additive", seed), sentences(4, 9, 6, seed=seed)
         with record(model) as recording:
             found = translate(model, rows, beams=beams, end=END, longest=9)
         assert not recording.missed
@@ -280,13 +280,13 @@ def test_a_translation_keeps_the_history_of_the_beams_that_survived(beams):
             tokens, source = found[number].tokens, rows[number]
             if beams == 1 or len(tokens) == m.shape[2]:  # of a search, what went on to its last step
                 ours = m[place * beams : (place + 1) * beams, 0, : len(tokens), : len(source)]
-                assert float((ours - followed(model, tokens, source)).abs().amax((1, 2)).min()) < 1e-10
+                assert float((ours - compute_weights(model, tokens, source)).abs().amax((1, 2)).min()) < 1e-10
                 checked += 1
     assert checked >= 4
 
 
 def test_histories_of_all_rows_are_those_of_a_search_by_hand():
-    model, (sources, lengths) = made("additive"), padded(sentences(6))
+    model, (sources, lengths) = make_translator("additive"), pad_sentences(sentences(6))
     tokens = torch.tensor([[END, END, END], [7, 8, 9], [11, 12, 13], [14, 15, 16], [17, 18, 19]])
     parents = [torch.tensor([0, 0, 0]), torch.tensor([2, 0, 0]), torch.tensor([1, 1, 2]), torch.tensor([2, 0, 1])]
     with record(model) as recording, torch.no_grad():
@@ -300,15 +300,15 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand():
     m = recording.map(0, kind="cross")
     assert m.shape == (3, 1, 5, 6)
     for row, read in enumerate(history):
-        torch.testing.assert_close(m[row, 0], followed(model, [*read[1:], 0], sources[0].tolist()), rtol=0, atol=1e-10)
+        torch.testing.assert_close(m[row, 0], compute_weights(model, [*read[1:], 0], sources[0].tolist()), rtol=0, atol=1e-10)
 
 
 def test_the_same_sentence_translated_twice_is_two_runs():
-    model, rows = made("additive"), sentences(6)
+    model, rows = make_translator("additive"), sentences(6)
     with record(model) as recording:
         for _ in range(2):
             translate(model, rows, end=END, longest=5)
-        model(*padded(rows), torch.tensor([[END, 7, 8]]))
+        model(*pad_sentences(rows), torch.tensor([[END, 7, 8]]))
     shapes = [run.map(0, kind="cross").shape[2] for run in recording.runs]
     assert len(shapes) == 3
     assert shapes[0] == shapes[1]
@@ -316,7 +316,7 @@ def test_the_same_sentence_translated_twice_is_two_runs():
 
 
 def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path):
-    model, rows = made("additive", dtype=torch.float32), sentences(4, 9)
+    model, rows = make_translator("additive", dtype=torch.float32), sentences(4, 9)
     with record(model, keep="values") as recording:
         translate(model, rows, beams=2, end=END, longest=6)
     recording.tokens = {"rows": [f"t{n}" for n in range(6)], "columns": [f"s{n}" for n in range(9)]}
@@ -332,23 +332,23 @@ def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path
 
 @pytest.mark.parametrize("keep", ["bfloat16", None])
 def test_halves_and_autocast_keep_what_the_attention_saw(keep):
-    model = made("additive", dtype=torch.float32)
-    sources, lengths = padded(sentences(4, 9))
+    model = make_translator("additive", dtype=torch.float32)
+    sources, lengths = pad_sentences(sentences(4, 9))
     targets = torch.randint(0, VOCABULARY, (2, 5))
     with torch.autocast("cpu", torch.bfloat16):
         with Weights() as seen:
             model(sources, lengths, targets)
-        recording, _ = beheld(model, lambda m: m(sources, lengths, targets), keep=keep)
-        whole, _ = beheld(model, lambda m: m(sources, lengths, targets))
+        recording, _ = record_and_compare(model, lambda m: m(sources, lengths, targets), keep=keep)
+        whole, _ = record_and_compare(model, lambda m: m(sources, lengths, targets))
     m = recording.map(0, kind="cross")
     given = (getattr(whole.map(0, kind="cross")._request, name) for name in ("q", "k", "weight"))
     assert_additive(m, torch.cat(seen.found, -2), *given, kept=torch.bfloat16 if keep else torch.float32)
 
 
 def test_what_a_table_of_heads_and_a_rollout_say_of_it():
-    model = made("additive")
+    model = make_translator("additive")
     with record(model) as recording:
-        model(*padded(sentences(4, 9)), torch.randint(0, VOCABULARY, (2, 5)))
+        model(*pad_sentences(sentences(4, 9)), torch.randint(0, VOCABULARY, (2, 5)))
     assert "kind='cross'" in str(regard.heads(recording))
     recording.tokens = {"rows": list("abcde"), "columns": list("fgh,ijklm")}
     (row,) = regard.heads(recording, kind="cross")
@@ -366,7 +366,7 @@ def test_what_a_table_of_heads_and_a_rollout_say_of_it():
 
 def test_an_intervention_changes_additive_attention_too():
     model = Decoder("over")
-    start, keys = given()
+    start, keys = draw_inputs()
     plain = model(start[:, 0], keys)
     with intervene(model, regard.CutEdges(layer="attention", keys=slice(0, 2), kind="cross")), record(model) as recording:
         changed = model(start[:, 0], keys)
@@ -385,7 +385,7 @@ def test_an_intervention_changes_additive_attention_too():
 
 
 def test_other_models_and_threads_are_not_recorded_and_nothing_stays_in_the_way():
-    other, model, (start, keys) = Decoder("over"), Decoder("over"), given()
+    other, model, (start, keys) = Decoder("over"), Decoder("over"), draw_inputs()
     before = AdditiveAttention.attend_projected
     with record(model) as recording:
         other(start[:, 0], keys)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.translators import made, padded, sentences
+from models.translators import make_translator, pad_sentences, sentences
 from regard.observe import record
 from regard.observe.interception.beam_rows import find_decoder_keys, find_parent_rows
 from regard.observe.interception.thread_state import STATE
@@ -11,8 +11,8 @@ from regard.observe.interception.thread_state import STATE
 
 @pytest.mark.parametrize("kind", ["additive", "plain", "transformer"])
 def test_rows_are_noted_while_someone_watches_and_forgotten_with_their_keys(kind):
-    model, rows = made(kind), torch.tensor([1, 0, 1])
-    state = model.begin(model.encode(*padded(sentences(4, 6))))
+    model, rows = make_translator(kind), torch.tensor([1, 0, 1])
+    state = model.begin(model.encode(*pad_sentences(sentences(4, 6))))
     _, state = model.read(torch.tensor([5, 5]), state)
     plain = type(state).select_rows
     with record(model) if kind != "plain" else record(torch.nn.Sequential(model)):

@@ -19,13 +19,13 @@ SMALL = {"vocab_size": 31, "hidden_size": C, "num_attention_heads": H, "intermed
 
 def make_longformer() -> torch.nn.Module:
     config = transformers.LongformerConfig(**SMALL, attention_window=4, max_position_embeddings=64, pad_token_id=1)
-    return seeded(lambda: transformers.LongformerModel(config))
+    return make_seeded_model(lambda: transformers.LongformerModel(config))
 
 
 def make_led() -> torch.nn.Module:
     sizes = {"d_model": C, "encoder_attention_heads": H, "decoder_attention_heads": H, "encoder_ffn_dim": 17}
     layers = {"encoder_layers": 2, "decoder_layers": 1, "decoder_ffn_dim": 17, "vocab_size": 31}
-    return seeded(
+    return make_seeded_model(
         lambda: transformers.LEDModel(
             transformers.LEDConfig(**sizes, **layers, attention_window=4, max_encoder_position_embeddings=64)
         )
@@ -37,10 +37,10 @@ def make_big_bird(**options: object) -> torch.nn.Module:
         **SMALL, max_position_embeddings=64, block_size=3, num_random_blocks=1, hidden_dropout_prob=0.0, **options
     )
     config.attention_probs_dropout_prob = 0.0
-    return seeded(lambda: transformers.BigBirdModel(config))
+    return make_seeded_model(lambda: transformers.BigBirdModel(config))
 
 
-def seeded(make: object) -> torch.nn.Module:
+def make_seeded_model(make: object) -> torch.nn.Module:
     torch.manual_seed(0)
     model = make().double().eval()
     for parameter in model.parameters():

@@ -17,16 +17,16 @@ CHECKS = [  # of distributed_tensors.py
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory) -> list[dict[str, str]]:
+def rank_results(tmp_path_factory) -> list[dict[str, str]]:
     """What each rank printed of each check."""
     texts = run_ranks(Path(__file__).with_name("distributed_tensors.py"), tmp_path_factory.mktemp("models"))
     return [dict(line.split(": ", 1) for line in text.splitlines() if ": " in line) for text in texts]
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_what_a_rank_computes_of_dtensors_is_recorded_and_changed(printed, check):
-    assert [rank.get(check) for rank in printed] == ["", ""]
+def test_what_a_rank_computes_of_dtensors_is_recorded_and_changed(rank_results, check):
+    assert [rank.get(check) for rank in rank_results] == ["", ""]
 
 
-def test_every_check_is_listed(printed):
-    assert [set(rank) - set(CHECKS) for rank in printed] == [set(), set()]
+def test_every_check_is_listed(rank_results):
+    assert [set(rank) - set(CHECKS) for rank in rank_results] == [set(), set()]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from observe.beheld import assert_map, beheld, softmaxed
+from observe.recording_checks import assert_map, compute_weights, record_and_compare
 from regard import AttentionMap, Causal, Everything, Given, KnockOut, Window, intervene
 from regard.mechanism import Mask
 from regard.observe import record
@@ -66,8 +66,8 @@ MASKS = {
 def test_a_block_mask_is_its_rule(name):
     function, seen, expected = MASKS[name]
     block_mask = blocks(function, B if name == "padding" else None, H if name == "heads" else None)
-    recording, _ = beheld(Flex(block_mask=block_mask), lambda m: m(*QKV))
-    assert_map(recording.map(0), softmaxed(*QKV[:2], seen), *QKV[:2])
+    recording, _ = record_and_compare(Flex(block_mask=block_mask), lambda m: m(*QKV))
+    assert_map(recording.map(0), compute_weights(*QKV[:2], seen), *QKV[:2])
     assert expected is None or rule(recording.map(0)) == expected
 
 
@@ -91,7 +91,7 @@ CHANGES = {
 def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
     change, softcap, bias = CHANGES[name]
     model = Flex(score_mod=change, block_mask=blocks(MASKS["causal"][0]) if masked else None)
-    recording, _ = beheld(model, lambda m: m(*QKV))
+    recording, _ = record_and_compare(model, lambda m: m(*QKV))
     q, k, _ = (x.double() for x in QKV)
     scores = q @ k.mT / D**0.5
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -113,7 +113,7 @@ def test_a_bias_of_a_float64_model_keeps_all_its_digits(is_capped):
         return (cap(s, b, h, i, j) if is_capped else s) + table[h, i - j + T]
 
     q, k, v = (x.double() for x in QKV)
-    recording, _ = beheld(Flex(score_mod=change), lambda m: m(q, k, v))
+    recording, _ = record_and_compare(Flex(score_mod=change), lambda m: m(q, k, v))
     request = recording.map(0)._request
     assert torch.equal(request.bias, table[:, ROW - COLUMN + T].unsqueeze(0))
     assert request.softcap == (pytest.approx(3, rel=1e-14) if is_capped else None)
@@ -157,18 +157,18 @@ def in_a_closure_of_a_closure(slopes):
 def test_what_a_change_of_scores_reads_may_be_written_to_between_layers(reading, mode):
     q, k, v = (x.double() for x in QKV)
     with mode():
-        recording, _ = beheld(Shifting(reading), lambda m: m(q, k, v))
+        recording, _ = record_and_compare(Shifting(reading), lambda m: m(q, k, v))
     bias = torch.arange(1.0, H + 1).view(-1, 1, 1) * (COLUMN - ROW)
     for layer, sign in enumerate((1, -1)):
-        assert_map(recording.map(layer), softmaxed(q, k, bias=sign * bias), q, k, bias=bias.abs())
+        assert_map(recording.map(layer), compute_weights(q, k, bias=sign * bias), q, k, bias=bias.abs())
 
 
 @pytest.mark.slow
 def test_a_mask_said_as_a_change_of_scores_is_a_rule():
     model = Flex(score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf))
-    recording, _ = beheld(model, lambda m: m(*QKV))
+    recording, _ = record_and_compare(model, lambda m: m(*QKV))
     assert rule(recording.map(0)) == Causal()
-    assert_map(recording.map(0), softmaxed(*QKV[:2], ROW >= COLUMN), *QKV[:2])
+    assert_map(recording.map(0), compute_weights(*QKV[:2], ROW >= COLUMN), *QKV[:2])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_mask_said_as_a_change_of_scores_is_a_rule():
     ],
 )
 def test_another_change_of_scores_is_missed_with_the_reason(change):
-    recording, _ = beheld(nn.Sequential(Handed(Flex(score_mod=change))), lambda m: m(QKV), missing=True)
+    recording, _ = record_and_compare(nn.Sequential(Handed(Flex(score_mod=change))), lambda m: m(QKV), missing=True)
     assert "score_mod does more than" in recording.missed[0].reason
     assert recording.missed[0].module == "0.flex"
     assert not recording.calls
@@ -210,8 +210,8 @@ def test_a_function_that_cannot_be_tried_is_missed_and_the_error_is_the_models_o
 def test_a_stated_scale_grouped_heads_and_other_arguments():
     q, k, v = QKV[0], QKV[1][:, :G].clone(), QKV[2][:, :G, :, :7].clone()
     model = Flex(scale=0.3, enable_gqa=True, return_aux=AuxRequest(lse=True))
-    recording, _ = beheld(model, lambda m: m(q, k, v)[0])
-    assert_map(recording.map(0), softmaxed(q, k, scale=0.3), q, k, scale=0.3)
+    recording, _ = record_and_compare(model, lambda m: m(q, k, v)[0])
+    assert_map(recording.map(0), compute_weights(q, k, scale=0.3), q, k, scale=0.3)
     assert recording.map(0).shape == (B, H, T, T)
 
 
@@ -219,8 +219,8 @@ def test_a_stated_scale_grouped_heads_and_other_arguments():
 def test_lengths_that_are_no_multiple_of_a_block():
     q, k, v = QKV[0][:, :, :29], QKV[1][:, :, :71], QKV[2][:, :, :71]
     block_mask = create_block_mask(lambda b, h, i, j: j <= i + 42, None, None, 29, 71, device="cpu")
-    recording, _ = beheld(Flex(block_mask=block_mask), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k, torch.ones(29, 71).tril(42).bool()), q, k)
+    recording, _ = record_and_compare(Flex(block_mask=block_mask), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k, torch.ones(29, 71).tril(42).bool()), q, k)
 
 
 HOLDERS = {
@@ -235,8 +235,8 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_whoever_holds_the_function(holder):
-    recording, _ = beheld(HOLDERS[holder](flex_attention), lambda m: m(*QKV))
-    assert_map(recording.map(0), softmaxed(*QKV[:2]), *QKV[:2])
+    recording, _ = record_and_compare(HOLDERS[holder](flex_attention), lambda m: m(*QKV))
+    assert_map(recording.map(0), compute_weights(*QKV[:2]), *QKV[:2])
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_compiled_it_is_the_same_to_the_bit_and_its_cache_holds_nothing_of_ours(
     model.settings = {"block_mask": blocks(MASKS["window"][0]), "score_mod": cap}
     model(*QKV)
     counter.clear()
-    recording, _ = beheld(model, lambda m: m(*QKV))
+    recording, _ = record_and_compare(model, lambda m: m(*QKV))
     assert counter["frames"]["total"] == 0  # nothing was compiled anew
     scores = 3 * torch.tanh(QKV[0].double() @ QKV[1].double().mT / D**0.5 / 3)
     weights = scores.masked_fill(~MASKS["window"][1], -torch.inf).softmax(-1)
@@ -266,7 +266,7 @@ def test_compiled_for_the_first_time_inside_the_block_and_used_after_it():
     torch._dynamo.utils.counters.clear()
     assert torch.equal(model(*QKV), inside)
     assert torch._dynamo.utils.counters["frames"]["total"] == 0
-    assert_map(recording.map(0), softmaxed(*QKV[:2]), *QKV[:2])
+    assert_map(recording.map(0), compute_weights(*QKV[:2]), *QKV[:2])
 
 
 def test_a_copy_and_a_pickle_made_inside_the_block_hold_nothing_of_ours():
@@ -291,6 +291,6 @@ def test_what_changes_attention_reaches_every_name():
 
 @pytest.mark.slow
 def test_given_tables_are_stored_once_for_what_they_are_alike_for():
-    recording, _ = beheld(Flex(block_mask=blocks(MASKS["padding"][0], B, H)), lambda m: m(*QKV))
+    recording, _ = record_and_compare(Flex(block_mask=blocks(MASKS["padding"][0], B, H)), lambda m: m(*QKV))
     assert isinstance(rule(recording.map(0)), Given)
     assert rule(recording.map(0)).given.shape == (B, 1, 1, T)

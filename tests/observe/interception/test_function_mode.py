@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import Causal, Window
 from regard.observe import record
 
@@ -32,7 +32,7 @@ def layers() -> dict[str, nn.Module]:
 def test_our_own_layers_are_recorded_before_their_dropout(name, training, batched):
     layer = layers()[name].train(training)
     x = torch.randn(B, T, C) if batched else torch.randn(T, C)
-    recording, _ = beheld(layer, lambda m: m(x))
+    recording, _ = record_and_compare(layer, lambda m: m(x))
     weights = layer.steps(x).weights
     weights = weights if name in ("stacked", "multi head") else weights.unsqueeze(-3)
     found = [recording.map(n) for n in range(len(recording.layers()))]
@@ -57,7 +57,7 @@ def test_every_setting_of_our_own_attention_is_in_the_map():
     q, k, v = torch.randn(B, H, T, D), torch.randn(B, 1, T, D), torch.randn(B, 1, T, D)
     settings = {"softcap": 2.0, "bias": torch.randn(H, T, T), "sinks": torch.randn(H), "scale": 0.7, "offset": 1}
     rule = Causal() & Window(3)
-    recording, _ = beheld(Own(mask=rule, **settings), lambda m: m(q, k, v))
+    recording, _ = record_and_compare(Own(mask=rule, **settings), lambda m: m(q, k, v))
     assert distance(recording.map(0), regard.attend(q, k, v, rule, **settings).weights) < EQUAL
 
 
@@ -68,7 +68,7 @@ def test_what_our_own_attention_was_handed_may_be_written_to_afterwards(mode):
     given = {"bias": torch.randn(H, T, T), "sinks": torch.randn(H), "offset": torch.arange(B)}
     with mode():
         expected = regard.attend(q, k, v, Causal(), **given).weights
-        recording, _ = beheld(Own(mask=Causal(), **given), lambda m: m(q, k, v))
+        recording, _ = record_and_compare(Own(mask=Causal(), **given), lambda m: m(q, k, v))
         for x in (q, k, v, *given.values()):
             x.add_(1)
     assert distance(recording.map(0), expected) < EQUAL
@@ -89,7 +89,7 @@ def test_a_bias_of_our_own_attention_may_be_written_to_between_layers(mode):
             return [part(q, q, q) for part, one in zip(self.parts, given, strict=True) if bias.copy_(one) is bias]
 
     with mode():
-        recording, _ = beheld(Both(), lambda m: m())
+        recording, _ = record_and_compare(Both(), lambda m: m())
     for layer, one in enumerate(given):
         assert distance(recording.map(layer), regard.attend(q, q, q, bias=one).weights) < EQUAL
 
@@ -142,7 +142,7 @@ FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 )
 def test_a_kernel_called_by_itself_is_missed_once(kernel, name):
     model, q = nn.Sequential(Calls(kernel), Calls(kernel)), torch.randn(B, H, T, D)
-    recording, _ = beheld(model, lambda m: m(m(q)), missing=True)
+    recording, _ = record_and_compare(model, lambda m: m(m(q)), missing=True)
     assert [(one.kernel, one.module) for one in recording.missed] == [(name, "0"), (name, "1")]
     assert not recording.calls
 
@@ -180,10 +180,10 @@ def test_a_training_step_is_the_same_to_the_bit_and_is_recorded_once(checkpointe
         given, x.grad = x.grad, None
         return loss, given, gradients
 
-    recording, _ = beheld(model, step)
+    recording, _ = record_and_compare(model, step)
     assert [call.name for call in recording.calls] == ["0", "1"]
     q, k, _ = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in model[0].project(model[0].norm(x)).chunk(3, -1))
-    assert_map(recording.map(0), softmaxed(q, k, torch.ones(T, T).tril().bool()), q, k)
+    assert_map(recording.map(0), compute_weights(q, k, torch.ones(T, T).tril().bool()), q, k)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -205,7 +205,7 @@ def test_a_checkpointed_layer_of_torch_is_recorded_once(reentrant):
         given, x.grad = x.grad, None
         return given, [p.grad.clone() for p in m.parameters()]
 
-    recording, _ = beheld(Checkpointed(), step)
+    recording, _ = record_and_compare(Checkpointed(), step)
     assert [call.name for call in recording.calls] == ["layer.self_attn"]
 
 
@@ -218,7 +218,7 @@ def test_a_second_derivative_is_the_same():
             (first,) = torch.autograd.grad(m(x).square().sum(), x, create_graph=True)
             return torch.autograd.grad(first.square().sum(), x)
 
-    recording, _ = beheld(model, twice)
+    recording, _ = record_and_compare(model, twice)
     assert len(recording.calls) == 1
 
 
@@ -232,7 +232,7 @@ def test_a_layer_called_in_a_backward_hook_is_seen_no_second_time():
         gradient, x.grad = x.grad, None
         return gradient
 
-    recording, _ = beheld(model, run)
+    recording, _ = record_and_compare(model, run)
     assert len(recording.calls) == 1
 
 
@@ -261,4 +261,4 @@ def test_our_own_attention_takes_part_in_torchs_protocol():
     with record(model) as recording, Mode():
         out = model(q.as_subclass(Tagged), q, q)
     assert type(out) is Tagged
-    assert_map(recording.map(0), softmaxed(q, q, torch.ones(T, T).tril().bool()), q, q)
+    assert_map(recording.map(0), compute_weights(q, q, torch.ones(T, T).tril().bool()), q, q)

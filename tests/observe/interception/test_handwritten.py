@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BloomConfig, BloomForCausalLM
 
-from observe.beheld import EQUAL, beheld
 from observe.family import Widened
+from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
 from regard.observe import record
 from regard.observe.intervene import KnockOut, intervene
@@ -99,7 +99,7 @@ def test_attention_by_hand_is_recorded_as_its_weights(softmax, product, float64)
     if softmax == "biased and capped":
         bias = torch.randn(T, T)
         hand.softmax = lambda scores: (5 * torch.tanh(scores / 5) + bias).softmax(-1)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     assert [call.name for call in recording.calls] == ["block.attn"]
     hand.softmax = hand.softmax if softmax != "with dropout" else (lambda scores: scores.softmax(-1))
     rounded = torch.finfo(torch.float32).eps if softmax == "in float32" else EQUAL
@@ -113,7 +113,7 @@ def test_each_module_is_recorded_and_named():
     x = torch.randn(B, T, C)
     model[0].block["attn"].multiply = (products()["@"][0], lambda w, v: (w @ v).transpose(1, 2).flatten(2))
     for _ in range(2):
-        recording, _ = beheld(model, lambda m: m(x))
+        recording, _ = record_and_compare(model, lambda m: m(x))
         assert recording.names == ["0.block.attn", "1.block.attn"]
 
 
@@ -129,7 +129,7 @@ def test_additive_attention_written_by_hand_is_recorded():
     queries, keys = torch.randn(B, T, C), torch.randn(B, T + 2, C)
     model = Additive(C, C, D).double()
     for _ in range(2):
-        recording, output = beheld(model, lambda m: m(queries.double(), keys.double()))
+        recording, output = record_and_compare(model, lambda m: m(queries.double(), keys.double()))
         torch.testing.assert_close(recording.calls[0].map.dense()[:, 0] @ keys.double(), output, rtol=0, atol=EQUAL)
 
 
@@ -148,7 +148,7 @@ class Pairs(nn.Module):
 def test_a_network_that_scores_pairs_is_recorded_with_its_bytes():
     model, x = Pairs().double(), torch.randn(B, T, C).double()
     for _ in range(3):
-        recording, output = beheld(model, lambda m: m(x))
+        recording, output = record_and_compare(model, lambda m: m(x))
         torch.testing.assert_close(recording.map(0).dense()[:, 0] @ x, output, rtol=0, atol=EQUAL)
         assert f"{B * T * T * 8:,} bytes" in recording.notes[0]
 
@@ -268,20 +268,20 @@ class Contrast(nn.Module):
         return -(x[:, 0] @ x[:, 1].mT).log_softmax(-1).diagonal().mean()
 
 
-INNOCENT = [Mixture("all"), Mixture("top"), Mixture("parameter"), Pool("sum"), Pool("product"), Classifier()]
+WITHOUT_ATTENTION = [Mixture("all"), Mixture("top"), Mixture("parameter"), Pool("sum"), Pool("product"), Classifier()]
 
 
-@pytest.mark.parametrize("part", [*INNOCENT, Sampler(), Expected(), Contrast()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("part", [*WITHOUT_ATTENTION, Sampler(), Expected(), Contrast()], ids=lambda m: type(m).__name__)
 def test_what_is_no_attention_is_not_reported(part):
     model, x = Model(part), torch.randn(B, T, C)
     for _ in range(2):
-        recording, _ = beheld(model, lambda m: m(x))
+        recording, _ = record_and_compare(model, lambda m: m(x))
         assert not recording.calls
 
 
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: (m(x), other(x)))
+    recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))
     assert not recording.calls
 
 
@@ -291,7 +291,7 @@ class Tagged(Tensor):
 
 def test_attention_by_hand_of_a_subclass_of_tensor_is_recorded():
     model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), torch.randn(B, T, C).as_subclass(Tagged)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     assert recording.names == ["block.attn"]
 
 
@@ -310,7 +310,7 @@ def test_heads_that_share_one_head_of_keys_are_heads_of_one_map(form, float64):
     q, k, v = torch.randn(B, H, T, D), torch.randn(B, T + 2, D), torch.randn(B, T + 2, C)
     model = nn.ModuleDict({"own": SharedKeys()})
     model.forward = lambda x: model["own"](x, k + 0, v + 0)
-    recording, output = beheld(model, lambda m: m(q + 0))
+    recording, output = record_and_compare(model, lambda m: m(q + 0))
     found = recording.calls[0].map
     assert found.shape == (B, H, T, T + 2)
     torch.testing.assert_close(found.dense() @ v.unsqueeze(1), output, rtol=0, atol=EQUAL)
@@ -328,7 +328,7 @@ class AddedMask(nn.Module):
 
 def test_a_boolean_mask_that_is_added_to_scores_is_recorded_as_what_it_does_and_noted():
     model, x = nn.Sequential(AddedMask()), torch.randn(2, 5, 4)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     scores = (x @ x.mT).div(3).tanh() * 3 + torch.ones(5, 5).tril()
     torch.testing.assert_close(recording.map(0).dense()[:, 0], scores.softmax(-1))
     assert "it adds a boolean mask to its scores" in recording.notes[0]

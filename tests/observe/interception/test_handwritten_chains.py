@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from observe.interception.handwritten import scripted_mask
+from observe.interception.handwritten import mask_in_script
 from regard.observe import record
 
 T, D = 5, 7
@@ -52,7 +52,7 @@ STEPS = {
     "chosen": lambda x: torch.where(HALF, x, x * 0.5),
     "without nan": lambda x: x.nan_to_num(),
     "dropped": lambda x: F.dropout(x, 0.3),
-    "scripted": lambda x: scripted_mask(x),
+    "scripted": lambda x: mask_in_script(x),
     "tiled": lambda x: torch.tile(x, (2, 1))[..., :T, :],
     "of its diagonal": lambda x: x + torch.diag_embed(x.diagonal(dim1=-2, dim2=-1)),
     "movedim": lambda x: x.movedim(-1, 0).movedim(0, -1),

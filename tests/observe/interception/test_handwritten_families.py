@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from observe.beheld import EQUAL
-from observe.eager_weights import run, same
+from observe.eager_weights import are_equal, run
 from observe.families import TEXT
 from observe.family import ANY, B, Family, T, tokens
-from observe.written_out import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
-from observe.written_out_media import KERNELS
+from observe.handwritten_families import HAND, SINGLE, UNCOMPARED, UNSOFTENED, compare_with_attentions, compare_with_own_weights
+from observe.handwritten_media_families import KERNELS
+from observe.recording_checks import EQUAL
 
 UNNAMED = ("levit", "wavtokenizer", "groupvit")  # whose modules are numbered, not named
 ROUNDED = 1e-5  # of a model that computes in float32, from its own weights
 
 
-def placed(config, side="none"):
+def draw_words_on_page(config, side="none"):
     """Words, where each of them stands on a page, and a picture of the page."""
     corners = torch.randint(0, 500, (B, T, 2))
     boxes = torch.cat([corners, corners + torch.randint(1, 500, (B, T, 2))], -1)
@@ -28,7 +28,7 @@ LAYOUT = Family(
     "layoutlmv2",
     "LayoutLMv2Model",
     {**TEXT, "coordinate_size": 8, "shape_size": 8, "image_feature_pool_shape": [2, 2, 6], "max_2d_position_embeddings": 1024},
-    placed,
+    draw_words_on_page,
     ANY,
 )
 
@@ -46,25 +46,25 @@ class Backbone(nn.Module):
         return self.convolution(images).flatten(2).transpose(1, 2)
 
 
-def each(families):
+def parametrize_families(families):
     given = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in families]
     return pytest.mark.parametrize("family", given)
 
 
-@each(HAND + KERNELS)
+@parametrize_families(HAND + KERNELS)
 def test_every_layer_is_recorded_and_the_output_is_the_same_to_the_bit(family):
     model = family.build()
     for side in family.sides:
         given = family.feed(model, side)
         plain, _ = run(model, given)
         inside, recording = run(model, given, recorded=True)
-        assert same(plain, inside)
+        assert are_equal(plain, inside)
         assert recording.calls
         assert not recording.missed
         assert family.name in UNNAMED or all("att" in name for name in recording.names)
 
 
-@each([one for one in HAND if one.name not in UNCOMPARED])
+@parametrize_families([one for one in HAND if one.name not in UNCOMPARED])
 def test_the_maps_are_the_attentions_that_the_model_hands_out(family):
     for side in family.sides:
         maps, difference = compare_with_attentions(family, side)
@@ -72,7 +72,7 @@ def test_the_maps_are_the_attentions_that_the_model_hands_out(family):
         assert difference < (ROUNDED if family.name in SINGLE else EQUAL), side
 
 
-@each([*KERNELS, *(one for one in HAND if one.name in UNCOMPARED and one.name not in UNSOFTENED)])
+@parametrize_families([*KERNELS, *(one for one in HAND if one.name in UNCOMPARED and one.name not in UNSOFTENED)])
 def test_the_maps_are_softmaxes_that_the_model_computes(family):
     for side in family.sides:
         maps, difference = compare_with_own_weights(family, side)

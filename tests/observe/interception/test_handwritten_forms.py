@@ -5,12 +5,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.beheld import EQUAL, beheld
-from observe.interception import innocent
-from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate, T, batched, unbatched
+from observe.interception import modules_without_attention
+from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate, T, list_batched_forms, list_unbatched_forms
+from observe.recording_checks import EQUAL, record_and_compare
 
-FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in unbatched().items()}
-FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in batched().items()}
+FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in list_unbatched_forms().items()}
+FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in list_batched_forms().items()}
 LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "mean", "a product with ones", "multi_dot"]
 SCRIPTED = ["a scripted product", "scripted as a whole"]
 MISSED = {f"(t, d): {name}" for name in ("rolls", *LOOPS_OVER_KEYS, *SCRIPTED)}
@@ -57,7 +57,7 @@ def test_every_form_is_recorded_as_the_weights_that_its_output_has_of_its_values
     torch.manual_seed(3)
     form, shape = FORMS[name]
     part, x = Own(form), torch.randn(shape)
-    recording, output = beheld(build_model(part), lambda m: m(x), missing=name in MISSED)
+    recording, output = record_and_compare(build_model(part), lambda m: m(x), missing=name in MISSED)
     assert {call.name for call in recording.calls} | {one.module for one in recording.missed} == {"1.own"}
     if name not in MISSED and name.split(": ")[1] not in OTHER_MATRICES:
         output = OUTPUTS.get(name, lambda y: y)(output)
@@ -84,7 +84,7 @@ class Softmaxes(TorchFunctionMode):
 @pytest.mark.parametrize("part", MODULES, ids=lambda part: part.__name__)
 def test_every_module_with_scores_of_another_kind_is_recorded_as_its_softmax(part):
     model, x = build_model(part()), torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     with Softmaxes() as said:
         model(x)
     assert len(recording.calls) in (1, 2)
@@ -95,16 +95,19 @@ def test_every_module_with_scores_of_another_kind_is_recorded_as_its_softmax(par
 
 
 def test_the_names_of_modules_are_those_that_multiply_with_the_values():
-    recording, _ = beheld(build_model(Separate()), lambda m: m(torch.ones(B, T, C)))
+    recording, _ = record_and_compare(build_model(Separate()), lambda m: m(torch.ones(B, T, C)))
     assert recording.names == ["1.own"]
 
 
-@pytest.mark.parametrize("name", innocent.innocents())
+@pytest.mark.parametrize("name", modules_without_attention.list_modules())
 def test_softmaxes_and_products_that_are_no_attention_are_not_recorded(name):
-    model = nn.Sequential(nn.Linear(innocent.C, innocent.C), innocent.innocents()[name])
-    x = torch.randn(innocent.B, innocent.T, innocent.C)
+    model = nn.Sequential(
+        nn.Linear(modules_without_attention.C, modules_without_attention.C),
+        modules_without_attention.list_modules()[name],
+    )
+    x = torch.randn(modules_without_attention.B, modules_without_attention.T, modules_without_attention.C)
     for _ in range(2):
-        recording, _ = beheld(model, lambda m: m(x))
+        recording, _ = record_and_compare(model, lambda m: m(x))
         assert len(recording.calls) == (name == "Rotary")  # whose kernel is recorded
 
 
@@ -129,7 +132,7 @@ def test_heads_that_share_keys_are_heads_and_no_batch_if_groups_come_first():
     torch.manual_seed(3)
     part, x = GroupsFirst(), torch.randn(B, T, C)
     model = build_model(part)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     q, k = part.split(model[0](x))
     weights = (q.transpose(1, 2).flatten(1, 2) @ k.repeat_interleave(2, 1).mT / 3**0.5).softmax(-1)
     (call,) = recording.calls

@@ -8,25 +8,25 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
-from observe.beheld import EQUAL, assert_map
-from observe.eager_weights import compare_with_eager, handed_out, largest, mapped, run, same
+from observe.eager_weights import are_equal, compare_with_eager, find_map, largest, list_attentions, run
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
+from observe.recording_checks import EQUAL, assert_map
 from regard import Given, attend
 from regard.observe import record, recording_watcher
 from regard.observe.interception import hf_registry
 
 
-def of(families):
+def parametrize_families(families):
     """A test of each family, of which some are in the everyday run."""
     given = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in families]
     return pytest.mark.parametrize("family", given)
 
 
-every = of(FAMILIES)
+every = parametrize_families(FAMILIES)
 
 
-def named(name):
+def find_family(name):
     return next(family for family in FAMILIES + OTHERS if family.name == name)
 
 
@@ -74,9 +74,9 @@ def test_attentions_requested_inside_are_maps(family):
 
 
 def test_a_family_that_hands_out_the_mean_over_heads_is_recorded_with_each():
-    model = named("wavlm").build(torch.float64)
+    model = find_family("wavlm").build(torch.float64)
     with Widened():
-        output, recording = run(model, named("wavlm").feed(model), recorded=True, output_attentions=True)
+        output, recording = run(model, find_family("wavlm").feed(model), recorded=True, output_attentions=True)
     for layer, mean in enumerate(output.attentions):
         assert (recording.map(layer).dense().mean(1) - mean[:, 0]).abs().max() < EQUAL
 
@@ -84,7 +84,7 @@ def test_a_family_that_hands_out_the_mean_over_heads_is_recorded_with_each():
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 def test_self_and_cross_attention_merged_in_one_row_are_one_map_whose_halves_are_handed_out(side):
-    family = named("t5gemma2")
+    family = find_family("t5gemma2")
     model, other = family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
     given = family.feed(model, side)
     with Widened():
@@ -96,7 +96,7 @@ def test_self_and_cross_attention_merged_in_one_row_are_one_map_whose_halves_are
 
 
 def test_a_layer_that_calls_its_kernel_twice_has_both_calls():
-    family = named("diffllama")
+    family = find_family("diffllama")
     model, other = family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
     with Widened():
         told, _ = run(other, family.feed(model), output_attentions=True)
@@ -111,8 +111,8 @@ def test_a_layer_that_calls_its_kernel_twice_has_both_calls():
 
 @pytest.mark.parametrize(("implementation", "row"), [("sdpa", 0.0), ("eager", 1 / 13)])
 def test_a_blind_row_is_what_the_implementation_makes_of_it(implementation, row):
-    model = named("llama").build(attn_implementation=implementation)
-    _, recording = run(model, named("llama").feed(model, "left"), recorded=True)
+    model = find_family("llama").build(attn_implementation=implementation)
+    _, recording = run(model, find_family("llama").feed(model, "left"), recorded=True)
     blind = recording.map(0)[1, :, :5]  # the second sequence begins with five of padding
     assert_within(blind, torch.full(blind.shape, row, dtype=torch.float64), sum_bound(torch.float32, 13 + EXPONENTIAL, row))
 
@@ -122,7 +122,7 @@ def test_a_blind_row_is_what_the_implementation_makes_of_it(implementation, row)
     ("name", "side"), [("llama", "left"), ("mistral", "right"), ("gemma2", "none"), ("bert", "right"), ("t5", "none")]
 )
 def test_flex_attention_is_recorded_with_its_block_mask_and_its_bias(name, side):
-    family = named(name)
+    family = find_family(name)
     model, other = (family.build(torch.float64, attn_implementation=name) for name in ("flex_attention", "eager"))
     rows = 1 if name == "t5" else 3  # transformers indexes its bias, which has one row, by the row of the batch
     given = {key: x[:rows] for key, x in family.feed(model, side).items()}
@@ -134,26 +134,26 @@ def test_flex_attention_is_recorded_with_its_block_mask_and_its_bias(name, side)
             told, _ = run(other, given, output_attentions=True)
     finally:
         torch.compiler.set_stance("default")
-    assert same(plain, inside)
+    assert are_equal(plain, inside)
     assert not recording.missed
-    found = {key: (mapped(recording, key), weights) for key, weights in handed_out(told).items()}
+    found = {key: (find_map(recording, key), weights) for key, weights in list_attentions(told).items()}
     assert largest(found, given.get("attention_mask")) < EQUAL
 
 
 def test_a_model_that_asks_for_no_weights_gets_none():
-    model, handed = named("radio").build(), []
+    model, handed = find_family("radio").build(), []
     for layer in model.encoder.layer:
         layer.attention.register_forward_hook(lambda module, args, output: handed.append(output[1]))
-    plain, _ = run(model, named("radio").feed(model))
-    inside, _ = run(model, named("radio").feed(model), recorded=True)
-    assert same(plain, inside)
+    plain, _ = run(model, find_family("radio").feed(model))
+    inside, _ = run(model, find_family("radio").feed(model), recorded=True)
+    assert are_equal(plain, inside)
     assert handed == [None] * 6
 
 
 # nothing is left behind
 
 
-def left_behind():
+def collect_changeable_state():
     """All that a recording may change for a while, as it is now."""
     owners = (AttentionInterface, F, nn.Module, torch)
     names = ("get_interface", "__getitem__", "scaled_dot_product_attention", "__call__", "_native_multi_head_attention")
@@ -167,10 +167,10 @@ def hooks(model):
 
 @pytest.mark.parametrize("name", ["gpt2", "bart", "clip", "gpt_oss"])
 def test_nothing_is_left_behind(name):
-    before, model = left_behind(), named(name).build()
-    given, hooked = named(name).feed(model), hooks(model)
+    before, model = collect_changeable_state(), find_family(name).build()
+    given, hooked = find_family(name).feed(model), hooks(model)
     run(model, given, recorded=True)
-    assert left_behind() == before
+    assert collect_changeable_state() == before
     assert "get_interface" in vars(AttentionInterface)
     assert "__getitem__" not in vars(AttentionInterface)  # it is inherited
     assert hooks(model) == hooked
@@ -178,17 +178,17 @@ def test_nothing_is_left_behind(name):
 
 
 def test_nothing_is_left_behind_by_a_forward_that_fails():
-    before, model = left_behind(), named("llama").build()
+    before, model = collect_changeable_state(), find_family("llama").build()
     model.layers[1].mlp.forward = fail
     with pytest.raises(ZeroDivisionError), record(model) as recording:
-        model(**named("llama").feed(model))
-    assert left_behind() == before
+        model(**find_family("llama").feed(model))
+    assert collect_changeable_state() == before
     assert [call.name for call in recording.calls] == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
 def test_a_forward_after_one_that_failed_is_a_run_of_its_own():
-    model = named("llama").build()
-    given = named("llama").feed(model)
+    model = find_family("llama").build()
+    given = find_family("llama").feed(model)
     mlp = model.layers[1].mlp
     forward = mlp.forward
     with record(model) as recording:
@@ -213,8 +213,8 @@ def test_a_function_of_ones_own_in_the_registry_is_intercepted_and_still_there(m
         return former(module, *args, **kwargs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
-    model = named("llama").build()
-    given = named("llama").feed(model)
+    model = find_family("llama").build()
+    given = find_family("llama").feed(model)
     with record(model) as recording:
         model(**given)
     assert len(seen) == len(recording.calls) == 3
@@ -223,8 +223,8 @@ def test_a_function_of_ones_own_in_the_registry_is_intercepted_and_still_there(m
 
 
 def test_a_function_put_into_the_registry_inside_stays_there(monkeypatch):
-    model = named("llama").build()
-    given = named("llama").feed(model)
+    model = find_family("llama").build()
+    given = find_family("llama").feed(model)
     own = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with record(model) as recording:
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
@@ -234,9 +234,9 @@ def test_a_function_put_into_the_registry_inside_stays_there(monkeypatch):
 
 
 def test_two_models_of_one_config_are_distinguished():
-    model, other = named("bert").build(), named("bert").build()
+    model, other = find_family("bert").build(), find_family("bert").build()
     other.config = model.config
-    given = named("bert").feed(model)
+    given = find_family("bert").feed(model)
     with record(model) as recording:
         model(**given)
         other(**given)
@@ -420,7 +420,7 @@ def test_a_padding_mask_of_flash_attention_may_be_written_to_afterwards():
 
 
 def test_sinks_of_the_module_are_intercepted_in_its_own_function():
-    family = named("gpt_oss")
+    family = find_family("gpt_oss")
     model = family.build()
     _, recording = run(model, family.feed(model), recorded=True)
     passage = recording.last.histories[next(iter(recording.last.histories))].stored_calls[0]
@@ -433,12 +433,12 @@ def test_the_map_is_that_of_the_steps_on_what_the_kernel_was_handed(monkeypatch)
     handed = []
     former = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-    def noted(module, q, k, v, mask, **given):
+    def note_inputs(module, q, k, v, mask, **given):
         handed.append((q, k, v, mask))
         return former(module, q, k, v, mask, **given)
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", noted)
-    model = named("mistral").build()
-    _, recording = run(model, named("mistral").feed(model, "left"), recorded=True)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", note_inputs)
+    model = find_family("mistral").build()
+    _, recording = run(model, find_family("mistral").feed(model, "left"), recorded=True)
     for layer, (q, k, v, mask) in enumerate(handed):
         assert_map(recording.map(layer), attend(q.double(), k.double(), v.double(), Given(mask)).weights, q, k)

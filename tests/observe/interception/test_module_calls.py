@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from observe.beheld import beheld, identical
+from observe.recording_checks import are_identical, record_and_compare
 from regard import ConfigError
 from regard.observe import record
 from regard.observe.interception.thread_state import STATE
@@ -91,7 +91,7 @@ def test_a_generator_that_is_abandoned_inside_the_block():
     del generator
 
 
-def recorded_steps(model):
+def iterate_recordings(model):
     with record(model) as recording:
         yield recording, model(X)
         yield recording, model(X)
@@ -104,10 +104,10 @@ def in_thread(function, *args):
 
 
 def test_a_generator_closed_in_another_thread_than_it_began_in_leaves_nothing():
-    made = in_thread(lambda: [generator := recorded_steps(Model()), next(generator)])
+    made = in_thread(lambda: [generator := iterate_recordings(Model()), next(generator)])
     made[0].close()
     model = Model()
-    begun = recorded_steps(model)
+    begun = iterate_recordings(model)
     recording, _ = next(begun)
     in_thread(begun.close)
     assert not torch.overrides._get_current_function_mode_stack()
@@ -115,13 +115,13 @@ def test_a_generator_closed_in_another_thread_than_it_began_in_leaves_nothing():
     assert not STATE.skippable_modules
     model(X)
     assert len(recording.calls) == 2
-    assert len(beheld(model, lambda m: m(X))[0].calls) == 2
+    assert len(record_and_compare(model, lambda m: m(X))[0].calls) == 2
 
 
 def test_a_generator_closed_in_another_thread_leaves_the_recordings_of_its_own():
     model = Model()
     with record(model) as outer:
-        begun = recorded_steps(model)
+        begun = iterate_recordings(model)
         inner, _ = next(begun)
         in_thread(begun.close)
         model(X)
@@ -129,7 +129,7 @@ def test_a_generator_closed_in_another_thread_leaves_the_recordings_of_its_own()
 
 
 def test_a_generator_that_goes_on_in_another_thread_says_what_it_did_not_record():
-    begun = recorded_steps(Model())
+    begun = iterate_recordings(Model())
     recording, _ = next(begun)
     in_thread(next, begun)
     assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "")]
@@ -164,13 +164,13 @@ def test_tasks_that_take_turns_are_distinguished():
 def test_a_forward_in_a_task_that_does_not_record_is_missed():
     model = Model()
 
-    async def alone():
+    async def run_model():
         for _ in range(3):
             await asyncio.sleep(0)
             model(X)
 
     async def both():
-        return (await asyncio.gather(steps_of(model, []), alone()))[0]
+        return (await asyncio.gather(steps_of(model, []), run_model()))[0]
 
     with pytest.warns(UserWarning, match="another task than record"):
         recording = asyncio.run(both())
@@ -181,21 +181,21 @@ def test_a_forward_in_a_task_that_does_not_record_is_missed():
 def test_tasks_that_begin_inside_the_block_are_recorded():
     model = Model()
 
-    async def alone():
+    async def run_model():
         for _ in range(3):
             await asyncio.sleep(0)
             model(X)
 
     async def both():
         with record(model) as recording:
-            await asyncio.gather(alone(), alone())
+            await asyncio.gather(run_model(), run_model())
         return recording
 
     recording = asyncio.run(both())
     assert len(recording.runs) == 6
     assert not recording.missed
     with record(model) as recording:
-        asyncio.run(alone())
+        asyncio.run(run_model())
     assert len(recording.runs) == 3
 
 
@@ -227,12 +227,12 @@ def test_a_method_called_by_itself_is_reported_and_its_parts_are_recorded():
         model.forward(X)
     assert [call.name for call in recording.calls] == ["first", "second"]
     layer = Attention()
-    recording, _ = beheld(layer, lambda m: m.forward(X), missing=True)
+    recording, _ = record_and_compare(layer, lambda m: m.forward(X), missing=True)
     assert "forward was called" in recording.missed[0].reason
 
 
 def test_attention_outside_of_any_module_is_nobodys():
-    recording, _ = beheld(Model(), lambda m: scaled_dot_product_attention(X, X, X))
+    recording, _ = record_and_compare(Model(), lambda m: scaled_dot_product_attention(X, X, X))
     assert not recording.calls
 
 
@@ -276,7 +276,7 @@ def test_two_threads_record_one_model_each_its_own_forwards():
 def test_a_forward_in_another_thread_than_records_is_missed(inside, recording_too):
     model, other = Model(), Model()
 
-    def alone():
+    def run_model():
         if recording_too:  # of another model
             with record(other):
                 model(X)
@@ -284,7 +284,7 @@ def test_a_forward_in_another_thread_than_records_is_missed(inside, recording_to
             inside(model)(X)
 
     with pytest.warns(UserWarning, match="another thread than record"), record(model) as recording:
-        [run() for run in (lambda: model(X), lambda: in_thread(alone), lambda: model(X))]
+        [run() for run in (lambda: model(X), lambda: in_thread(run_model), lambda: model(X))]
     assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "")]
     assert len(recording.runs) == 2
 
@@ -318,7 +318,7 @@ class Branches(nn.Module):
 
 
 def test_parts_that_run_in_threads_of_their_own_are_missed():
-    recording, _ = beheld(Branches(), lambda m: m(X), missing=True)
+    recording, _ = record_and_compare(Branches(), lambda m: m(X), missing=True)
     assert {one.module for one in recording.missed} == {"parts.0", "parts.1"}
     assert all("thread" in one.reason for one in recording.missed)
 
@@ -333,8 +333,8 @@ def test_copies_and_pickles_made_inside_the_block_hold_nothing_of_ours():
         torch.save(model, file)
     assert b"regard" not in bytes_
     assert b"regard" not in file.getvalue()
-    assert identical(other(X), expected)
-    assert identical(pickle.loads(bytes_)(X), expected)
+    assert are_identical(other(X), expected)
+    assert are_identical(pickle.loads(bytes_)(X), expected)
 
 
 def test_hooks_of_the_program_see_what_they_saw():
@@ -343,7 +343,7 @@ def test_hooks_of_the_program_see_what_they_saw():
     model.first.register_forward_hook(lambda m, args, out: seen.append("after") or out * 2)
     everywhere = nn.modules.module.register_module_forward_hook(lambda m, args, out: seen.append(type(m).__name__))
     try:
-        recording, _ = beheld(model, lambda m: m(X))
+        recording, _ = record_and_compare(model, lambda m: m(X))
     finally:
         everywhere.remove()
     assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
@@ -352,10 +352,10 @@ def test_hooks_of_the_program_see_what_they_saw():
 
 def test_a_hook_that_attends_is_part_of_its_module():
     model = Model()
-    beheld(model, lambda m: m(X))  # from now on its parts are known not to attend
+    record_and_compare(model, lambda m: m(X))  # from now on its parts are known not to attend
     model.second.project.register_forward_hook(lambda m, args, out: out + scaled_dot_product_attention(X, X, X).mean())
     for _ in range(2):
-        recording, _ = beheld(model, lambda m: m(X))
+        recording, _ = record_and_compare(model, lambda m: m(X))
         assert [call.name for call in recording.calls] == ["first", "second.project", "second"]
 
 
@@ -374,7 +374,7 @@ class Shared(nn.Module):
 def test_a_part_that_is_used_inside_and_outside_attention_is_followed():
     model = Shared().train()
     for _ in range(3):
-        recording, _ = beheld(model, lambda m: m(X))
+        recording, _ = record_and_compare(model, lambda m: m(X))
         assert recording.names == [""]
 
 
@@ -390,7 +390,7 @@ class Recursive(nn.Module):
 
 
 def test_a_module_that_calls_itself():
-    recording, _ = beheld(Recursive(), lambda m: m(X))
+    recording, _ = record_and_compare(Recursive(), lambda m: m(X))
     assert [call.name for call in recording.calls] == ["attn"] * 3
     assert len(recording.runs) == 1
 
@@ -428,7 +428,7 @@ def test_nothing_breaks_where_attention_cannot_be_recorded(monkeypatch):
         raise RuntimeError("broken")
 
     monkeypatch.setattr(KVHistory, "__init__", fails)
-    recording, _ = beheld(Model(), lambda m: m(X), missing=True)
+    recording, _ = record_and_compare(Model(), lambda m: m(X), missing=True)
     assert "broken" in recording.missed[0].reason
 
 
@@ -444,7 +444,7 @@ def test_modules_that_look_their_kernel_up_by_name_meet_it_too():
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x)
 
-    recording, _ = beheld(nn.Sequential(Named()), lambda m: m(X))
+    recording, _ = record_and_compare(nn.Sequential(Named()), lambda m: m(X))
     assert [call.name for call in recording.calls] == ["0"]
 
 
@@ -463,5 +463,5 @@ def test_replicas_of_data_parallel_are_missed():
             with ThreadPoolExecutor(1) as pool:
                 return pool.submit(replica, x).result()
 
-    recording, _ = beheld(Parallel(), lambda m: m(X), missing=True)
+    recording, _ = record_and_compare(Parallel(), lambda m: m(X), missing=True)
     assert "thread" in recording.missed[0].reason

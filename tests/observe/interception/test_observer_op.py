@@ -19,7 +19,7 @@ BACKENDS = ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def dynamo_reset():
     regard.register_attention()
     transformers.logging.set_verbosity_error()
     torch._dynamo.reset()

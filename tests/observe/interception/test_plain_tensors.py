@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from observe.beheld import EQUAL, assert_map, beheld, identical, softmaxed
+from observe.recording_checks import EQUAL, are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes, unwrap_tensor
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 X = torch.randn(B, T, C)
 
 
-def missed(model: nn.Module, run, match: str) -> Tensor:
+def run_unrecorded(model: nn.Module, run, match: str) -> Tensor:
     with warnings.catch_warnings(record=True) as said, record(model) as recording:
         warnings.simplefilter("always")
         out = run(model)
@@ -47,7 +47,7 @@ def missed(model: nn.Module, run, match: str) -> Tensor:
 
 
 def test_the_meta_device_has_no_numbers():
-    out = missed(Attention().to("meta"), lambda m: m(X.to("meta")), "meta device")
+    out = run_unrecorded(Attention().to("meta"), lambda m: m(X.to("meta")), "meta device")
     assert out.is_meta
     assert out.shape == X.shape
 
@@ -57,10 +57,10 @@ def test_fake_tensors_have_no_numbers():
         model = Attention()
     with mode:
         x = torch.randn(B, T, C)
-        out = missed(model, lambda m: m(x), "FakeTensor")
+        out = run_unrecorded(model, lambda m: m(x), "FakeTensor")
     assert out.shape == X.shape
     with FakeTensorMode(allow_non_fake_inputs=True):
-        missed(Attention(), lambda m: m(torch.randn(B, T, C)), "FakeTensor")
+        run_unrecorded(Attention(), lambda m: m(torch.randn(B, T, C)), "FakeTensor")
 
 
 class Raw(nn.Module):
@@ -71,14 +71,14 @@ class Raw(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_a_jagged_nested_tensor_is_missed():
     rows = torch.nested.nested_tensor([torch.randn(n, H, C) for n in (2, 3)], layout=torch.jagged).transpose(1, 2)
-    assert missed(Raw(), lambda m: m(rows), "Nested").is_nested
+    assert run_unrecorded(Raw(), lambda m: m(rows), "Nested").is_nested
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_vmap_stands_for_many_and_is_missed():
     model = Attention().double()
     many = torch.randn(3, B, T, C, dtype=torch.float64)
-    out = missed(model, lambda m: vmap(m)(many), "vmap")
+    out = run_unrecorded(model, lambda m: vmap(m)(many), "vmap")
     torch.testing.assert_close(out, torch.stack([model(x) for x in many]), rtol=0, atol=EQUAL)
 
 
@@ -90,11 +90,11 @@ def test_the_transform_grad_is_recorded():
     def loss(weights, x):
         return functional_call(model, weights, x).square().sum()
 
-    recording, _ = beheld(model, lambda m: grad(loss)(weights, X))
+    recording, _ = record_and_compare(model, lambda m: grad(loss)(weights, X))
     q, k, _ = model.split(X)
-    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
+    assert_map(recording.map(0), compute_weights(q, k, model.mask), q, k)
     many = vmap(grad(loss), in_dims=(None, 0))
-    missed(model, lambda m: many(weights, X), "vmap")
+    run_unrecorded(model, lambda m: many(weights, X), "vmap")
 
 
 class Biased(nn.Module):
@@ -109,10 +109,10 @@ class Biased(nn.Module):
 def test_a_bias_that_is_differentiated_is_stored_as_numbers():
     model, x = Biased(), torch.randn(B, H, T, C)
     weights = dict(model.named_parameters())
-    recording, _ = beheld(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))
+    recording, _ = record_and_compare(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))
     assert not torch._C._functorch.is_functorch_wrapped_tensor(recording.map(0)._request.bias)
     bias = model.bias.detach().double() * 2
-    assert_map(recording.map(0), softmaxed(x, x, bias=bias), x, x, bias=bias)
+    assert_map(recording.map(0), compute_weights(x, x, bias=bias), x, x, bias=bias)
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_bias_that_is_differentiated_is_stored_as_numbers():
 def test_forward_derivatives_are_recorded():
     model = Attention()
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        recording, _ = beheld(model, lambda m: jvp(m, (X,), (torch.ones_like(X),)))
+        recording, _ = record_and_compare(model, lambda m: jvp(m, (X,), (torch.ones_like(X),)))
     assert len(recording.calls) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_subclass_of_tensor_is_recorded_and_sees_what_it_saw():
     assert type(out) is Tagged
     assert Tagged.seen == before
     q, k, _ = model.split(X)
-    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
+    assert_map(recording.map(0), compute_weights(q, k, model.mask), q, k)
     assert type(recording.map(0).dense()) is Tensor
 
 
@@ -173,7 +173,7 @@ def test_a_mode_of_dispatch_sees_what_it_saw(inside):
         with log, record(model) as recording:
             out = model(X)
     assert log.seen == before.seen
-    assert identical(out, expected)
+    assert are_identical(out, expected)
     assert len(recording.calls) == 1
 
 
@@ -184,7 +184,7 @@ def test_inference_mode_is_recorded_and_the_map_is_an_ordinary_tensor():
         with torch.inference_mode():
             return m(X)
 
-    recording, _ = beheld(model, run)
+    recording, _ = record_and_compare(model, run)
     assert not recording.map(0).dense().is_inference()
     assert not recording.calls[0].stored.q.is_inference()
 
@@ -245,5 +245,5 @@ class ByHand(nn.Module):
 def test_handwritten_attention_of_tensors_without_numbers_is_missed_with_their_type():
     model = ByHand()
     expected = model(X)
-    out = missed(model, lambda m: m(Wrapped(X)), "Wrapped")
-    assert identical(out.inner, expected)
+    out = run_unrecorded(model, lambda m: m(Wrapped(X)), "Wrapped")
+    assert are_identical(out.inner, expected)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported
 
-from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import AttentionMap, Causal, Everything, Given
 from regard.mechanism import Mask
 from regard.observe import record
@@ -52,21 +52,21 @@ def qkv(*lead: int, g: int = H, dtype: torch.dtype = torch.float32) -> tuple[Ten
 @pytest.mark.parametrize("build", [Kernel, ByName, lambda: Kernel(torch.ops.aten.scaled_dot_product_attention)])
 def test_the_kernel_is_intercepted_by_whatever_name_it_is_called(build):
     q, k, v = qkv(B)
-    recording, _ = beheld(build(), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(build(), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 @pytest.mark.parametrize("lead", [(), (B,), (B, 3), (2, 1, 3)])
 def test_any_number_of_axes_of_batch(lead):
     q, k, v = qkv(*lead)
-    recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k).view(-1, H, Q, K), q, k)
+    recording, _ = record_and_compare(Kernel(), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k).view(-1, H, Q, K), q, k)
 
 
 def test_tokens_without_batch_or_heads():
     q, k, v = (x[0, 0] for x in qkv(B))
-    recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(Kernel(), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 class Merged(nn.Module):
@@ -85,9 +85,9 @@ class Merged(nn.Module):
 @pytest.mark.parametrize("heads", [1, H])
 def test_heads_that_are_joined_with_the_batch_are_distinguished(heads):
     model, x = Merged(heads), torch.randn(B, Q, H * D)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     q, k, _ = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in model.project(x).chunk(3, -1))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 @pytest.mark.parametrize("shape", [(Q, K), (1, K), (Q, 1), (H, Q, K), (B, 1, Q, K), (B, H, Q, K), (1, 1, 1, K)])
@@ -96,25 +96,25 @@ def test_every_shape_of_a_mask(shape, floating):
     q, k, v = qkv(B)
     visible = torch.rand(shape) > 0.4
     bias = torch.randn(shape).masked_fill(~visible, -torch.inf) if floating else None
-    recording, _ = beheld(Kernel(attn_mask=bias if floating else visible), lambda m: m(q, k, v))
+    recording, _ = record_and_compare(Kernel(attn_mask=bias if floating else visible), lambda m: m(q, k, v))
     added = None if bias is None else bias.nan_to_num(neginf=0)
-    assert_map(recording.map(0), softmaxed(q, k, visible, added), q, k, bias=added)
+    assert_map(recording.map(0), compute_weights(q, k, visible, added), q, k, bias=added)
 
 
 @pytest.mark.parametrize("shape", [(Q, K), (3, 1, Q, K), (B, 1, 1, Q, K), (B, 3, H, Q, K)])
 def test_a_mask_beside_several_axes_of_batch(shape):
     q, k, v = qkv(B, 3)
     visible = torch.rand(shape) > 0.4
-    recording, _ = beheld(Kernel(attn_mask=visible), lambda m: m(q, k, v))
-    expected = softmaxed(q, k, visible.expand(B, 3, H, Q, K)).view(-1, H, Q, K)
+    recording, _ = record_and_compare(Kernel(attn_mask=visible), lambda m: m(q, k, v))
+    expected = compute_weights(q, k, visible.expand(B, 3, H, Q, K)).view(-1, H, Q, K)
     assert_map(recording.map(0), expected, q, k)
 
 
 def test_is_causal_is_aligned_to_the_first_key():
     q, k, v = qkv(B)
-    recording, _ = beheld(Kernel(is_causal=True), lambda m: m(q, k, v))
+    recording, _ = record_and_compare(Kernel(is_causal=True), lambda m: m(q, k, v))
     assert rule(recording.map(0)) == Causal()
-    expected = softmaxed(q, k, torch.ones(Q, K).tril().bool())
+    expected = compute_weights(q, k, torch.ones(Q, K).tril().bool())
     assert expected[..., Q:].eq(0).all()  # what no query sees is not kept
     assert_map(recording.map(0), expected[..., :Q], q, k)
 
@@ -122,16 +122,16 @@ def test_is_causal_is_aligned_to_the_first_key():
 @pytest.mark.parametrize(("bias", "diagonal"), [(causal_upper_left, 0), (causal_lower_right, K - Q)])
 def test_a_causal_bias_of_torch(bias, diagonal):
     q, k, v = qkv(B)
-    recording, _ = beheld(Kernel(attn_mask=bias(Q, K)), lambda m: m(q, k, v))
-    expected = softmaxed(q, k, torch.ones(Q, K).tril(diagonal).bool())
+    recording, _ = record_and_compare(Kernel(attn_mask=bias(Q, K)), lambda m: m(q, k, v))
+    expected = compute_weights(q, k, torch.ones(Q, K).tril(diagonal).bool())
     assert_map(recording.map(0), expected[..., : Q + diagonal], q, k)
 
 
 def test_a_mask_of_a_plain_rule_is_that_rule():
     q, _, v = qkv(B)
-    recording, _ = beheld(Kernel(attn_mask=torch.ones(Q, Q).tril().bool()), lambda m: m(q, q, v[..., :Q, :]))
+    recording, _ = record_and_compare(Kernel(attn_mask=torch.ones(Q, Q).tril().bool()), lambda m: m(q, q, v[..., :Q, :]))
     assert rule(recording.map(0)) == Causal()
-    recording, _ = beheld(Kernel(attn_mask=torch.ones(Q, Q).bool()), lambda m: m(q, q, v[..., :Q, :]))
+    recording, _ = record_and_compare(Kernel(attn_mask=torch.ones(Q, Q).bool()), lambda m: m(q, q, v[..., :Q, :]))
     assert rule(recording.map(0)) == Everything()
 
 
@@ -139,27 +139,27 @@ def test_a_query_that_sees_nothing_has_weights_zero():
     q, k, v = qkv(B)
     visible = torch.rand(Q, K) > 0.4
     visible[2] = False
-    recording, _ = beheld(Kernel(attn_mask=visible), lambda m: m(q, k, v))
+    recording, _ = record_and_compare(Kernel(attn_mask=visible), lambda m: m(q, k, v))
     assert recording.map(0)[:, :, 2].eq(0).all()
 
 
 def test_a_stated_scale():
     q, k, v = qkv(B)
-    recording, _ = beheld(Kernel(scale=0.3), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k, scale=0.3), q, k, scale=0.3)
+    recording, _ = record_and_compare(Kernel(scale=0.3), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k, scale=0.3), q, k, scale=0.3)
 
 
 def test_grouped_heads_are_stored_once_for_their_group():
     q, k, v = qkv(B, g=G)
-    recording, _ = beheld(Kernel(enable_gqa=True), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(Kernel(enable_gqa=True), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
     assert recording.map(0).nbytes == 4 * (q.numel() + k.numel())
 
 
 def test_one_head_of_keys_for_all_is_stored_once():
     q, k, v = qkv(B, g=1)
-    recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(Kernel(), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
     assert recording.map(0).nbytes == 4 * (q.numel() + k.numel())
 
 
@@ -167,21 +167,21 @@ def test_one_head_of_keys_for_all_is_stored_once():
 def test_what_is_broadcast_along_the_batch(one):
     tensors = list(qkv(B))
     tensors[one] = tensors[one][:1]
-    recording, _ = beheld(Kernel(), lambda m: m(*tensors))
-    assert_map(recording.map(0), softmaxed(*tensors[:2]), *tensors[:2])
+    recording, _ = record_and_compare(Kernel(), lambda m: m(*tensors))
+    assert_map(recording.map(0), compute_weights(*tensors[:2]), *tensors[:2])
 
 
 def test_dropout_is_drawn_as_if_nobody_watched_and_the_map_is_before_it():
     q, k, v = qkv(B)
-    recording, _ = beheld(Kernel(dropout_p=0.4), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(Kernel(dropout_p=0.4), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_map_is_of_the_numbers_that_the_kernel_saw(dtype):
     q, k, v = qkv(B, dtype=dtype)
-    recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    recording, _ = record_and_compare(Kernel(), lambda m: m(q, k, v))
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 def test_under_autocast_the_map_is_of_the_rounded_numbers():
@@ -191,18 +191,18 @@ def test_under_autocast_the_map_is_of_the_rounded_numbers():
         with torch.autocast("cpu", torch.bfloat16):
             return m(q, k, v)
 
-    recording, _ = beheld(Kernel(), run)
+    recording, _ = record_and_compare(Kernel(), run)
     q, k = q.bfloat16(), k.bfloat16()
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.booleans(), st.booleans())
 def test_any_call_is_its_own_matrix(b, h, q, k, causal, shared):
     torch.manual_seed(q * 7 + k)
     query, key, value = torch.randn(b, h, q, D), torch.randn(b, 1 if shared else h, k, D), torch.randn(b, h, k, E)
-    recording, _ = beheld(Kernel(is_causal=causal), lambda m: m(query, key, value))
+    recording, _ = record_and_compare(Kernel(is_causal=causal), lambda m: m(query, key, value))
     visible = torch.ones(q, k).tril().bool() if causal else None
-    expected = softmaxed(query, key.expand(-1, h, -1, -1), visible)
+    expected = compute_weights(query, key.expand(-1, h, -1, -1), visible)
     assert_map(recording.map(0), expected[..., :q] if causal else expected, query, key)
 
 
@@ -272,8 +272,8 @@ def test_tokens_one_by_one_are_the_whole_text(cache, window, prompt):
         return torch.cat(parts, 1)
 
     with torch.no_grad():
-        recording, _ = beheld(model, step_by_step)
-        whole, _ = beheld(Decoder("dynamic", window), lambda m: m(ids))
+        recording, _ = record_and_compare(model, step_by_step)
+        whole, _ = record_and_compare(Decoder("dynamic", window), lambda m: m(ids))
     assert len(recording.runs) == 1
     assert recording.layers() == ["layers.0", "layers.1", "layers.2"]
     for layer in range(3):
@@ -315,11 +315,11 @@ class Attend(nn.Module):
         if self.style == "normalised":
             q, k = self.norm(q), self.norm(k)
         if self.style == "rotated":
-            q, k = rotated(q), rotated(k)
+            q, k = apply_rotary(q), apply_rotary(k)
         return (self.kernel if "of its own" in self.style else imported)(q, k, v)
 
 
-def rotated(x: Tensor) -> Tensor:
+def apply_rotary(x: Tensor) -> Tensor:
     angles = torch.arange(x.shape[2])[:, None] * torch.tensor([1.0, 0.1])
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
     one, other = x.chunk(2, -1)
@@ -329,17 +329,17 @@ def rotated(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("style", STYLES)
 def test_cross_attention_is_determined_by_what_it_is_made_from_not_by_lengths(style):
     model, x, y = Attend(style), torch.randn(B, Q, H * D), torch.randn(B, Q, H * D)
-    recording, _ = beheld(model, lambda m: m(x, y))
+    recording, _ = record_and_compare(model, lambda m: m(x, y))
     assert [call.kind for call in recording.calls] == ["cross"]
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     assert [call.kind for call in recording.calls] == ["self"]
-    recording, _ = beheld(model, lambda m: (m(x), m(x, y)))
+    recording, _ = record_and_compare(model, lambda m: (m(x), m(x, y)))
     assert [call.kind for call in recording.calls] == ["self", "cross"]
 
 
 def test_positions_added_to_queries_and_keys_make_no_crossing():
     model, x, p, r = Attend("modules"), torch.randn(B, Q, H * D), torch.randn(Q, H * D), torch.randn(Q, H * D)
-    recording, _ = beheld(nn.ModuleList([model]), lambda m: Outer(m[0])(x, p, r))
+    recording, _ = record_and_compare(nn.ModuleList([model]), lambda m: Outer(m[0])(x, p, r))
     assert [call.kind for call in recording.calls] == ["self"]
 
 
@@ -365,7 +365,7 @@ class Latents(nn.Module):
 
 def test_learned_queries_cross():
     x = torch.randn(B, Q, H * D)
-    recording, _ = beheld(Latents(), lambda m: m(x))
+    recording, _ = record_and_compare(Latents(), lambda m: m(x))
     assert [call.kind for call in recording.calls] == ["cross"]
 
 
@@ -375,7 +375,7 @@ def test_what_is_stored_is_detached_and_safe_against_writing_in_place():
     with record(model) as recording:
         out = model(q, k, v)
     with torch.no_grad():
-        expected = softmaxed(q, k)
+        expected = compute_weights(q, k)
         q.zero_(), k.zero_()
     out.sum().backward()
     assert_map(recording.map(0), expected, q, k)
@@ -385,7 +385,7 @@ def test_what_is_stored_is_detached_and_safe_against_writing_in_place():
 def test_a_given_mask_may_change_afterwards():
     q, k, v = qkv(B)
     visible = torch.rand(B, H, Q, K) > 0.4
-    expected = softmaxed(q, k, visible)
+    expected = compute_weights(q, k, visible)
     with record(model := Kernel(attn_mask=visible)) as recording:
         model(q, k, v)
     visible.fill_(True)
@@ -426,9 +426,9 @@ def test_one_mask_that_is_written_to_between_layers_is_two_masks(write, floating
     one, other = torch.rand(Q, K) > 0.4, torch.rand(Q, K) > 0.4
     masks = [torch.zeros(Q, K).masked_fill(~seen, -torch.inf) if floating else seen for seen in (one, other)]
     with mode():
-        recording, _ = beheld(Rewriting({}, write, *masks), lambda m: m(q, k, v))
+        recording, _ = record_and_compare(Rewriting({}, write, *masks), lambda m: m(q, k, v))
     for layer, seen in enumerate((one, other)):
-        assert_map(recording.map(layer), softmaxed(q, k, seen), q, k)
+        assert_map(recording.map(layer), compute_weights(q, k, seen), q, k)
 
 
 def test_a_mask_that_layers_share_is_read_once(monkeypatch):
@@ -436,7 +436,7 @@ def test_a_mask_that_layers_share_is_read_once(monkeypatch):
     monkeypatch.setattr(thread_state, "infer_rule", lambda *given: read.append(given) or infer_rule(*given))
     seen = torch.rand(Q, K) > 0.4
     with torch.inference_mode():
-        recording, _ = beheld(Rewriting({}, lambda x, y: None, seen, seen), lambda m: m(*qkv(B)))
+        recording, _ = record_and_compare(Rewriting({}, lambda x, y: None, seen, seen), lambda m: m(*qkv(B)))
     assert len(recording.calls) == 2
     assert len(read) == 1
 
@@ -448,14 +448,14 @@ def test_a_mask_on_a_gpu_that_is_written_to_between_layers_is_two_masks(write, m
     q, k, v = (x.cuda() for x in qkv(B))
     one, other = torch.rand(Q, K).cuda() > 0.4, torch.rand(Q, K).cuda() > 0.4
     with mode():
-        recording, _ = beheld(Rewriting({}, write, one, other), lambda m: m(q, k, v))
+        recording, _ = record_and_compare(Rewriting({}, write, one, other), lambda m: m(q, k, v))
     for layer, seen in enumerate((one, other)):
-        assert_map(recording.map(layer), softmaxed(q, k, seen), q, k)
+        assert_map(recording.map(layer), compute_weights(q, k, seen), q, k)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_a_kernel_on_a_gpu():
     q, k, v = (x.cuda() for x in qkv(B))
-    recording, _ = beheld(Kernel(is_causal=True), lambda m: m(q, k, v))
-    weights = softmaxed(q, k, torch.ones(Q, K, device="cuda").tril().bool())
+    recording, _ = record_and_compare(Kernel(is_causal=True), lambda m: m(q, k, v))
+    weights = compute_weights(q, k, torch.ones(Q, K, device="cuda").tril().bool())
     assert_map(recording.map(0), weights[..., :Q], q, k)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from observe.beheld import EQUAL
-from observe.eager_weights import run, same
+from observe.eager_weights import are_equal, run
+from observe.recording_checks import EQUAL
 from observe.shared_rows import SHARED, compare_with_outputs
 from regard.observe import record
 
@@ -24,7 +24,7 @@ def test_no_bit_changes_inside_record(one):
     given = one.family.feed(model)
     plain, _ = run(model, given)
     inside, recording = run(model, given, recorded=True)
-    assert same(plain, inside)
+    assert are_equal(plain, inside)
     assert not recording.missed
 
 

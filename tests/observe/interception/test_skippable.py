@@ -7,18 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from observe.beheld import beheld
+from observe.recording_checks import record_and_compare
 from regard.observe.interception.skippable import find_skippable
 
 C = 6
 X = torch.randn(2, 5, C)
 
 
-def attended(x: Tensor) -> Tensor:
+def attend_to_itself(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x)
 
 
-def doubled(x: Tensor) -> Tensor:
+def double_numbers(x: Tensor) -> Tensor:
     return 2 * x
 
 
@@ -40,16 +40,16 @@ class Steps(nn.Module):
     def power(self) -> float:
         return 0.5
 
-    def turned(self, x: Tensor) -> Tensor:
-        return doubled(x) ** self.power
+    def transform(self, x: Tensor) -> Tensor:
+        return double_numbers(x) ** self.power
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.nan_to_num(self.turned(x))
+        return torch.nan_to_num(self.transform(x))
 
 
 class ByMethod(Steps):
-    def turned(self, x: Tensor) -> Tensor:
-        return attended(x)
+    def transform(self, x: Tensor) -> Tensor:
+        return attend_to_itself(x)
 
 
 class ByProperty(Steps):
@@ -60,7 +60,7 @@ class ByProperty(Steps):
 
 class ByFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return doubled(attended(x))
+        return double_numbers(attend_to_itself(x))
 
 
 class InAList(nn.Module):
@@ -93,7 +93,7 @@ class ByImport(nn.Module):
 
 class Overridden(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:
-        return attended(x)
+        return attend_to_itself(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -130,7 +130,7 @@ OTHERS = [
         ByClosure(),
         ByImport(),
         Overridden(),
-        Held(attended),
+        Held(attend_to_itself),
     ),
     *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
     *(nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
@@ -151,7 +151,7 @@ def test_hooks_and_a_forward_of_the_instance_are_intercepted():
     for change in (
         lambda module: module.register_forward_hook(lambda *_: None),
         lambda module: module.shrink.register_forward_pre_hook(lambda *_: None),
-        lambda module: setattr(module, "forward", attended),
+        lambda module: setattr(module, "forward", attend_to_itself),
         lambda module: setattr(module, "shrink", ByFunction()),
     ):
         module = Feed()
@@ -175,18 +175,18 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, way: str) -> Tensor:
         if way == "given":
-            return self.given(self.feed(x), attended)
+            return self.given(self.feed(x), attend_to_itself)
         weights = self.drop((x @ self.feed(x).mT).softmax(-1))
         return self.drop(weights) @ x
 
 
 def test_a_function_that_a_skippable_module_is_handed_is_intercepted():
-    recording, _ = beheld(Model().eval(), lambda model: model(X, "given"))
+    recording, _ = record_and_compare(Model().eval(), lambda model: model(X, "given"))
     assert [call.name for call in recording.calls] == ["given"]
 
 
 def test_weights_that_pass_through_a_skippable_module_are_still_weights():
-    recording, _ = beheld(Model().eval(), lambda model: model(X, "weights"))
+    recording, _ = record_and_compare(Model().eval(), lambda model: model(X, "weights"))
     assert recording.names == [""]
 
 
@@ -195,11 +195,11 @@ def test_a_hook_that_is_hung_on_inside_the_block_is_intercepted():
     model = Model().eval()
 
     def forward(model: nn.Module) -> Tensor:
-        hook = model.feed.register_forward_hook(lambda module, args, out: attended(out))
+        hook = model.feed.register_forward_hook(lambda module, args, out: attend_to_itself(out))
         try:
             return model.feed(X)
         finally:
             hook.remove()
 
-    recording, _ = beheld(model, forward)
+    recording, _ = record_and_compare(model, forward)
     assert [call.name for call in recording.calls] == ["feed"]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import beheld
+from observe.recording_checks import record_and_compare
 from regard.errors import ConfigError
 from regard.observe import record
 
@@ -45,13 +45,13 @@ X = torch.randn(B, T, C)
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def dynamo_reset():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def told(recording, module: str = "") -> None:
+def assert_missed(recording, module: str = "") -> None:
     assert [(one.kernel, one.module) for one in recording.missed] == [("torch.compile", module)]
     assert "bypasses the hooks" in recording.missed[0].reason
     assert not recording.calls
@@ -80,7 +80,7 @@ FORMS = {
     "a function that calls it deep inside": lambda m, backend: torch.compile(outer(m), backend=backend),
     "the model's own forward": lambda m, backend: torch.compile(m.forward, backend=backend),
     "the model": lambda m, backend: torch.compile(m, backend=backend),
-    "a function that is handed the model": lambda m, backend: handed(m, torch.compile(call, backend=backend)),
+    "a function that is handed the model": lambda m, backend: bind_module(m, torch.compile(call, backend=backend)),
 }
 
 
@@ -101,7 +101,7 @@ def call(m, x):
     return m(x)
 
 
-def handed(m, compiled):
+def bind_module(m, compiled):
     return lambda x: compiled(m, x)
 
 
@@ -111,8 +111,8 @@ def test_code_compiled_before_is_reported_and_not_compiled_anew(form):
     function = FORMS[form](model, counter)
     function(X)
     frames = counter.frame_count
-    recording, _ = beheld(model, lambda m: function(X), missing=True)
-    told(recording)
+    recording, _ = record_and_compare(model, lambda m: function(X), missing=True)
+    assert_missed(recording)
     function(X)
     assert counter.frame_count == frames
 
@@ -129,7 +129,7 @@ def test_code_compiled_in_the_block_is_recorded_and_not_compiled_anew_after_it(f
     assert counter.frame_count == frames
     assert_equal_to_eager(recording, model, runs=2)
     assert torch.equal(outputs[0], expected + 1 if "deep" in form else expected)
-    again, _ = beheld(model, lambda m: function(X))  # the op is still there
+    again, _ = record_and_compare(model, lambda m: function(X))  # the op is still there
     assert_equal_to_eager(again, model)
 
 
@@ -201,15 +201,15 @@ def test_compiled_functions_without_attention_change_nothing():
     loss = torch.compile(lambda y: y.square().mean(), backend=counter)
     loss(model(X))
     frames = counter.frame_count
-    recording, _ = beheld(model, lambda m: loss(m(X)))
+    recording, _ = record_and_compare(model, lambda m: loss(m(X)))
     assert [one.name for one in recording.calls] == ["attn"]
     assert counter.frame_count == frames
 
 
 def test_a_compiled_function_that_computes_attention_is_reported_with_its_module():
     model = nn.Sequential(nn.Linear(C, C), Held()).requires_grad_(False)
-    recording, _ = beheld(model, lambda m: m(X), missing=True)
-    told(recording, "1")
+    recording, _ = record_and_compare(model, lambda m: m(X), missing=True)
+    assert_missed(recording, "1")
 
 
 class Held(nn.Module):
@@ -225,7 +225,7 @@ def test_a_stance_that_compiles_nothing_is_recorded():
     model = Model()
     function = torch.compile(lambda x: model(x), backend="eager")
     with torch.compiler.set_stance("force_eager"):
-        recording, _ = beheld(model, lambda m: function(X))
+        recording, _ = record_and_compare(model, lambda m: function(X))
     assert [one.name for one in recording.calls] == ["attn"]
 
 
@@ -246,7 +246,7 @@ def test_an_error_in_compiled_code_leaves_the_rest_of_the_block_recorded():
 def test_full_graphs_are_recorded_and_a_graph_break_is_reported():
     model = Model()
     function = torch.compile(lambda x: model(x), backend="eager", fullgraph=True)
-    recording, _ = beheld_in_block(model, function)
+    recording, _ = record_compiled_in_block(model, function)
     assert_equal_to_eager(recording, model)
 
     def breaks(x):
@@ -254,11 +254,11 @@ def test_full_graphs_are_recorded_and_a_graph_break_is_reported():
         torch._dynamo.graph_break()
         return x + 1
 
-    recording, _ = beheld_in_block(model, torch.compile(breaks, backend="eager"), missing=True)
+    recording, _ = record_compiled_in_block(model, torch.compile(breaks, backend="eager"), missing=True)
     assert {one.reason.split(",")[0] for one in recording.missed} == {"the graph breaks here"}
 
 
-def beheld_in_block(model, function, missing: bool = False):
+def record_compiled_in_block(model, function, missing: bool = False):
     """A recording of code that is compiled in its block, and its output; nothing may be missed but a graph break."""
     with warnings.catch_warnings(), torch.no_grad(), record(model) as recording:
         warnings.simplefilter("ignore")
@@ -297,7 +297,7 @@ def test_export_of_the_model_inside_the_block_is_no_run_of_it(strict):
 
 def test_an_exported_program_is_recorded():
     program = torch.export.export(Model().eval(), (X,)).module()
-    recording, _ = beheld(program, lambda m: m(X))
+    recording, _ = record_and_compare(program, lambda m: m(X))
     assert len(recording.calls) == 1
 
 
@@ -315,7 +315,7 @@ def test_tracing_the_model_inside_the_block_adds_nothing_to_the_graph():
 
 def test_a_graph_module_of_fx_is_recorded():
     model = torch.fx.symbolic_trace(nn.Sequential(Attention(), nn.GELU()))
-    recording, _ = beheld(model, lambda m: m(X))
+    recording, _ = record_and_compare(model, lambda m: m(X))
     assert len(recording.calls) == 1
     with warnings.catch_warnings(), record(source := Attention()) as recording:
         warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bounds import assert_within, sum_bound
-from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
+from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
 from regard import AttentionMap
 from regard.observe import record
 
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def drawn(model: nn.Module) -> nn.Module:
+def draw_parameters(model: nn.Module) -> nn.Module:
     """The model with weights and biases far from where they begin, which need no gradient."""
     torch.manual_seed(0)
     for p in model.parameters():
@@ -68,7 +68,7 @@ KINDS = {
 
 def multi_head(first: bool = True, dropout: float = 0.0, **settings: object) -> nn.MultiheadAttention:
     heads = settings.pop("num_heads", H)
-    return drawn(nn.MultiheadAttention(C, heads, batch_first=first, dropout=dropout, **settings))
+    return draw_parameters(nn.MultiheadAttention(C, heads, batch_first=first, dropout=dropout, **settings))
 
 
 def inputs(model: nn.MultiheadAttention, crosses: bool) -> list[Tensor]:
@@ -100,7 +100,7 @@ def test_multi_head_attention_is_what_it_says_of_itself(asked, first, training, 
     options = masks(T, S if crosses else T)[mask]
     expected = weights_of(model, given, **options)
     asking = {"need_weights": asked != "nothing", "average_attn_weights": asked == "their mean"}
-    recording, _ = beheld(model.train(training), lambda m: m(*given, **options, **asking))
+    recording, _ = record_and_compare(model.train(training), lambda m: m(*given, **options, **asking))
     assert [call.kind for call in recording.calls] == ["cross" if crosses else "self"]
     assert distance(recording.map(0, kind=recording.calls[0].kind), expected) < EQUAL
 
@@ -113,7 +113,7 @@ def test_every_kind_of_multi_head_attention(kind, asked, mask):
     given = inputs(model, crosses=False)
     options = masks(T, given[1].shape[1])[mask]
     expected = weights_of(model, given, **options)
-    recording, _ = beheld(model, lambda m: m(*given, **options, need_weights=asked))
+    recording, _ = record_and_compare(model, lambda m: m(*given, **options, need_weights=asked))
     call = recording.calls[0]
     assert len(recording.calls) == 1
     assert distance(call.map, expected) < EQUAL
@@ -124,7 +124,7 @@ def test_input_without_a_batch(asked):
     model = multi_head()
     x = torch.randn(T, C)
     expected = weights_of(model, [x, x, x])
-    recording, _ = beheld(model, lambda m: m(x, x, x, need_weights=asked))
+    recording, _ = record_and_compare(model, lambda m: m(x, x, x, need_weights=asked))
     assert distance(recording.map(0), expected[None]) < EQUAL
 
 
@@ -133,7 +133,7 @@ def test_a_causal_hint(asked):
     model, hidden = multi_head(), masks(T, T)["bool"]
     x = torch.randn(B, T, C)
     expected = weights_of(model, [x, x, x], **hidden)
-    recording, _ = beheld(model, lambda m: m(x, x, x, **hidden, is_causal=True, need_weights=asked))
+    recording, _ = record_and_compare(model, lambda m: m(x, x, x, **hidden, is_causal=True, need_weights=asked))
     assert distance(recording.map(0), expected) < EQUAL
 
 
@@ -150,7 +150,7 @@ def test_positions_added_to_queries_and_keys_do_not_cross(asked):
             return self.attn(x + p, x + r, x, need_weights=asked)[0]
 
     x, p, r = torch.randn(B, T, C), torch.randn(T, C), torch.randn(T, C)
-    recording, _ = beheld(Detector(), lambda m: m(x, p, r))
+    recording, _ = record_and_compare(Detector(), lambda m: m(x, p, r))
     assert [call.kind for call in recording.calls] == ["self"]
 
 
@@ -161,15 +161,15 @@ class Subclass(nn.MultiheadAttention):
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_subclass(first):
-    model = drawn(Subclass(C, H, batch_first=first))
+    model = draw_parameters(Subclass(C, H, batch_first=first))
     x = torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     q, k, _ = (
         F.linear(x if first else x.transpose(0, 1), model.in_proj_weight, model.in_proj_bias)
         .unflatten(-1, (3, H, -1))
         .permute(2, 0, 3, 1, 4)
     )
-    assert distance(recording.map(0), softmaxed(q, k)) < EQUAL
+    assert distance(recording.map(0), compute_weights(q, k)) < EQUAL
 
 
 class Pool(nn.Module):
@@ -197,21 +197,21 @@ class Pool(nn.Module):
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("bound", [True, False])
 def test_the_function_called_by_itself(asked, bound):
-    model, x = drawn(Pool(asked, bound)), torch.randn(T, B, C)
-    recording, _ = beheld(model, lambda m: m(x))
+    model, x = draw_parameters(Pool(asked, bound)), torch.randn(T, B, C)
+    recording, _ = record_and_compare(model, lambda m: m(x))
     q, k = (p(y).transpose(0, 1).unflatten(-1, (H, -1)).transpose(1, 2) for p, y in ((model.q, x[:1]), (model.k, x)))
     assert len(recording.calls) == 1
-    assert distance(recording.calls[0].map, softmaxed(q, k)) < EQUAL
+    assert distance(recording.calls[0].map, compute_weights(q, k)) < EQUAL
 
 
 def encoder(layers: int = 2, first: bool = True, nested: bool = True, **settings: object) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(C, H, 11, dropout=0.2, batch_first=first, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return drawn(nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(C), enable_nested_tensor=nested))
+        return draw_parameters(nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(C), enable_nested_tensor=nested))
 
 
-def projected(layer: nn.TransformerEncoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+def project_queries_and_keys(layer: nn.TransformerEncoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
     x = layer.norm1(x) if layer.norm_first else x
     attn = layer.self_attn
     q, k, _ = F.linear(x, attn.in_proj_weight, attn.in_proj_bias).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
@@ -246,10 +246,10 @@ def visible(name: str) -> tuple[Tensor, Tensor | None]:
 def test_an_encoder_in_evaluation_keeps_its_fast_path(name, settings):
     model, x = encoder(**settings), torch.randn(B, T, C)
     given = x if settings.get("first", True) else x.transpose(0, 1)
-    recording, _ = beheld(model, lambda m: m(given, **MASKED[name]))
+    recording, _ = record_and_compare(model, lambda m: m(given, **MASKED[name]))
     assert [call.name for call in recording.calls] == ["layers.0.self_attn", "layers.1.self_attn"]
     seen, bias = visible(name)
-    expected = softmaxed(*projected(model.layers[0], x), seen, bias)
+    expected = compute_weights(*project_queries_and_keys(model.layers[0], x), seen, bias)
     real = slice(T - 2) if name == "padding" else slice(None)  # a nested tensor holds no queries in the padding
     assert float((recording.map(0)[1, :, real] - expected[1, :, real]).abs().max()) < EQUAL
     assert distance(recording.map(0).select(batch=[0]), expected[:1]) < EQUAL
@@ -286,17 +286,19 @@ def test_an_encoder_in_training(name):
         m(x, **MASKED[name]).square().sum().backward()
         return [p.grad for p in m.parameters()]
 
-    recording, _ = beheld(model, step)
+    recording, _ = record_and_compare(model, step)
     seen, _ = visible(name)
-    assert distance(recording.map(0), softmaxed(*projected(model.layers[0], x), seen)) < EQUAL
+    assert distance(recording.map(0), compute_weights(*project_queries_and_keys(model.layers[0], x), seen)) < EQUAL
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_transformer_has_an_encoder_a_decoder_and_crossings(training):
-    model = drawn(nn.Transformer(C, H, 2, 3, 11, batch_first=True)).train(training)
+    model = draw_parameters(nn.Transformer(C, H, 2, 3, 11, batch_first=True)).train(training)
     x, y = torch.randn(B, T, C), torch.randn(B, S, C)
     hidden = nn.Transformer.generate_square_subsequent_mask(S)
-    recording, _ = beheld(model, lambda m: m(x, y, tgt_mask=hidden, tgt_is_causal=True, memory_key_padding_mask=padding(T)))
+    recording, _ = record_and_compare(
+        model, lambda m: m(x, y, tgt_mask=hidden, tgt_is_causal=True, memory_key_padding_mask=padding(T))
+    )
     assert len(recording.layers(part="encoder")) == 2
     assert len(recording.layers(part="decoder")) == len(recording.layers("cross")) == 3
     assert recording.map(0, part="encoder").shape == (B, H, T, T)
@@ -308,9 +310,9 @@ def test_a_transformer_has_an_encoder_a_decoder_and_crossings(training):
 
 
 def test_a_decoder_of_equal_lengths_still_crosses():
-    model = drawn(nn.TransformerDecoder(nn.TransformerDecoderLayer(C, H, 11, batch_first=True), 2))
+    model = draw_parameters(nn.TransformerDecoder(nn.TransformerDecoderLayer(C, H, 11, batch_first=True), 2))
     x, y = torch.randn(B, T, C), torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: m(x, y))
+    recording, _ = record_and_compare(model, lambda m: m(x, y))
     assert [call.kind for call in recording.calls] == ["self", "cross"] * 2
 
 
@@ -329,17 +331,17 @@ class Custom(nn.Module):
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_layer_of_ones_own_in_an_encoder_of_torch_is_seen(bound):
-    model = drawn(nn.TransformerEncoder(Custom(bound), 2, enable_nested_tensor=False))
+    model = draw_parameters(nn.TransformerEncoder(Custom(bound), 2, enable_nested_tensor=False))
     x = torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: m(x))
+    recording, _ = record_and_compare(model, lambda m: m(x))
     q, k, _ = model.layers[0].project(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
     assert [call.name for call in recording.calls] == ["layers.0", "layers.1"]
-    assert distance(recording.map(0), softmaxed(q, k)) < EQUAL
+    assert distance(recording.map(0), compute_weights(q, k)) < EQUAL
 
 
 def test_attention_of_others_inside_the_block_is_not_ours():
     model, other, x = multi_head(), encoder(), torch.randn(B, T, C)
-    recording, _ = beheld(model, lambda m: (m(x, x, x), other(x)))
+    recording, _ = record_and_compare(model, lambda m: (m(x, x, x), other(x)))
     assert len(recording.calls) == 1
 
 
@@ -347,7 +349,7 @@ def test_attention_of_others_inside_the_block_is_not_ours():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_half_precision_single_and_double(asked, dtype):
     model, x = multi_head().to(dtype), torch.randn(B, T, C, dtype=dtype)
-    recording, _ = beheld(model, lambda m: m(x, x, x, need_weights=asked))
+    recording, _ = record_and_compare(model, lambda m: m(x, x, x, need_weights=asked))
     assert_projected(recording.map(0), model, x, dtype)
 
 
@@ -360,7 +362,7 @@ def assert_projected(found: AttentionMap, model: nn.MultiheadAttention, x: Tenso
         assert one.dtype == dtype
         rounded = sum_bound(torch.promote_types(dtype, torch.float32), C + 1, terms)
         assert_within(one, expected, rounded + sum_bound(dtype, 2, terms))  # the product, and the bias added to it
-    assert_map(found, softmaxed(q, k), q, k)
+    assert_map(found, compute_weights(q, k), q, k)
 
 
 def split(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -377,5 +379,5 @@ def test_under_autocast(asked):
         with torch.autocast("cpu", torch.bfloat16):
             return m(x, x, x, need_weights=asked)
 
-    recording, _ = beheld(model, run)
+    recording, _ = record_and_compare(model, run)
     assert_projected(recording.map(0), model, x, torch.bfloat16)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
-from observe.beheld import EQUAL, beheld
+from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import record
@@ -137,7 +137,7 @@ def run(name, dtype=torch.float64):
     torch.manual_seed(5)
     weigh, parts, *_ = FORMS[name]
     model = nn.Sequential(Own(weigh, parts)).to(dtype).eval()
-    return model, *beheld(model, lambda m: m(torch.randn(B, T, C, dtype=dtype)))
+    return model, *record_and_compare(model, lambda m: m(torch.randn(B, T, C, dtype=dtype)))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -240,6 +240,6 @@ def test_keys_that_each_query_picks_are_the_mask_of_a_softmax(name):
 
     torch.manual_seed(1)
     model = nn.Sequential(Picks()).double()
-    recording, _ = beheld(model, lambda m: m(torch.randn(B, T, C, dtype=torch.float64)))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C, dtype=torch.float64)))
     assert (recording.map(0).dense() - model[0].seen).abs().max() < EQUAL
     assert f"it is {'top-k' if name == 'topk' else 'sorted'} attention" in recording.notes[0]

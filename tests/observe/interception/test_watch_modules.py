@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.beheld import assert_map, beheld, identical, softmaxed
 from observe.interception.conftest import ours
+from observe.recording_checks import are_identical, assert_map, compute_weights, record_and_compare
 from regard.observe import record
 from regard.observe.interception.patching import PatchSet
 
@@ -61,7 +61,7 @@ def test_the_same_model_twice():
     with record(model) as outer, record(model) as inner:
         model(X)
     assert [call.name for call in outer.calls] == [call.name for call in inner.calls] == ["block.attn"]
-    assert identical(outer.map(0).dense(), inner.map(0).dense())
+    assert are_identical(outer.map(0).dense(), inner.map(0).dense())
 
 
 def test_a_model_and_a_part_of_it():
@@ -97,7 +97,7 @@ def test_a_model_inside_a_model_is_recorded_by_both():
     assert [call.name for call in b.calls] == ["block.attn"] * 2
 
 
-def beside_a_mode(model, call, around):
+def record_with_mode(model, call, around):
     """What a call recorded with a mode around the block, or inside it, gives; and the mode."""
     mode = Watching()
     if around:
@@ -114,11 +114,11 @@ def test_a_mode_around_or_inside_sees_what_it_saw(around):
     model = Model()
     with Watching() as before:
         expected = model(X)
-    recording, out, mode = beside_a_mode(model, lambda m: m(X), around)
+    recording, out, mode = record_with_mode(model, lambda m: m(X), around)
     assert mode.seen == before.seen
-    assert identical(out, expected)
+    assert are_identical(out, expected)
     q, k, _ = model.block["attn"].split(X)
-    assert_map(recording.map(0), softmaxed(q, k), q, k)
+    assert_map(recording.map(0), compute_weights(q, k), q, k)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_mode_beside_modules_of_torch(module, around):
     call = (lambda m: m(X, X, X)[0]) if isinstance(module, nn.MultiheadAttention) else (lambda m: m(X))
     with Watching() as before:
         expected = call(module)
-    recording, out, mode = beside_a_mode(module, call, around)
-    assert identical(out, expected)
+    recording, out, mode = record_with_mode(module, call, around)
+    assert are_identical(out, expected)
     assert mode.seen == before.seen
     assert len(recording.calls) == 1
 
@@ -255,5 +255,5 @@ def test_neither_the_import_nor_a_recording_brings_the_compiler():
 
 
 def test_a_block_without_attention():
-    recording, _ = beheld(nn.Linear(C, C), lambda m: m(X))
+    recording, _ = record_and_compare(nn.Linear(C, C), lambda m: m(X))
     assert not recording.calls

@@ -6,14 +6,14 @@ import torch
 
 @pytest.fixture(scope="module")
 def recording():
-    from show.page.asking import recorded  # which needs what the browser's tests may be skipped for
+    from show.page.server_client import record_sorter  # which needs what the browser's tests may be skipped for
 
-    return recorded(keep="values")
+    return record_sorter(keep="values")
 
 
 @pytest.fixture(scope="module")
 def client(recording):
-    from show.page.asking import asking, sorter
+    from show.page.server_client import make_sorter, open_client
 
-    with asking(recording, adapter=sorter(torch.float64)) as found:
+    with open_client(recording, adapter=make_sorter(torch.float64)) as found:
         yield found

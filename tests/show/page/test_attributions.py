@@ -11,7 +11,7 @@ from regard import GPT2, Causal, ConfigError, GPT2Config
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import attributions, params
 from regard.show.page import session as sessions
-from show.page.asking import addressed, asking, recorded
+from show.page.server_client import format_address, open_client, record_sorter
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 LONG = "CAB" * 101
@@ -20,7 +20,7 @@ LAYER = 3
 
 def get_numbers(client, **query) -> torch.Tensor:
     """The numbers of an answer in their shape, in float64."""
-    status, headers, body = client.ask(addressed("/api/r/r1/attribution", query))
+    status, headers, body = client.ask(format_address("/api/r/r1/attribution", query))
     assert status == 200, body
     return torch.from_numpy(np.frombuffer(body, "<f4").astype(np.float64)).view(*map(int, headers["x-shape"].split(",")))
 
@@ -38,7 +38,7 @@ def write_pocket() -> GPT2Adapter:
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(write_pocket(), text=TEXT) as found:
+    with open_client(write_pocket(), text=TEXT) as found:
         yield found
 
 
@@ -120,7 +120,7 @@ def test_coarser_tiles_pool_the_signed_numbers(how):
     expected = (
         pixels.sum(-1) / (areas[:, None] * areas) if how == "mean" else pixels.gather(-1, pixels.abs().argmax(-1, True))[..., 0]
     )
-    with asking(GPT2Adapter("letters", model), text=LONG) as client:
+    with open_client(GPT2Adapter("letters", model), text=LONG) as client:
         found = get_numbers(client, show="pull", head=1, level=1, row=0, column=0, how=how)
         assert torch.equal(~found.isnan(), Causal().table(size, size).reshape(size, size))
         scale = float(expected.abs().max())
@@ -149,17 +149,17 @@ def test_what_every_word_did_is_refused_where_there_is_no_such_word(client):
         ({"show": "all", "at": 1, "token": 1}, "show must be"),
         ({"show": "cut", "token": 1}, "at must be a whole number"),
     ):
-        status, told = client.refused("/api/r/r1/influence", **query)
+        status, told = client.expect_refusal("/api/r/r1/influence", **query)
         assert status == 400
         assert said in told
-    assert client.refused("/api/r/r1/story")[0] == 404
+    assert client.expect_refusal("/api/r/r1/story")[0] == 404
 
 
 def test_one_backward_serves_every_layer_head_and_setting(monkeypatch):
     made = []
     compute = attributions.compute_target
     monkeypatch.setattr(attributions, "compute_target", lambda *given: made.append(given[-2:]) or compute(*given))
-    with asking(write_pocket(), text=TEXT) as client:
+    with open_client(write_pocket(), text=TEXT) as client:
         token = client.json("/api/r/r1/target")["token"]
         for show in ("pull", "cut"):
             for layer in range(3):
@@ -214,15 +214,15 @@ def test_gradients_of_many_targets_make_room_and_those_of_a_recording_go_with_it
     ],
 )
 def test_what_is_not_there_is_refused_in_a_sentence(client, query, sentence):
-    status, told = client.refused("/api/r/r1/attribution", **query)
+    status, told = client.expect_refusal("/api/r/r1/attribution", **query)
     assert status == 400
     assert told.startswith(sentence)
 
 
 def test_a_recording_that_no_model_read_here_shows_weights_alone():
-    with asking(recorded(keep="values"), adapter=write_pocket()) as client:
+    with open_client(record_sorter(keep="values"), adapter=write_pocket()) as client:
         for name, query in (("settings", {}), ("target", {}), ("attribution", {"show": "pull", "q": 1})):
-            status, told = client.refused(f"/api/r/r1/{name}", **query)
+            status, told = client.expect_refusal(f"/api/r/r1/{name}", **query)
             assert (status, "type the text" in told) == (400, True)
         read = json.loads(client.post("/api/type", {"text": TEXT})[1])["id"]
         assert client.json(f"/api/r/{read}/settings")["carried"] is None
@@ -235,11 +235,11 @@ def test_a_model_whose_projection_is_not_found_says_why_and_has_the_other_settin
 
     model = GPT2.load("pocket", torch.float64)
     model.__class__ = Scaled
-    with asking(GPT2Adapter("scaled", model), text=TEXT) as client:
+    with open_client(GPT2Adapter("scaled", model), text=TEXT) as client:
         found = client.json("/api/r/r1/settings")
         assert "last norm times the unembedding" in found["carried"]
         assert (found["pull"], found["cut"]) == (None, None)
-        assert "last norm" in client.refused("/api/r/r1/attribution", show="carried", q=1)[1]
+        assert "last norm" in client.expect_refusal("/api/r/r1/attribution", show="carried", q=1)[1]
         assert get_numbers(client, show="pull", q=1).shape == (24,)
 
 

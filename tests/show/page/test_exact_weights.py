@@ -7,7 +7,7 @@ import regard
 from regard import Causal, ConfigError
 from regard.show.page import exact_weights
 from regard.show.page.recording_entry import Place, RecordingEntry
-from show.page.asking import rows_and_keys
+from show.page.server_client import rows_and_keys
 
 B, H, G, T, D = 2, 4, 2, 13, 5
 PLACE = Place(b=1, head=2)
@@ -24,12 +24,12 @@ def entry():
     return RecordingEntry("r1", rows_and_keys(q, k, bias=bias, sinks=sinks, softcap=2.0))
 
 
-def expected(entry):
+def get_weights(entry):
     return entry.recording.map(0)[1]  # (h, q, k)
 
 
 def test_a_cell_is_one_of_its_row(entry):
-    row = expected(entry)[2, 9]
+    row = get_weights(entry)[2, 9]
     for k in range(T):
         found = exact_weights.get_cell(entry, PLACE, 9, k)
         assert found["weight"] == pytest.approx(float(row[k]), rel=1e-12)
@@ -41,13 +41,13 @@ def test_a_cell_is_one_of_its_row(entry):
 
 def test_scores_are_those_that_the_softmax_takes(entry):
     scores = [exact_weights.get_cell(entry, PLACE, 9, k)["score"] for k in (2, 5)]
-    row = expected(entry)[2, 9]
+    row = get_weights(entry)[2, 9]
     assert math.exp(scores[0] - scores[1]) == pytest.approx(float(row[2] / row[5]), rel=1e-12)
 
 
 def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
     weights, seen = exact_weights.get_row(entry, PLACE, 9, [2, 0, 2])
-    torch.testing.assert_close(weights, expected(entry)[[2, 0], 9].mean(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights, get_weights(entry)[[2, 0], 9].mean(0), rtol=0, atol=1e-12)
     assert seen.tolist() == [k <= 9 for k in range(T)]
     assert not exact_weights.get_row(entry, PLACE, 9)[1][3]
 
@@ -55,7 +55,7 @@ def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
 def test_a_column_is_the_mean_of_heads(entry):
     maps = [entry.get_map(place) for place in exact_weights.list_places(entry, PLACE, [3, 1])]
     weights, seen = exact_weights.get_column(maps, 3)
-    torch.testing.assert_close(weights, expected(entry)[[3, 1], :, 3].mean(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(weights, get_weights(entry)[[3, 1], :, 3].mean(0), rtol=0, atol=1e-12)
     assert seen.tolist() == [q >= 3 for q in range(T)]
 
 

@@ -2,7 +2,7 @@ import threading
 
 import regard
 from regard.show.page import executor
-from show.page.asking import asking, joined
+from show.page.server_client import join_server_threads, open_client
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -18,12 +18,12 @@ def test_no_more_is_computed_at_a_time_than_there_is_room_for(recording, monkeyp
         return cell(*given)
 
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", slowly)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         asked = [threading.Thread(target=client.json, args=("/api/r/r1/cell",), kwargs={"q": 1, "k": 0}) for _ in range(2)]
         for one in asked:
             one.start()
             assert inside.acquire(timeout=30)
-        status, sentence = client.refused("/api/r/r1/cell", q=1, k=0)
+        status, sentence = client.expect_refusal("/api/r/r1/cell", q=1, k=0)
         assert (status, "try again" in sentence) == (503, True)
         go_on.set()
         for one in asked:
@@ -35,21 +35,21 @@ def test_an_answer_that_takes_too_long_is_given_up(recording, monkeypatch):
     monkeypatch.setattr(executor, "ANSWER_SECONDS", 0.05)
     go_on = threading.Event()
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: go_on.wait(30) and {})
-    with asking(recording) as client:
-        assert client.refused("/api/r/r1/cell", q=1, k=0)[0] == 504
+    with open_client(recording) as client:
+        assert client.expect_refusal("/api/r/r1/cell", q=1, k=0)[0] == 504
         go_on.set()
 
 
 def test_a_fault_of_ours_is_reported_in_a_sentence_and_goes_to_the_log(recording, monkeypatch, caplog):
     monkeypatch.setattr(regard.show.page.exact_weights, "get_cell", lambda *_: 1 // 0)
-    with asking(recording) as client:
-        status, sentence = client.refused("/api/r/r1/cell", q=1, k=0)
+    with open_client(recording) as client:
+        status, sentence = client.expect_refusal("/api/r/r1/cell", q=1, k=0)
     assert (status, "ZeroDivision" in sentence) == (500, False)
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_server_that_has_stopped_leaves_no_thread(recording):
     before = set(threading.enumerate())
-    with joined(), asking(recording) as client:
+    with join_server_threads(), open_client(recording) as client:
         client.lines("/api/r/r1/open", **HEAD)
         assert any(one.name.startswith("regard-page-long") for one in set(threading.enumerate()) - before)

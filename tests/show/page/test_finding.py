@@ -17,7 +17,7 @@ from regard.show.page.model_adapter import record_text
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import LEAK_ID, Session
 from regard.show.page.translator_adapter import record_example
-from show.page.asking import asking, rows_and_keys
+from show.page.server_client import open_client, rows_and_keys
 
 WORDS = ["Ann", " met", " Bob", " in", " the", " blue", " park", "."]  # twice: each word has followed another before
 T = 2 * len(WORDS)
@@ -149,7 +149,7 @@ def test_the_finding_of_a_translation_says_what_its_words_look_at_and_names_the_
 
 def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
     adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
-    with asking(adapter=adapter) as client:
+    with open_client(adapter=adapter) as client:
         start = client.json("/api/start")
         for item in start["gallery"]:
             if item["link"] is None:

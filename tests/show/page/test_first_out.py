@@ -8,7 +8,7 @@ from regard import Causal
 from regard.map.codes import decode_weights
 from regard.mechanism import Prefix
 from regard.observe.head_kinds import heads
-from show.page.asking import asking, in_steps, recorded, rows_and_keys
+from show.page.server_client import in_steps, open_client, record_sorter, rows_and_keys
 
 
 def renormalize(weights: torch.Tensor) -> torch.Tensor:
@@ -19,10 +19,10 @@ def renormalize(weights: torch.Tensor) -> torch.Tensor:
     return torch.where(share > 0, rest / share, 0.0)
 
 
-@pytest.mark.parametrize("make", [recorded, in_steps], ids=["one forward", "a token at a time"])
+@pytest.mark.parametrize("make", [record_sorter, in_steps], ids=["one forward", "a token at a time"])
 def test_rows_columns_tiles_and_scores_leave_the_first_word_out(make):
     recording = make()
-    with asking(recording) as client:
+    with open_client(recording) as client:
         right = renormalize(recording.map(1)[0, 2])
         close = {"rtol": 4e-4, "atol": 1e-9}
         where = {"layer": 1, "head": 2}
@@ -36,7 +36,7 @@ def test_rows_columns_tiles_and_scores_leave_the_first_word_out(make):
         *rows, _ = client.lines("/api/r/r1:rest/heads")
         row = next(line["row"] for line in rows if (line["row"]["layer"], line["row"]["head"]) == (1, 2))
         previous = right.diagonal(-1)[1:].mean()  # the second query sees no other word than itself
-        if make is recorded:
+        if make is record_sorter:
             assert row["scores"]["previous token"] == pytest.approx(float(previous), rel=1e-6)
         assert client.codes("/api/r/r1/row", q=7, **where)[0] != 0  # the recording itself stays
 
@@ -44,20 +44,20 @@ def test_rows_columns_tiles_and_scores_leave_the_first_word_out(make):
 def test_a_mask_that_hides_the_first_key_gives_the_same_map():
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 3, 19, 5, dtype=torch.float64)
-    with asking(rows_and_keys(q, k)) as client:
+    with open_client(rows_and_keys(q, k)) as client:
         found = decode_weights(client.codes("/api/r/r1:rest/tile", level=0, row=0, column=0, head=1)).double()
     exact = regard.AttentionMap(q, k, Causal() & ~Prefix(1)).dense()[0, 1]
     torch.testing.assert_close(found, exact, rtol=4e-4, atol=1e-9)
 
 
 def test_the_heads_of_the_whole_recording_are_not_those_without_the_first_word():
-    recording = recorded()
-    with asking(recording) as client:
+    recording = record_sorter()
+    with open_client(recording) as client:
         whole, rest = (client.lines(f"/api/r/{name}/heads")[:-1] for name in ("r1", "r1:rest"))
     assert [line["row"]["kind"] for line in whole] == [row.kind for row in heads(recording)]
     assert whole != rest
 
 
 def test_a_recording_that_is_not_here_is_not_here_without_its_first_word_either():
-    with asking(recorded()) as client:
-        assert client.refused("/api/r/nowhere:rest/heads")[0] == 404
+    with open_client(record_sorter()) as client:
+        assert client.expect_refusal("/api/r/nowhere:rest/heads")[0] == 404

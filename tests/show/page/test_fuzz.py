@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from show.page.asking import asking, joined, recorded, sorter
+from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter
 
 PATHS = [
     "/",
@@ -186,7 +186,7 @@ def request(draw: random.Random) -> bytes:
     return whole[: draw.randrange(len(whole))] if draw.random() < 0.1 else whole
 
 
-def asked(address, seed: int) -> list[bytes]:
+def send_at_random(address, seed: int) -> list[bytes]:
     """What came back to many requests, each on its own connection, some of which are closed at once."""
     draw, found = random.Random(seed), []
     for _ in range(EACH):
@@ -204,9 +204,11 @@ def asked(address, seed: int) -> list[bytes]:
 
 @pytest.mark.slow
 def test_thousands_of_wrong_requests_leave_it_answering_and_it_never_shows_its_inside(caplog):
-    with asking(recorded(), adapter=sorter()) as client:
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
         with ThreadPoolExecutor(TOGETHER) as pool:
-            found = [answer for part in pool.map(asked, [client.address] * TOGETHER, range(TOGETHER)) for answer in part]
+            found = [
+                answer for part in pool.map(send_at_random, [client.address] * TOGETHER, range(TOGETHER)) for answer in part
+            ]
         statuses = {answer.split(b" ", 2)[1] for answer in found if answer.startswith(b"HTTP/1.1 ")}
         assert {b"200", b"400", b"403", b"404", b"405"} <= statuses
         assert not any(status.startswith(b"5") for status in statuses)
@@ -260,7 +262,7 @@ POSTS = st.tuples(st.just("POST"), st.sampled_from(TO) | WHERE, QUERIES, SENT, T
 EXAMPLES, AT_ONCE, TIMEOUT_SECONDS = 400, 8, 60
 
 
-def answered(address, one):
+def send_request(address, one):
     """The status and the body of the answer to one request."""
     method, path, query, body, kind, fields = one
     asked_for = "&".join(f"{quote(name, errors='replace')}={quote(value, errors='replace')}" for name, value in query)
@@ -310,12 +312,12 @@ def test_any_query_any_json_and_several_at_once_are_answered_or_refused_in_a_sen
     @given(requests=st.lists(GETS | POSTS, min_size=1, max_size=AT_ONCE))
     def send(requests):
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = list(pool.map(lambda one: answered(client.address, one), requests))
+            answers = list(pool.map(lambda one: send_request(client.address, one), requests))
         for one, answer in zip(requests, answers, strict=True):
             check(one, *answer)
             counts[answer[0]] += 1
 
-    with joined(), logging_to(records), asking(recorded(), adapter=sorter()) as client:
+    with join_server_threads(), logging_to(records), open_client(record_sorter(), adapter=make_sorter()) as client:
         send()
         assert client.json("/api/start")["model"] == "sorter"
         client.idle()

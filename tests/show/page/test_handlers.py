@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import Causal
 from regard.map.codes import encode_weights
-from show.page.asking import TEXT, asking, recorded, rows_and_keys
+from show.page.server_client import TEXT, open_client, record_sorter, rows_and_keys
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -102,10 +102,10 @@ def test_steps_and_examples_are_described(client):
 
 
 def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
-    recording = recorded()
+    recording = record_sorter()
     recording.tokens = ["</script>", "\ud800", "\0", "\u202e", *"ABCABCA"]
     recording.model = "\x1b]52;c;ZQ==\x07\ud800"
-    with asking(recording) as client:
+    with open_client(recording) as client:
         assert client.json("/api/start")["recordings"][0]["model"] == recording.model
         assert client.json("/api/start")["recordings"][0]["words"]["words"]["first"] == recording.tokens
         assert client.json("/api/r/r1/words")["words"] == recording.tokens
@@ -117,9 +117,9 @@ def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
 @pytest.mark.parametrize("steps", [64, 8], ids=["all steps", "those of a row"])
 def test_a_word_of_megabytes_is_its_beginning_everywhere(steps, monkeypatch):
     monkeypatch.setattr("regard.show.page.handlers.MAX_STEP_WORDS", steps)
-    recording = recorded()
+    recording = record_sorter()
     recording.tokens = ["x" * 10_000_000] * 11
-    with asking(recording) as client:
+    with open_client(recording) as client:
         start = client.json("/api/start")["recordings"][0]
         assert start["words"]["words"]["first"] == ["x" * 256 + "…"] * 11
         for path in ("/api/start", "/api/r/r1/words", "/api/r/r1/top?q=5", "/api/r/r1/top?k=5", "/api/r/r1/steps?q=5"):
@@ -133,7 +133,7 @@ def test_a_word_of_megabytes_is_its_beginning_everywhere(steps, monkeypatch):
 def test_numbers_that_are_none_do_not_break_an_answer():
     q = torch.randn(1, 1, 7, 5, generator=torch.Generator().manual_seed(0))
     q[0, 0, 3, 0] = torch.nan
-    with asking(rows_and_keys(q, torch.randn(1, 1, 7, 5))) as client:
+    with open_client(rows_and_keys(q, torch.randn(1, 1, 7, 5))) as client:
         assert client.json("/api/r/r1/cell", q=3, k=1) == {
             "weight": None,
             "score": None,
@@ -147,7 +147,7 @@ def test_numbers_that_are_none_do_not_break_an_answer():
 
 def test_what_a_head_was_divided_by_is_found_once(recording, monkeypatch):
     monkeypatch.setattr("regard.show.page.recording_entry.MAX_MAPS_BYTES", 0)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         client.lines("/api/r/r1/open", **HEAD)
         client.codes("/api/r/r1/row", layer=0, head=0, q=3)  # the map of this layer takes the place of that one
         monkeypatch.setattr(regard.map.AttentionMap, "_gather_statistics", None)

@@ -7,7 +7,7 @@ from regard.map.pooling import bin_edges
 from regard.show.page import head_pictures
 from regard.show.page.head_pictures import OpenedHead, compute_profile, make_thumbnails
 from regard.show.page.recording_entry import Place, RecordingEntry
-from show.page.asking import in_steps, recorded, rows_and_keys
+from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ def never():
     pass
 
 
-def after(count):
+def raise_after(count):
     """Raises when it has been asked so many times."""
     asked = []
 
@@ -74,7 +74,7 @@ def test_who_comes_next_goes_on_where_the_last_one_left(monkeypatch):
     opened = OpenedHead(long().map(0, 1))
     shares = []
     with pytest.raises(GoneError):
-        shares.extend(opened.compute_strips(after(3)))
+        shares.extend(opened.compute_strips(raise_after(3)))
     assert not opened.is_busy()
     assert 0 < opened.done_share < 1
     rest = list(opened.compute_strips(never))
@@ -84,7 +84,7 @@ def test_who_comes_next_goes_on_where_the_last_one_left(monkeypatch):
 
 
 def test_what_a_head_keeps_counts_what_its_map_copied():
-    m = recorded().map(0, 1)
+    m = record_sorter().map(0, 1)
     assert OpenedHead(m, 1000).nbytes == OpenedHead(m).nbytes + 1000
 
 

@@ -2,7 +2,7 @@ import pytest
 
 import regard
 from regard import ConfigError
-from show.page.asking import asking
+from show.page.server_client import open_client
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -23,7 +23,7 @@ def test_heads_are_those_of_the_table(client, recording):
 @pytest.mark.slow
 def test_large_heads_are_typed_one_by_one_and_alike(recording, monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 10)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         rows = [line["row"] for line in client.lines("/api/r/r1/heads")[:-1]]
     for found, row in zip(rows, regard.heads(recording), strict=True):
         assert found["scores"] == pytest.approx(dict(row.scores), rel=1e-10)
@@ -38,7 +38,7 @@ def weight_on_second_key(m):
 @pytest.mark.slow
 def test_a_users_own_scores_are_in_the_table_with_their_docstrings(recording):
     expected = regard.heads(recording, scores=[weight_on_second_key])
-    with asking(recording, scores=[weight_on_second_key]) as client:
+    with open_client(recording, scores=[weight_on_second_key]) as client:
         *lines, last = client.lines("/api/r/r1/heads", kind="self")
     name = "weight on second key"
     assert name in last["detectors"]

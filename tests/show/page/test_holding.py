@@ -9,7 +9,7 @@ import torch
 
 from regard.show.page import executor, memory_size, recording_entry, session, timeouts
 from regard.show.page.session import Session
-from show.page.asking import asking, in_steps, rows_and_keys, writer
+from show.page.server_client import in_steps, make_writer, open_client, rows_and_keys
 
 MB = 2**20
 TEXTS = ["ABC" * 20, "CAB" * 20, "BBC" * 20]
@@ -34,7 +34,7 @@ def tensors(of: object) -> Iterator[torch.Tensor]:
             waiting += vars(one).values() if hasattr(one, "__dict__") else ()
 
 
-def beside(found: Session, given) -> int:
+def count_own_bytes(found: Session, given) -> int:
     """The bytes of what a session holds, without the recording it was given."""
     own = {x.untyped_storage().data_ptr() for x in tensors(given)}
     return memory_size.count_storage_bytes([x for x in tensors(found) if x.untyped_storage().data_ptr() not in own])
@@ -58,9 +58,9 @@ def used(client, rounds: int = 2) -> int:
                     client.json(f"/api/r/{one['id']}/cell", **place, q=2, k=1)
                     client.codes(f"/api/r/{one['id']}/column", **place, k=1, heads="0,1")
                     client.json(f"/api/r/{one['id']}/steps", **place, q=3)
-                    most = max(most, beside(found, given))
+                    most = max(most, count_own_bytes(found, given))
                 client.codes(f"/api/r/{one['id']}/thumbs", layer=layer)
-                most = max(most, beside(found, given))
+                most = max(most, count_own_bytes(found, given))
     return most
 
 
@@ -75,7 +75,7 @@ def test_it_stays_within_its_bounds_whatever_is_asked(recording, limit, monkeypa
     monkeypatch.setattr(session, "MAX_OPENED_BYTES", 2 * layer)
     monkeypatch.setattr(session, "MAX_TYPED_BYTES", 60_000)
     monkeypatch.setattr(session, "MAX_TYPED", 5)
-    with asking(given, adapter=writer()) as client:
+    with open_client(given, adapter=make_writer()) as client:
         kept = client.server.page.session
         held = used(client)
         typed = 60_000 + 5 * 2 * 30_000  # their recordings, and the joined maps of those that were written
@@ -92,7 +92,7 @@ def one_call():
 @pytest.mark.slow
 def test_many_short_texts_leave_few_recordings(monkeypatch):
     monkeypatch.setattr(session, "MAX_TYPED", 3)
-    with asking(rows_and_keys(*one_call()), adapter=writer()) as client:
+    with open_client(rows_and_keys(*one_call()), adapter=make_writer()) as client:
         typed = [json.loads(client.post("/api/type", {"text": "A" * n})[1])["id"] for n in range(1, 10)]
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
         found = client.json("/api/recordings", ids=",".join([*client.ids, *typed]))["recordings"]

@@ -10,7 +10,7 @@ import regard
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import head_kinds
 from regard.show.page import model_adapter
-from show.page.asking import asking, joined, recorded, rows_and_keys, sorter, until
+from show.page.server_client import join_server_threads, make_sorter, open_client, record_sorter, rows_and_keys, wait_until
 
 STRIPS = 13
 
@@ -29,7 +29,7 @@ class Held:
         return self.work(*given, **more)
 
 
-def left(client, held, path, sent=None):
+def ask_and_leave(client, held, path, sent=None):
     """Asks, goes away while the work is held, and lets it go on when the server has seen that."""
     with client.leaving(path, sent):
         assert held.begun.wait(60)
@@ -39,7 +39,7 @@ def left(client, held, path, sent=None):
 
 def model_held(name: str):
     """The sorter, and one of its modules, which is held."""
-    own = GPT2Adapter("held", sorter().model)
+    own = GPT2Adapter("held", make_sorter().model)
     held = Held(lambda *_: None)
     own.model.get_submodule(name).register_forward_pre_hook(held)
     return own, held
@@ -50,9 +50,9 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
     monkeypatch.setattr(regard.map.pyramid, "gather_strip", held := Held(regard.map.pyramid.gather_strip))
     monkeypatch.setattr(regard.map.pyramid, "STRIP", 8)
     q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
-    with asking(rows_and_keys(q, q)) as client:
-        left(client, held, f"/api/r/r1/{path}")
-        until(lambda: not any(one.is_busy() for one in client.server.page.session.list_opened()))
+    with open_client(rows_and_keys(q, q)) as client:
+        ask_and_leave(client, held, f"/api/r/r1/{path}")
+        wait_until(lambda: not any(one.is_busy() for one in client.server.page.session.list_opened()))
         assert held.times == 1
         assert client.lines("/api/r/r1/open")[-1]["levels"] == 1  # who comes next goes on from there
         assert held.times == STRIPS
@@ -61,8 +61,8 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
 def test_what_kind_heads_are(monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 0)
     monkeypatch.setattr(head_kinds, "estimate_heads", held := Held(head_kinds.estimate_heads))
-    with joined(), asking(recorded()) as client:
-        left(client, held, "/api/r/r1/heads")
+    with join_server_threads(), open_client(record_sorter()) as client:
+        ask_and_leave(client, held, "/api/r/r1/heads")
     assert held.times == 1
 
 
@@ -71,9 +71,9 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
     own, held = model_held("blocks.0")
     after = []
     own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
-    with asking(recorded(), adapter=own) as client:
-        left(client, held, f"/api/{path}", {"text": "CCAB", **more})
-        until(lambda: not client.server.page.session._model_lock.locked())
+    with open_client(record_sorter(), adapter=own) as client:
+        ask_and_leave(client, held, f"/api/{path}", {"text": "CCAB", **more})
+        wait_until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (1, [])
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
         assert client.post("/api/type", {"text": "CCAB"})[0] == 200
@@ -83,15 +83,15 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
 def test_a_model_that_is_asked_who_sees_whom():
     own, held = model_held("blocks.0")
     held.go_on.set()
-    with asking(own) as client:
+    with open_client(own) as client:
         path = f"/api/r/{json.loads(client.post('/api/type', {'text': 'CCAB'})[1])['id']}/examination"
         for one in (held.begun, held.go_on):
             one.clear()
         before, after = [], []  # also of a copy of the model, which examine may call
         own.model.get_submodule("blocks.0").register_forward_pre_hook(lambda *_: before.append(1))
         own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
-        left(client, held, path, {"sees": "earlier"})
-        until(lambda: not client.server.page.session._model_lock.locked())
+        ask_and_leave(client, held, path, {"sees": "earlier"})
+        wait_until(lambda: not client.server.page.session._model_lock.locked())
         assert (before, after) == ([1], [])
         assert client.post(path, {"sees": "earlier"})[0] == 200
         assert after
@@ -102,9 +102,9 @@ def test_a_model_that_writes(monkeypatch):
     monkeypatch.setattr(
         model_adapter, "choices", lambda *given, of=model_adapter.choices, **more: map(held, of(*given, **more))
     )
-    with asking(recorded(), adapter=sorter()) as client:
-        left(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
-        until(lambda: not client.server.page.session._model_lock.locked())
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
+        ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
+        wait_until(lambda: not client.server.page.session._model_lock.locked())
         assert held.times == 1
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
 
@@ -112,12 +112,16 @@ def test_a_model_that_writes(monkeypatch):
 @pytest.mark.slow
 def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
     own, held = model_held("blocks.0")
-    with joined(), asking(recorded(), adapter=own) as client, client.leaving("/api/type", {"text": "CCAB"}):
+    with (
+        join_server_threads(),
+        open_client(record_sorter(), adapter=own) as client,
+        client.leaving("/api/type", {"text": "CCAB"}),
+    ):
         assert held.begun.wait(60)
         page = client.server.page
         with client.leaving("/api/type", {"text": "AB"}):
-            until(lambda: page.executor.request_count == 2)
-        until(lambda: page.executor.request_count == 1)
+            wait_until(lambda: page.executor.request_count == 2)
+        wait_until(lambda: page.executor.request_count == 1)
         held.go_on.set()
         client.idle()
     assert held.times == 1

@@ -2,7 +2,7 @@ import torch
 
 from regard import Causal, Documents, Given
 from regard.show.page import memory_size
-from show.page.asking import in_steps, rows_and_keys
+from show.page.server_client import in_steps, rows_and_keys
 
 B, H, Q, D = 2, 3, 5, 7
 

@@ -9,7 +9,7 @@ from regard.map.codes import encode_weights
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.model_adapter import record_text
 from regard.text import BytePair
-from show.page.asking import asking, recorded, sorter
+from show.page.server_client import make_sorter, open_client, record_sorter
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -18,7 +18,7 @@ def test_typing_runs_the_model(client):
     status, body = client.post("/api/type", {"text": "CCAB"})
     found = json.loads(body)
     assert status == 200
-    model = sorter(torch.float64).model
+    model = make_sorter(torch.float64).model
     logits = model(torch.tensor([model.text.encode("CCAB")]))[0, -1]
     expected, places = logits.softmax(-1).sort(descending=True)
     assert [one["word"] for one in found["next"]] == ["ABC"[n] for n in places.tolist()]
@@ -27,7 +27,7 @@ def test_typing_runs_the_model(client):
     place = {**HEAD, "level": 0, "row": 0, "column": 0}
     seen = client.codes(f"/api/r/{found['id']}/tile", **place)
     assert torch.equal(
-        seen, encode_weights(recorded("CCAB").map(1, 2)[0, 0], Causal().table(4, 4).reshape(4, 4)).to(torch.int32)
+        seen, encode_weights(record_sorter("CCAB").map(1, 2)[0, 0], Causal().table(4, 4).reshape(4, 4)).to(torch.int32)
     )
 
 
@@ -37,7 +37,9 @@ def test_generating_streams_tokens_and_ends_with_their_recording(client):
     )
     *tokens, last = [json.loads(line) for line in body.splitlines()]
     assert status == 200
-    assert "".join(one["word"] for one in tokens) == "".join(sorter(torch.float64).model.complete("CCAB", 3, temperature=0))
+    assert "".join(one["word"] for one in tokens) == "".join(
+        make_sorter(torch.float64).model.complete("CCAB", 3, temperature=0)
+    )
     assert [one["place"] for one in tokens] == [4, 5, 6]
     assert all(one["likeliest"][0]["probability"] == pytest.approx(one["probability"], rel=1e-12) for one in tokens)
     assert all(sum(near["weight"] for near in one["looked"]) <= 1 + 1e-12 for one in tokens)
@@ -58,7 +60,7 @@ def test_a_text_that_does_not_fit_or_is_cut_into_bytes_has_a_note_on_it():
 
 
 def test_a_page_without_a_model_says_so(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         assert client.json("/api/start")["model"] is None
         status, body = client.post("/api/type", {"text": "CCAB"})
         assert (status, "no model" in json.loads(body)["error"]) == (400, True)

@@ -10,7 +10,7 @@ class GoneError(Exception):
     pass
 
 
-def gone():
+def raise_gone():
     raise GoneError
 
 
@@ -18,7 +18,7 @@ def test_it_is_one_threads_at_a_time():
     lock = threading.Lock()
     with hold_model_lock(lock, lambda: None):
         assert lock.locked()
-        with pytest.raises(GoneError), hold_model_lock(lock, gone):
+        with pytest.raises(GoneError), hold_model_lock(lock, raise_gone):
             pass
         assert lock.locked()
     assert not lock.locked()
@@ -42,6 +42,6 @@ def test_a_module_is_not_begun_when_nobody_waits():
 
 def test_modules_of_other_threads_are_not_asked():
     other = threading.Thread(target=lambda: torch.nn.ReLU()(torch.zeros(1)))
-    with hold_model_lock(threading.Lock(), gone):
+    with hold_model_lock(threading.Lock(), raise_gone):
         other.start()
         other.join(60)

@@ -12,7 +12,7 @@ from regard import ConfigError
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.show.page.server import make_server
 from regard.text.byte_pair import GPT2_FOLDER
-from show.page.asking import asking, sorter, writer
+from show.page.server_client import make_sorter, make_writer, open_client
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<me>{% endif %}"
@@ -33,7 +33,7 @@ def foreign(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(adapter=sorter(), others=[writer()]) as found:
+    with open_client(adapter=make_sorter(), others=[make_writer()]) as found:
         yield found
 
 
@@ -71,7 +71,7 @@ def test_a_story_names_its_model(client):
 
 def test_two_models_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two models of the page are called sorter"):
-        make_server(adapter=sorter(), others=[sorter()])
+        make_server(adapter=make_sorter(), others=[make_sorter()])
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_any_causal_model_continues_a_text_as_its_own_generate_does(foreign):
     ids = torch.tensor([foreign.encode("the cat sat on the")])
     with torch.no_grad():
         right = foreign.model.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
-    with asking(adapter=foreign) as client:
+    with open_client(adapter=foreign) as client:
         assert client.json("/api/start")["writes"]
         status, body = client.post("/api/generate", {"text": "the cat sat on the", "tokens": 9, "temperature": 0, "seed": 0})
         *lines, last = map(json.loads, body.splitlines())
@@ -98,7 +98,7 @@ def test_any_causal_model_continues_a_text_as_its_own_generate_does(foreign):
 
 @pytest.mark.slow
 def test_a_prompt_goes_through_the_models_own_chat_template_where_asked(foreign):
-    with asking(adapter=foreign) as client:
+    with open_client(adapter=foreign) as client:
         assert client.json("/api/start")["models"][0]["chats"]
         sent = {"text": "Hello", "tokens": 2, "temperature": 0, "seed": 0}
         status, body = client.post("/api/generate", {**sent, "chat": 1})
@@ -107,6 +107,6 @@ def test_a_prompt_goes_through_the_models_own_chat_template_where_asked(foreign)
         assert lines[0]["place"] == len(foreign.encode("<user> Hello\n<me>"))
         assert last["recording"]["request"] == {**sent, "temperature": 0.0, "chat": True}
         assert client.json(f"/api/r/{last['recording']['id']}/story")["text"] == "Hello"
-    with asking(adapter=sorter()) as client:
+    with open_client(adapter=make_sorter()) as client:
         status, body = client.post("/api/generate", {**sent, "text": "CAB", "chat": 1})
     assert (status, "no chat template" in json.loads(body.splitlines()[-1])["error"]) == (400, True)

@@ -6,7 +6,7 @@ import pytest
 
 from regard.show.page import ndjson
 from regard.show.page.executor import DisconnectedError
-from show.page.asking import asking, joined, recorded, until, writer
+from show.page.server_client import join_server_threads, make_writer, open_client, record_sorter, wait_until
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def slowly(monkeypatch):
 
 
 def test_lines_come_one_by_one(recording, slowly):
-    with asking(recording) as client, client.leaving("/api/r/r1/open") as one:
+    with open_client(recording) as client, client.leaving("/api/r/r1/open") as one:
         found = b""
         while b'{"done":0.5}\n' not in found:
             found += one.recv(2**16)
@@ -39,7 +39,7 @@ def test_lines_come_one_by_one(recording, slowly):
 
 def test_a_stream_that_takes_too_long_ends_with_a_sentence(recording, slowly, monkeypatch):
     monkeypatch.setattr(ndjson, "MAX_STREAM_SECONDS", 0.05)
-    with joined(), asking(recording) as client:
+    with join_server_threads(), open_client(recording) as client:
         status, _, body = client.ask("/api/r/r1/open")
         assert "takes longer" in json.loads(body.splitlines()[-1])["error"]
         assert status in (200, 504)  # as the first line came before or not
@@ -58,7 +58,7 @@ def test_no_more_is_computed_for_a_client_that_has_gone(recording, monkeypatch):
             yield {"done": n}
 
     monkeypatch.setattr("regard.show.page.server.stream_head", opening)
-    with joined(), asking(recording) as client:
+    with join_server_threads(), open_client(recording) as client:
         with client.leaving("/api/r/r1/open"):
             assert begun.wait(60)
         client.idle()
@@ -80,7 +80,7 @@ def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
         raise ZeroDivisionError("inside")
 
     monkeypatch.setattr("regard.show.page.server.stream_head", opening)
-    with asking(recording) as client:
+    with open_client(recording) as client:
         status, _, body = client.ask("/api/r/r1/open")
     first, last = map(json.loads, body.splitlines())
     assert (status, first) == (200, {"done": 0.5})
@@ -92,13 +92,13 @@ def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
 
 def test_a_stream_there_is_no_room_for_gets_the_advice_to_try_again(recording, monkeypatch):
     monkeypatch.setattr("regard.show.page.executor.MAX_REQUESTS", 0)
-    with asking(recording) as client:
-        status, sentence = client.refused("/api/r/r1/open")
+    with open_client(recording) as client:
+        status, sentence = client.expect_refusal("/api/r/r1/open")
     assert (status, "try again" in sentence) == (503, True)
 
 
 def test_a_server_that_ends_while_it_writes_says_nothing(caplog):
-    with joined(), asking(recorded(), adapter=writer()) as client:
+    with join_server_threads(), open_client(record_sorter(), adapter=make_writer()) as client:
         one = client.leaving("/api/generate", {"text": "C", "tokens": 300, "temperature": 1})
         with one:
             assert one.recv(1)
@@ -112,13 +112,13 @@ def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(record
     def opening(*given):
         yield {"done": 0.5}
         try:
-            until(given[-1], 20)  # alive(), which is never true, until it raises
+            wait_until(given[-1], 20)  # alive(), which is never true, until it raises
         except DisconnectedError:
             ended.set()
             raise
 
     monkeypatch.setattr("regard.show.page.server.stream_head", opening)
-    with joined(), asking(recording) as client:
+    with join_server_threads(), open_client(recording) as client:
         client.server._server.config.timeout_graceful_shutdown = None  # uvicorn itself would wait for ever
         with client.leaving("/api/r/r1/open") as one:
             assert one.recv(1)
@@ -138,7 +138,7 @@ def test_a_line_that_comes_when_the_server_is_no_more_is_nobodys(recording, monk
             return super().acquire(blocking, timeout)
 
     monkeypatch.setattr(ndjson, "threading", SimpleNamespace(Event=threading.Event, Semaphore=Late))
-    with joined(), asking(recording) as client, client.leaving("/api/r/r1/open"):
+    with join_server_threads(), open_client(recording) as client, client.leaving("/api/r/r1/open"):
         assert begun.wait(60)
         client.server.stop()
         go_on.set()

@@ -7,7 +7,7 @@ import torch
 
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from show.page.asking import asking, recorded, sorter
+from show.page.server_client import make_sorter, open_client, record_sorter
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 OFF = {"3.1": (3, 1), "3.4": (3, 4), "5.0": (5, 0)}
@@ -20,7 +20,7 @@ def model() -> GPT2:
 
 @pytest.fixture(scope="module")
 def client(model):
-    with asking(GPT2Adapter("pocket", model), text=TEXT) as found:
+    with open_client(GPT2Adapter("pocket", model), text=TEXT) as found:
         yield found
 
 
@@ -64,13 +64,13 @@ def test_a_head_that_is_named_twice_or_beside_itself_is_off_once(client):
     ],
 )
 def test_heads_that_do_not_exist_are_refused_in_a_sentence(client, off, says):
-    status, sentence = client.refused("/api/r/r1/ablation", off=off)
+    status, sentence = client.expect_refusal("/api/r/r1/ablation", off=off)
     assert status == 400
     assert says in sentence
 
 
 def test_a_recording_alone_says_what_it_needs():
-    with asking(recorded(), adapter=sorter()) as client:
-        status, sentence = client.refused("/api/r/r1/ablation", off="0.0")
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
+        status, sentence = client.expect_refusal("/api/r/r1/ablation", off="0.0")
     assert status == 400
     assert "regard serve with --model" in sentence

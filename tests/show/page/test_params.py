@@ -42,7 +42,7 @@ import pytest
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(client, path, query, status, says):
-    found, sentence = client.refused(path, query)
+    found, sentence = client.expect_refusal(path, query)
     assert found == status
     assert says in sentence
     assert "\n" not in sentence
@@ -135,14 +135,14 @@ def test_a_request_chooses_no_model_but_one_that_the_page_was_given(client):
     ],
 )
 def test_paths_of_nothing_are_404(client, path):
-    assert client.refused(path)[0] == 404
+    assert client.expect_refusal(path)[0] == 404
 
 
 @pytest.mark.parametrize(
     "query", ["q=%ff&k=0", "q=1;k=0", "q[]=1&k=0", "q=%201&k=0", "q=1%0a&k=0", "q=%2b1&k=0", "q=1&k=0&part=%ff"]
 )
 def test_queries_of_other_letters_are_refused(client, query):
-    assert client.refused(f"/api/r/r1/cell?{query}")[0] == 400
+    assert client.expect_refusal(f"/api/r/r1/cell?{query}")[0] == 400
 
 
 def test_what_is_sent_must_say_that_it_is_json(client):

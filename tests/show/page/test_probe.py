@@ -6,13 +6,13 @@ import torch
 import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from show.page.asking import asking, recorded, sorter
+from show.page.server_client import make_sorter, open_client, record_sorter
 
 
 @pytest.mark.slow
 def test_the_probe_is_that_of_the_library_and_is_run_once():
     model = GPT2.load("pocket", torch.float64)
-    with asking(GPT2Adapter("pocket", model), text="Once upon a time") as client:
+    with open_client(GPT2Adapter("pocket", model), text="Once upon a time") as client:
         *rows, last = client.lines("/api/r/r1/probe")
         assert client.lines("/api/r/r1/probe") == [*rows, last]
     table = regard.probe_heads(model)
@@ -23,7 +23,7 @@ def test_the_probe_is_that_of_the_library_and_is_run_once():
 
 
 def test_a_recording_alone_has_no_model_to_probe():
-    with asking(recorded(), adapter=sorter()) as client:
-        status, sentence = client.refused("/api/r/r1/probe")
+    with open_client(record_sorter(), adapter=make_sorter()) as client:
+        status, sentence = client.expect_refusal("/api/r/r1/probe")
     assert status == 400
     assert "regard serve with --model" in sentence

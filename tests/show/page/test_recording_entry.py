@@ -12,7 +12,7 @@ from regard.show.page import recording_entry as entries
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
 from regard.show.page.steps_json import compute_head_steps
-from show.page.asking import in_steps, recorded, rows_and_keys
+from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
 B, H, G, T, PAST, D = 2, 4, 2, 7, 3, 5
 
@@ -87,7 +87,7 @@ def test_an_axis_whose_length_the_words_have_not_has_numbers(entry):
 
 
 def test_few_maps_are_kept_and_the_last_in_any_case(monkeypatch):
-    entry = RecordingEntry("r1", recorded())
+    entry = RecordingEntry("r1", record_sorter())
     monkeypatch.setattr(entries, "MAX_MAPS_BYTES", 2 * entries.ROW_BYTES * 3 * 11)
     for layer in (0, 1, 2, 0):
         entry.get_map(Place(layer=layer))
@@ -141,7 +141,7 @@ def test_the_words_that_come_along_are_fewer_where_they_are_long(word, count):
 
 
 def test_what_comes_along_is_small_whatever_a_recording_says():
-    recording = recorded()
+    recording = record_sorter()
     recording.model, recording.tokens = "m" * 10**6, ["w" * 10**6] * 11
     recording.missed += [MissedCall("kernel", "module", "reason")] * 10**4
     assert len(json.dumps(summarize_entry(RecordingEntry("r1", recording)))) < 20_000
@@ -149,16 +149,16 @@ def test_what_comes_along_is_small_whatever_a_recording_says():
 
 @pytest.mark.slow
 def test_heads_that_were_chosen_keep_the_models_numbers():
-    entry = RecordingEntry("r1", recorded(heads=[0, 2]))
+    entry = RecordingEntry("r1", record_sorter(heads=[0, 2]))
     (attention,) = summarize_entry(entry)["attentions"]
     assert [(layer["heads"], layer["numbers"]) for layer in attention["layers"]] == [(2, [0, 2])] * 3
-    (whole,) = summarize_entry(RecordingEntry("r1", recorded()))["attentions"]
+    (whole,) = summarize_entry(RecordingEntry("r1", record_sorter()))["attentions"]
     assert "numbers" not in whole["layers"][0]
     place = Place(layer=1, head=1)
-    torch.testing.assert_close(entry.get_map(place)[0, 0], recorded().map(1, 2)[0, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(entry.get_map(place)[0, 0], record_sorter().map(1, 2)[0, 0], rtol=0, atol=1e-12)
     *_, last = stream_head_table(entry, place, lambda: None)
     assert last["detectors"]
-    expected = next(row.kind for row in regard.heads(recorded()) if (row.layer, row.head) == (1, 2))
+    expected = next(row.kind for row in regard.heads(record_sorter()) if (row.layer, row.head) == (1, 2))
     assert entry.get_kind(place) == expected
     assert compute_head_steps(entry, place, None, 64)["title"] == "layer 1, head 2"
 

@@ -4,19 +4,19 @@ import pytest
 
 from regard.show.page.security import is_loopback, parse_host
 from regard.show.page.server import make_server
-from show.page.asking import asking, recorded
+from show.page.server_client import open_client, record_sorter
 
 
 @pytest.fixture(scope="module")
 def client():
-    with asking(recorded()) as found:
+    with open_client(record_sorter()) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def outside():
     """A client of a page that is bound to every address of this machine."""
-    with asking(recorded(), host="0.0.0.0") as found:
+    with open_client(record_sorter(), host="0.0.0.0") as found:
         found.address = found.address._replace(netloc=f"127.0.0.1:{found.address.port}")
         yield found
 
@@ -62,7 +62,7 @@ def test_every_answer_has_a_strict_policy(client, path):
 
 
 def test_what_is_no_request_has_the_policy_too(client):
-    with client.connected() as one:
+    with client.connect() as one:
         one.sendall(b"\x16\x03\x01\x02\0\r\n\r\n")
         answer = b"".join(iter(lambda: one.recv(2**16), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -74,7 +74,7 @@ def test_what_is_no_request_has_the_policy_too(client):
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: localhost\r\n", b"Host: localhost\r\nHost: evil\r\n"])
 def test_no_name_and_two_names_are_refused(client, hosts):
-    with client.connected() as one:
+    with client.connect() as one:
         one.sendall(b"GET /api/start HTTP/1.0\r\nConnection: close\r\n" + hosts + b"\r\n")
         assert one.recv(2**16).split()[1] in (b"400", b"403")
 
@@ -107,7 +107,7 @@ def test_beyond_this_machine_nothing_is_answered_without_the_token(outside):
 
 
 def test_two_pages_have_two_tokens():
-    one, other = (make_server(recorded(), host="0.0.0.0") for _ in range(2))
+    one, other = (make_server(record_sorter(), host="0.0.0.0") for _ in range(2))
     assert one.token != other.token
     one.stop()
     other.stop()

@@ -4,7 +4,7 @@ import torch
 import regard
 from regard import Causal, Given
 from regard.show.page.select_head import select_head
-from show.page.asking import in_steps, rows_and_keys
+from show.page.server_client import in_steps, rows_and_keys
 
 B, H, G, Q, K, D = 2, 4, 2, 5, 7, 3
 

@@ -14,7 +14,7 @@ from regard import ConfigError
 from regard.show.page import server as module
 from regard.show.page.server import Server, make_server
 from regard.show.page.session import Session
-from show.page.asking import TEXT, Client, asking, recorded
+from show.page.server_client import TEXT, Client, open_client, record_sorter
 
 
 def test_the_page_and_its_files_are_served(client):
@@ -28,7 +28,7 @@ def test_the_page_and_its_files_are_served(client):
     "path", ["/static/", "/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/favicon.ico"]
 )
 def test_nothing_else_is(client, path):
-    assert client.refused(path)[0] == 404
+    assert client.expect_refusal(path)[0] == 404
 
 
 def test_answers_are_packed_for_those_who_unpack_them(client):
@@ -65,7 +65,7 @@ def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(rec
 
 
 def test_an_address_that_is_taken_is_said(recording):
-    with asking(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
+    with open_client(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
         make_server(recording, port=client.address.port)
     with pytest.raises(ConfigError, match="cannot be used"):
         make_server(recording, host="256.0.0.1")
@@ -84,7 +84,7 @@ def test_a_recording_of_nothing_is_refused():
 
 @pytest.mark.slow
 def test_two_pages_run_side_by_side(recording):
-    with make_server(recording) as one, make_server(recorded("CCAB")) as other:
+    with make_server(recording) as one, make_server(record_sorter("CCAB")) as other:
         assert Client(one).json("/api/start")["recordings"][0]["text"] == TEXT
         assert Client(other).json("/api/start")["recordings"][0]["text"] == "CCAB"
 
@@ -106,7 +106,7 @@ def test_a_localhost_that_is_elsewhere_needs_the_token(recording, monkeypatch):
 
 def test_an_address_of_ipv6_is_answered():
     try:
-        found = make_server(recorded(), host="::1")
+        found = make_server(record_sorter(), host="::1")
     except ConfigError:
         pytest.skip("this machine has no IPv6")
     with found as one:
@@ -142,7 +142,7 @@ def test_a_part_of_a_file_is_not_sent(client):
 
 def test_an_error_of_ours_before_an_answer_is_one_sentence(recording, monkeypatch, caplog):
     monkeypatch.setattr("regard.show.page.server.get_entry", lambda *_: 1 // 0)
-    with asking(recording) as client:
-        status, sentence = client.refused("/api/r/r1/open")
+    with open_client(recording) as client:
+        status, sentence = client.expect_refusal("/api/r/r1/open")
     assert (status, "ZeroDivision" in sentence) == (500, False)
     assert "ZeroDivisionError" in caplog.text

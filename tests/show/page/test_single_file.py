@@ -13,7 +13,7 @@ from bounds import assert_within, softmax_bound
 from regard import Causal, ConfigError
 from regard.map.codes import encode_weights
 from regard.show.page import single_file
-from show.page.asking import TEXT, in_steps, recorded, rows_and_keys
+from show.page.server_client import TEXT, in_steps, record_sorter, rows_and_keys
 
 ENTRY = re.compile(r'<script type="application/json" data-name="([^"]*)">"([A-Za-z0-9+/=]*)"</script>')
 START = re.compile(r'<script type="application/json" id="regard-start">(.*?)</script>', re.DOTALL)
@@ -34,19 +34,19 @@ def picture(found, name, shape):
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(keep="values")
+    return record_sorter(keep="values")
 
 
 @pytest.fixture(scope="module")
-def written(recording, tmp_path_factory):
+def page_html(recording, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     regard.page(recording, path)
     assert [one.name for one in path.parent.iterdir()] == ["page.html"]
     return path.read_text(encoding="utf-8")
 
 
-def test_it_holds_every_weight_of_every_head(written, recording):
-    found, seen = entries(written), Causal().table(11, 11).reshape(11, 11)
+def test_it_holds_every_weight_of_every_head(page_html, recording):
+    found, seen = entries(page_html), Causal().table(11, 11).reshape(11, 11)
     for layer in range(3):
         for head in range(3):
             name = f"r1/picture?kind=self&part=&b=0&layer={layer}&head={head}&level=0&how=mean"
@@ -54,13 +54,13 @@ def test_it_holds_every_weight_of_every_head(written, recording):
             assert torch.equal(picture(found, name, (11, 11)), expected)
 
 
-def test_it_holds_scores_whose_softmax_is_the_weights(written, recording):
-    scores = torch.from_numpy(np.frombuffer(entries(written)[f"r1/scores?{HEAD}"], "<f4").copy()).view(11, 11)
+def test_it_holds_scores_whose_softmax_is_the_weights(page_html, recording):
+    scores = torch.from_numpy(np.frombuffer(entries(page_html)[f"r1/scores?{HEAD}"], "<f4").copy()).view(11, 11)
     assert_within(scores.softmax(-1), recording.map(1, 2)[0, 0], softmax_bound(torch.float32, scores))
 
 
-def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(written, recording):
-    found = entries(written)
+def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(page_html, recording):
+    found = entries(page_html)
     assert json.loads(found["r1/words?list=words"])["words"] == list(TEXT)
     *rows, last = [json.loads(line) for line in found["r1/heads?kind=self&part="].splitlines()]
     assert [line["row"]["kind"] for line in rows] == [row.kind for row in regard.heads(recording)]
@@ -70,30 +70,30 @@ def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(written, record
     assert {"example?name=simple", "example?name=heads", "example?name=heads&head=1"} <= set(found)
 
 
-def test_it_starts_with_what_the_live_page_starts_with_and_has_no_model(written):
-    start = json.loads(START.search(written)[1])
+def test_it_starts_with_what_the_live_page_starts_with_and_has_no_model(page_html):
+    start = json.loads(START.search(page_html)[1])
     assert (start["file"], start["model"], start["writes"]) == (True, None, False)
     assert start["recordings"][0]["words"]["words"]["first"] == list(TEXT)
     assert start["recordings"][0]["notes"] == []
 
 
-def test_it_loads_nothing_from_anywhere(written):
-    code = re.search(r'<script type="module">(.*?)</script>', written, re.DOTALL)[1]
-    assert not re.findall(r'(?:src|href)="(?!data:,")', written.replace(code, ""))
+def test_it_loads_nothing_from_anywhere(page_html):
+    code = re.search(r'<script type="module">(.*?)</script>', page_html, re.DOTALL)[1]
+    assert not re.findall(r'(?:src|href)="(?!data:,")', page_html.replace(code, ""))
     assert not re.search(r"^import\b|\bimport\(", code, re.MULTILINE)
 
 
-def test_its_policy_names_its_own_scripts_by_their_digests(written):
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', written)[1]
+def test_its_policy_names_its_own_scripts_by_their_digests(page_html):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page_html)[1]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert re.search(r"script-src '[^' ]+';", policy)  # that one alone: no address, and no data: URL
     for inside in (r'<script type="module">(.*?)</script>', r"<style>(.*?)</style>"):
-        assert single_file.compute_digest(re.search(inside, written, re.DOTALL)[1]) in policy
+        assert single_file.compute_digest(re.search(inside, page_html, re.DOTALL)[1]) in policy
 
 
 def test_words_cannot_end_the_element_that_they_are_in(tmp_path):
-    recording = recorded()
+    recording = record_sorter()
     recording.tokens = ["</script><script>alert(1)</script>", "<!--", "\ud800", "\0", "\u2028", *"ABCABC"]
     regard.page(recording, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from regard import DataError
 from regard.show.page import server as module
 from regard.show.page.server import make_server
 from regard.show.page.startup_loading import StartupLoading
-from show.page.asking import Client, sorter, until
+from show.page.server_client import Client, make_sorter, wait_until
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def loading(gate, done: int = 0, total: int = 0, fails: bool = False) -> Startup
         gate.wait(60)
         if fails:
             raise DataError("the file is damaged: choose another one.")
-        return [sorter()]
+        return [make_sorter()]
 
     return StartupLoading(load, SimpleNamespace(label="the model sorter", done=done, total=total))
 
@@ -40,7 +40,7 @@ def test_the_start_says_how_far_the_models_are_loaded_and_then_has_them(gate, do
         status, sentence = client.post("/api/type", {"text": "CAB"})
         assert (status, b"still loaded" in sentence) == (400, True)
         gate.set()
-        until(lambda: "loading" not in client.json("/api/start"))
+        wait_until(lambda: "loading" not in client.json("/api/start"))
         start = client.json("/api/start")
         assert (start["model"], [one["text"] for one in start["recordings"]]) == ("sorter", ["CAB"])
         assert client.post("/api/type", {"text": "CABB"})[0] == 200
@@ -49,7 +49,7 @@ def test_the_start_says_how_far_the_models_are_loaded_and_then_has_them(gate, do
 def test_models_that_are_loaded_at_once_are_there_from_the_start(gate):
     gate.set()
     server = make_server(loading=loading(gate))
-    until(lambda: not server.is_loading())
+    wait_until(lambda: not server.is_loading())
     with server as running:
         assert Client(running).json("/api/start")["model"] == "sorter"
 
@@ -66,12 +66,12 @@ def test_an_error_of_loading_is_shown_on_the_page_and_ends_the_server(gate, monk
 
     thread = threading.Thread(target=serve)
     thread.start()
-    until(lambda: server._server.started)
+    wait_until(lambda: server._server.started)
     client = Client(server)
     assert "loading" in client.json("/api/start")
     gate.set()
-    until(lambda: client.ask("/api/start")[0] != 200)
-    assert client.refused("/api/start") == (400, "the file is damaged: choose another one.")
+    wait_until(lambda: client.ask("/api/start")[0] != 200)
+    assert client.expect_refusal("/api/start") == (400, "the file is damaged: choose another one.")
     thread.join(60)
     server.stop()
     assert raised == ["the file is damaged: choose another one."]

@@ -44,7 +44,7 @@ class Biased(nn.Module):
         return nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, attn_mask=self.bias)
 
 
-def attended(found: dict) -> regard.Steps:
+def compute_steps(found: dict) -> regard.Steps:
     """The steps of what STEPS tell, by attend."""
     q, k, v = (torch.tensor(found[name], dtype=torch.float64)[None] for name in ("q", "k", "v"))
     bias = None if found["bias"] is None else torch.tensor(found["bias"], dtype=torch.float64)
@@ -57,7 +57,7 @@ def attended(found: dict) -> regard.Steps:
 def test_the_steps_of_a_short_text_are_those_of_its_map(model):
     one, place = entry(7, model), Place(layer=0, head=1)
     found = compute_head_steps(one, place, None, MOST)
-    torch.testing.assert_close(attended(found).weights[0], one.get_map(place).dense()[0, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(compute_steps(found).weights[0], one.get_map(place).dense()[0, 0], rtol=0, atol=1e-12)
     assert (found["rows"], found["columns"], found["focus"]) == (
         list(one.get_axis_words(place)[0]),
         list(one.get_axis_words(place)[1]),
@@ -70,7 +70,7 @@ def test_a_long_text_is_shown_by_one_row_whose_weights_are_those_of_the_whole():
     one, place = entry(211), Place(layer=2, head=1)
     found = compute_head_steps(one, place, 200, MOST)
     row = one.get_map(place)[0, 0, 200]
-    torch.testing.assert_close(attended(found).weights[0, 0], row[found["places"]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(compute_steps(found).weights[0, 0], row[found["places"]], rtol=0, atol=1e-12)
     assert set(found["places"]) == set(row.topk(MAX_ROW_KEYS).indices.tolist())
     assert found["rows"] == [" w200"]
     assert found["columns"] == [f" w{place}" for place in found["places"]]
@@ -107,7 +107,7 @@ def test_the_numbers_of_an_example_give_its_steps(name):
     known = build_example(name)
     for head in range(get_example_steps(name)["heads"]):
         told = get_example_steps(name, head)
-        found = attended(told)
+        found = compute_steps(told)
         bounds = step_bounds(told, found.weights[0])
         for part, right in known.steps.items():
             right = right if right.dim() == 2 else right[head]
@@ -123,7 +123,7 @@ def test_the_wrong_mask_of_the_lectures_stays_wrong():
 
 def test_the_factors_of_dropout_give_what_was_dropped():
     found, known = get_example_steps("dropout"), build_example("dropout")
-    weights = attended(found).weights[0]
+    weights = compute_steps(found).weights[0]
     dropped = weights * torch.tensor(found["dropout"], dtype=torch.float64)
     assert_within(known.steps.dropped, dropped, step_bounds(found, weights)["dropped"])
 

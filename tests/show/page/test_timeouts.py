@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.show.page import timeouts
-from show.page.asking import asking, recorded, rows_and_keys, until
+from show.page.server_client import open_client, record_sorter, rows_and_keys, wait_until
 
 HEAD = b"GET /api/start HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /api/type HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -15,8 +15,8 @@ LONG = {"REQUEST_SECONDS": 600, "BODY_SECONDS": 600, "DRAIN_SECONDS": 600}
 
 
 @pytest.fixture
-def limited(monkeypatch):
-    """limited(NAME=seconds): every other limit is too far away to be met, so that each test is of one of them."""
+def set_limits(monkeypatch):
+    """set_limits(NAME=seconds): every other limit is too far away to be met, so that each test is of one of them."""
     monkeypatch.setattr(timeouts, "CHECK_SECONDS", 0.05)
 
     def limit(**seconds):
@@ -28,7 +28,7 @@ def limited(monkeypatch):
 
 @pytest.fixture
 def client():
-    with asking(recorded()) as found:
+    with open_client(record_sorter()) as found:
         yield found
 
 
@@ -61,59 +61,59 @@ def took(connection, count):
 
 
 @pytest.mark.slow
-def test_a_client_that_says_nothing_is_dropped(client, limited):
-    limited(REQUEST_SECONDS=0.3)
-    with client.connected() as one:
+def test_a_client_that_says_nothing_is_dropped(client, set_limits):
+    set_limits(REQUEST_SECONDS=0.3)
+    with client.connect() as one:
         assert is_dropped(one)
 
 
 @pytest.mark.slow
-def test_a_client_that_sends_its_head_letter_by_letter_is_dropped(client, limited):
-    limited(REQUEST_SECONDS=0.3)
-    with client.connected() as one:
+def test_a_client_that_sends_its_head_letter_by_letter_is_dropped(client, set_limits):
+    set_limits(REQUEST_SECONDS=0.3)
+    with client.connect() as one:
         assert not_heard(one, HEAD * 100)
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client, limited):
-    limited(BODY_SECONDS=0.3)
-    with client.connected() as one:
+def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client, set_limits):
+    set_limits(BODY_SECONDS=0.3)
+    with client.connect() as one:
         one.sendall(POST + b"Content-Length: 99\r\n\r\n{")
         assert is_dropped(one)
 
 
 @pytest.mark.slow
-def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, limited):
-    limited(BODY_SECONDS=0.3)
-    with client.connected() as one:
+def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, set_limits):
+    set_limits(BODY_SECONDS=0.3)
+    with client.connect() as one:
         one.sendall(POST + b"Content-Length: 9999\r\n\r\n")
         assert not_heard(one, b"{" * 9999)
 
 
 @pytest.mark.slow
-def test_a_client_that_takes_nothing_of_its_answers_is_dropped(limited):
+def test_a_client_that_takes_nothing_of_its_answers_is_dropped(set_limits):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 600, 5, generator=generator) for _ in range(2))
-    with asking(rows_and_keys(q, k)) as client:
-        limited(DRAIN_SECONDS=0.3)
+    with open_client(rows_and_keys(q, k)) as client:
+        set_limits(DRAIN_SECONDS=0.3)
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect((client.address.hostname, client.address.port))
         with one:
             one.sendall(b"GET /api/r/r1/tile?level=0&row=1&column=0 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64)
             state = client.server._server.server_state
-            until(lambda: state.connections)
-            until(lambda: not state.connections)
+            wait_until(lambda: state.connections)
+            wait_until(lambda: not state.connections)
 
 
 @pytest.mark.slow
-def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(limited):
+def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(set_limits):
     recording = rows_and_keys(*torch.randn(2, 1, 1, 5000, 1, generator=torch.Generator().manual_seed(0)))
     recording.tokens = [f"{n:064}" for n in range(5000)]
     path = "/api/r/r1/words?list=words&from=0&to=5000"
-    with asking(recording) as client:
+    with open_client(recording) as client:
         whole = len(client.ask(path)[2])
-        limited(DRAIN_SECONDS=0.3)
+        set_limits(DRAIN_SECONDS=0.3)
         client.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # what waits for it waits in the server
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -121,15 +121,15 @@ def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(limited):
         with one:
             one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             state = client.server._server.server_state
-            until(lambda: state.connections)
+            wait_until(lambda: state.connections)
             had = [0]
-            until(lambda: had.append(took(one, 1000)) or not state.connections)
+            wait_until(lambda: had.append(took(one, 1000)) or not state.connections)
         assert 0 < sum(had) < whole
 
 
 @pytest.mark.slow
-def test_a_client_that_is_quick_may_ask_again_and_again(client, limited):
-    limited(REQUEST_SECONDS=2)
+def test_a_client_that_is_quick_may_ask_again_and_again(client, set_limits):
+    set_limits(REQUEST_SECONDS=2)
     connection = http.client.HTTPConnection(client.address.hostname, client.address.port, timeout=60)
     for _ in range(11):
         connection.request("GET", "/api/start")
@@ -142,7 +142,7 @@ def test_a_client_that_is_quick_may_ask_again_and_again(client, limited):
 
 @pytest.mark.parametrize("size", [17_000, 60_000, 10_000_000])
 def test_a_head_that_is_too_large_is_refused(client, size):
-    with client.connected() as one:
+    with client.connect() as one:
         try:
             one.sendall(HEAD + b"X: " + b"a" * size + b"\r\n\r\n")
             assert one.recv(2**16).split()[1] in (b"400", b"431")
@@ -151,27 +151,27 @@ def test_a_head_that_is_too_large_is_refused(client, size):
     assert client.json("/api/start")
 
 
-def test_a_head_that_does_not_end_is_not_kept_for_long(client, limited):
-    limited()
-    with client.connected() as one, contextlib.suppress(ConnectionError):
+def test_a_head_that_does_not_end_is_not_kept_for_long(client, set_limits):
+    set_limits()
+    with client.connect() as one, contextlib.suppress(ConnectionError):
         one.sendall(HEAD + b"X: " + b"a" * 300_000)
         assert one.recv(2**16).split()[1] == b"400"
 
 
 def test_an_address_that_is_too_large_is_refused(client):
-    assert client.refused("/api/start?" + "a" * 16_400)[0] in (400, 431)
+    assert client.expect_refusal("/api/start?" + "a" * 16_400)[0] in (400, 431)
     assert client.json("/api/start?" + "a" * 15_000)
 
 
 def test_more_connections_than_there_is_room_for_are_closed(client, monkeypatch):
     monkeypatch.setattr(timeouts, "MAX_CONNECTIONS", 3)
     state = client.server._server.server_state
-    kept = [client.connected() for _ in range(3)]
-    until(lambda: len(state.connections) == 3)
-    with client.connected() as one:
+    kept = [client.connect() for _ in range(3)]
+    wait_until(lambda: len(state.connections) == 3)
+    with client.connect() as one:
         assert is_dropped(one)
-    until(lambda: len(state.connections) == 3)
+    wait_until(lambda: len(state.connections) == 3)
     for one in kept:
         one.close()
-    until(lambda: not state.connections)
+    wait_until(lambda: not state.connections)
     assert client.json("/api/start")

@@ -14,21 +14,21 @@ from regard.show.page.model_adapter import adapt_model, record_text
 from regard.show.page.session import Session
 from regard.show.page.translator_adapter import TranslatorAdapter, adapt_translator, record_translation
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
-from show.page.asking import asking
-from show.page.translators import PAIRS, READ, WRITTEN, small
+from show.page.server_client import open_client
+from show.page.translators import PAIRS, READ, WRITTEN, train_small_translator
 
 KINDS = ["additive", "transformer"]
 
 
 @pytest.fixture
-def carried(tmp_path, monkeypatch):
+def translator_package(tmp_path, monkeypatch):
     """A package that carries a translator."""
-    small("additive").save(tmp_path / "translator")
+    train_small_translator("additive").save(tmp_path / "translator")
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
 @pytest.fixture
-def bare(tmp_path, monkeypatch):
+def package_without_translator(tmp_path, monkeypatch):
     """A package that carries none."""
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
 
@@ -37,8 +37,8 @@ def bare(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [READ, f"  {PAIRS[1][0]}\n"])
 def test_what_it_writes_is_what_regard_translate_prints(kind, text):
-    found = record_translation(adapt_translator("small", small(kind)), text, 2048)
-    (expected,) = translate_sentences(small(kind), [text])
+    found = record_translation(adapt_translator("small", train_small_translator(kind)), text, 2048)
+    (expected,) = translate_sentences(train_small_translator(kind), [text])
     assert found.tokens.rows[-1] == found.tokens.columns[-1] == END_LABEL
     assert "".join(found.tokens.rows[:-1]).strip() == expected
     assert "".join(found.tokens.columns[:-1]) == text.strip()
@@ -46,7 +46,7 @@ def test_what_it_writes_is_what_regard_translate_prints(kind, text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_cross_attention_is_the_word_that_was_written_there(kind):
-    model = small(kind)
+    model = train_small_translator(kind)
     found = record_translation(adapt_translator("small", model), READ, 2048)
     ids = torch.tensor([[*model.text.encode(READ), model.text.end]])
     written = [model.text.end, *model.text.encode(WRITTEN)]
@@ -61,7 +61,7 @@ def test_a_row_of_cross_attention_is_the_word_that_was_written_there(kind):
 
 
 def test_all_three_texts_are_kept_with_the_recording(tmp_path):
-    found = record_translation(adapt_translator("small", small("transformer")), READ, 2048)
+    found = record_translation(adapt_translator("small", train_small_translator("transformer")), READ, 2048)
     found.save(tmp_path / "translation.reg")
     again = regard.load(tmp_path / "translation.reg")
     for kind, part in (("cross", "decoder"), ("self", "decoder"), ("self", "encoder")):
@@ -70,8 +70,8 @@ def test_all_three_texts_are_kept_with_the_recording(tmp_path):
 
 
 def test_typing_translates_and_each_axis_has_the_words_of_its_own_text():
-    model = small("transformer")
-    with asking(model) as client:
+    model = train_small_translator("transformer")
+    with open_client(model) as client:
         start = client.json("/api/start")
         assert (start["translates"], start["writes"], len(start["sentences"])) == (True, False, 3)
         status, body = client.post("/api/type", {"text": READ})
@@ -97,23 +97,23 @@ def test_typing_translates_and_each_axis_has_the_words_of_its_own_text():
 
 
 def test_a_text_that_cannot_be_translated_is_refused_in_a_sentence():
-    adapter = adapt_translator("small", copy.deepcopy(small("transformer")))
+    adapter = adapt_translator("small", copy.deepcopy(train_small_translator("transformer")))
     with pytest.raises(DataError, match="no word"):
         record_text(adapter, " \n", 2048)
     with pytest.raises(ConfigError, match=r"reads at most 5 tokens here, but the text has 7"):
         record_text(adapter, READ, 5)
     with pytest.raises(ConfigError, match="no attention"):
         adapt_model(RecurrentTranslator(vocabulary=7, width=3, hidden=2))
-    assert isinstance(adapt_model(small("additive")), TranslatorAdapter)
+    assert isinstance(adapt_model(train_small_translator("additive")), TranslatorAdapter)
     adapter.model.text = None
     with pytest.raises(ConfigError, match="small has no vocabulary"):
         record_text(adapter, READ, 2048)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("translator_package")
 def test_the_example_is_recorded_once_and_stays_however_much_is_typed():
-    session = Session(None, adapt_model(small("transformer")))
+    session = Session(None, adapt_model(train_small_translator("transformer")))
     assert session.get_start_state()["translation"]["id"] == "translation"
     found = session.get_translation(lambda: None)
     assert found["id"] == "translation"
@@ -127,9 +127,9 @@ def test_the_example_is_recorded_once_and_stays_however_much_is_typed():
     assert len(session.listed) == 32
 
 
-@pytest.mark.usefixtures("carried")
+@pytest.mark.usefixtures("translator_package")
 def test_the_example_is_asked_for_by_its_address_and_by_nothing_in_the_request(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         status, body = client.post("/api/translation", {"model": "/etc", "name": "sorter"})
         assert status == 200
         assert json.loads(body)["model"] == "translator"
@@ -137,9 +137,9 @@ def test_the_example_is_asked_for_by_its_address_and_by_nothing_in_the_request(r
         assert client.post("/api/translation", {}, "text/plain")[0] == 415
 
 
-@pytest.mark.usefixtures("bare")
+@pytest.mark.usefixtures("package_without_translator")
 def test_where_no_translator_is_carried_no_example_is_offered(recording):
-    with asking(recording) as client:
+    with open_client(recording) as client:
         assert client.json("/api/start")["translation"] is None
         status, body = client.post("/api/translation", {})
         assert (status, "does not include a translator" in json.loads(body)["error"]) == (404, True)

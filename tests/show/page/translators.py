@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from models.translators import MADE, padded
+from models.translators import MADE, pad_sentences
 from regard.models.translator import Translator
 from regard.text import BytePair
 
@@ -18,7 +18,7 @@ SIZES = {"additive": {"width": 24, "hidden": 24}, "transformer": {"width": 24, "
 
 
 @functools.cache
-def small(kind: str) -> Translator:
+def train_small_translator(kind: str) -> Translator:
     """A translator of a kind: "additive" or "transformer"."""
     torch.manual_seed(0)
     text = BytePair.train([side for pair in PAIRS for side in pair] * 9, 340)
@@ -30,8 +30,8 @@ def small(kind: str) -> Translator:
         sources.append([*text.encode(english), text.end])
         before.append([text.end, *ids[:-1]])
         after.append(ids)
-    given = *padded(sources), padded(before)[0]
-    wanted = padded(after, -100)[0].flatten()
+    given = *pad_sentences(sources), pad_sentences(before)[0]
+    wanted = pad_sentences(after, -100)[0].flatten()
     optimiser = torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(STEPS):
         loss = torch.nn.functional.cross_entropy(model(*given).flatten(0, 1), wanted)

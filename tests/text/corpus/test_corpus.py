@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from regard import ConfigError, DataError
 from regard.text import BytePair
 from regard.text.corpus import Corpus, prepare
-from text.corpus.small import LETTERS, contents, corpus
+from text.corpus.small_corpus import LETTERS, contents, corpus
 
 TEXTS = ["abc", "defgabcdef", "ga", "bcd efg abc"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regard import ConfigError, DataError
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus, prepare, sources
-from text.corpus.small import contents, corpus
+from text.corpus.small_corpus import contents, corpus
 
 WORDS = BytePair.train(["the cat sat on the mat, and the dog saw the cat"] * 5, 290)
 TEXTS = ["the cat sat", "naïve café 🦊\n", "a dog, and a dog", "we'll see"] * 5

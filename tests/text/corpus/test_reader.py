@@ -15,12 +15,12 @@ from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
 from regard.text.corpus.reader import shuffle_places
-from text.corpus.small import corpus
+from text.corpus.small_corpus import corpus
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
 
 
-def numbered(folder, sizes, shard=11):
+def prepare_numbered_corpus(folder, sizes, shard=11):
     """A corpus in which token n is n, of documents of these sizes."""
     borders = np.cumsum([0, *sizes]).tolist()
     texts = [ALPHABET[start:stop] for start, stop in pairwise(borders)]
@@ -28,8 +28,8 @@ def numbered(folder, sizes, shard=11):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return numbered(tmp_path_factory.mktemp("made"), [31, 1, 97, 2, 60])
+def number_corpus(tmp_path_factory):
+    return prepare_numbered_corpus(tmp_path_factory.mktemp("made"), [31, 1, 97, 2, 60])
 
 
 @settings(max_examples=40)
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
     st.integers(0, 2**40),
 )
 def test_every_token_but_the_first_is_a_target_once_an_epoch(tmp_path_factory, sizes, context, batch, epoch, seed):
-    made = numbered(tmp_path_factory.mktemp("made"), sizes)
+    made = prepare_numbered_corpus(tmp_path_factory.mktemp("made"), sizes)
     reader = Reader(made, batch=batch, context=context, seed=seed)
     first, last = epoch * reader.windows, (epoch + 1) * reader.windows  # rows of the stream
     batches = range(first // batch, -(-last // batch))
@@ -50,8 +50,8 @@ def test_every_token_but_the_first_is_a_target_once_an_epoch(tmp_path_factory, s
 
 
 @given(st.integers(0, 99), st.integers(1, 40), st.integers(1, 9))
-def test_targets_are_the_tokens_that_come_next_and_documents_are_those_of_the_tokens(made, n, context, batch):
-    read = Reader(made, batch=batch, context=context, seed=3).read(n)
+def test_targets_are_the_tokens_that_come_next_and_documents_are_those_of_the_tokens(number_corpus, n, context, batch):
+    read = Reader(number_corpus, batch=batch, context=context, seed=3).read(n)
     document = [number for number, size in enumerate([31, 1, 97, 2, 60]) for _ in range(size)]
     assert read.tokens.shape == read.targets.shape == read.documents.shape == (batch, context)
     assert {read.tokens.dtype, read.targets.dtype, read.documents.dtype} == {torch.int64}
@@ -63,19 +63,19 @@ def test_targets_are_the_tokens_that_come_next_and_documents_are_those_of_the_to
                 assert (target, of) == (token + 1, document[token])
                 assert token == tokens[0] + at
             else:  # the corpus has ended: its last token, and then nothing
-                assert (token, of) == ((made.tokens - 1, document[-1]) if at == len(there) else (0, -1))
+                assert (token, of) == ((number_corpus.tokens - 1, document[-1]) if at == len(there) else (0, -1))
 
 
-def test_documents_change_exactly_where_documents_start(made):
-    read = Reader(made, batch=1, context=made.tokens - 1).read(0)
+def test_documents_change_exactly_where_documents_start(number_corpus):
+    read = Reader(number_corpus, batch=1, context=number_corpus.tokens - 1).read(0)
     changes = (read.documents[0].diff() != 0).nonzero()[:, 0] + 1
     assert changes.tolist() == [31, 32, 129, 131]
-    assert changes.tolist() == made.starts[1:].tolist()
+    assert changes.tolist() == number_corpus.starts[1:].tolist()
 
 
 @given(st.permutations(range(12)))
-def test_a_batch_is_the_same_whatever_was_read_before(made, order):
-    reader, again = (Reader(made, batch=6, context=13, seed=5) for _ in range(2))
+def test_a_batch_is_the_same_whatever_was_read_before(number_corpus, order):
+    reader, again = (Reader(number_corpus, batch=6, context=13, seed=5) for _ in range(2))
     straight = [reader.read(n) for n in range(12)]
     for n in order:
         assert torch.equal(again.read(n).tokens, straight[n].tokens)
@@ -91,23 +91,23 @@ print(json.dumps([reader.read(n).tokens.tolist() for n in (1000, 3)]))
 
 
 @pytest.mark.slow
-def test_a_batch_is_the_same_in_another_process(made):
-    ran = subprocess.run([sys.executable, "-c", OTHER, str(made.folder)], capture_output=True, text=True, check=True)
-    reader = Reader(made, batch=6, context=13, seed=5)
+def test_a_batch_is_the_same_in_another_process(number_corpus):
+    ran = subprocess.run([sys.executable, "-c", OTHER, str(number_corpus.folder)], capture_output=True, text=True, check=True)
+    reader = Reader(number_corpus, batch=6, context=13, seed=5)
     assert json.loads(ran.stdout) == [reader.read(n).tokens.tolist() for n in (1000, 3)]
 
 
 @given(st.integers(0, 50), st.sampled_from([1, 2, 3, 6]), st.integers(1, 70))
-def test_the_rows_of_all_ranks_are_those_of_one(made, n, world, context):
-    whole = Reader(made, batch=6, context=context, seed=1).read(n)
-    parts = [Reader(made, batch=6, context=context, seed=1, rank=rank, world=world).read(n) for rank in range(world)]
+def test_the_rows_of_all_ranks_are_those_of_one(number_corpus, n, world, context):
+    whole = Reader(number_corpus, batch=6, context=context, seed=1).read(n)
+    parts = [Reader(number_corpus, batch=6, context=context, seed=1, rank=rank, world=world).read(n) for rank in range(world)]
     for name in ("tokens", "targets", "documents"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
 
 
-def test_epochs_and_seeds_differ_in_their_order(made):
+def test_epochs_and_seeds_differ_in_their_order(number_corpus):
     def epoch(number, seed):
-        reader = Reader(made, batch=1, context=7, seed=seed)
+        reader = Reader(number_corpus, batch=1, context=7, seed=seed)
         return tuple(int(reader.read(number * reader.windows + n).tokens[0, 0]) for n in range(reader.windows))
 
     orders = [epoch(number, seed) for seed in (0, 1) for number in (0, 1, 2)]
@@ -115,11 +115,11 @@ def test_epochs_and_seeds_differ_in_their_order(made):
     assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
-def test_a_part_that_is_held_out_is_never_read(made):
-    kept, held_out = made.split(0.4)
+def test_a_part_that_is_held_out_is_never_read(number_corpus):
+    kept, held_out = number_corpus.split(0.4)
     readers = [Reader(part, batch=5, context=9) for part in (kept, held_out)]
     seen = [set(torch.cat([reader.read(n).targets for n in range(40)]).flatten().tolist()) - {-100} for reader in readers]
-    assert seen == [set(range(1, kept.tokens)), set(range(kept.tokens + 1, made.tokens))]
+    assert seen == [set(range(1, kept.tokens)), set(range(kept.tokens + 1, number_corpus.tokens))]
     assert int(Reader(held_out, batch=1, context=held_out.tokens).read(0).documents[0, 0]) == kept.documents
 
 
@@ -143,20 +143,20 @@ def test_reading_takes_no_loop_over_tokens(tmp_path):
         ({"world": 4}, "batch must be a multiple of world, got batch=6, world=4"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(made, wrong, says):
+def test_settings_that_cannot_be_are_refused(number_corpus, wrong, says):
     with pytest.raises(ConfigError, match=says):
-        Reader(made, **{"batch": 6, "context": 5, **wrong})
+        Reader(number_corpus, **{"batch": 6, "context": 5, **wrong})
 
 
-def test_there_is_no_batch_before_the_first_and_none_of_one_token(made, tmp_path):
+def test_there_is_no_batch_before_the_first_and_none_of_one_token(number_corpus, tmp_path):
     with pytest.raises(ConfigError, match="counted from 0, got -1"):
-        Reader(made, batch=6, context=5).read(-1)
+        Reader(number_corpus, batch=6, context=5).read(-1)
     with pytest.raises(DataError, match="nothing to learn from"):
         Reader(corpus(tmp_path, ["a"]), batch=1, context=1)
 
 
 def test_a_damaged_shard_is_found_while_reading(tmp_path):
-    made = numbered(tmp_path, [50])
+    made = prepare_numbered_corpus(tmp_path, [50])
     path = tmp_path / "corpus" / "tokens-00001.npy"
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
     with pytest.raises(DataError, match=r"tokens-00001\.npy is damaged"):

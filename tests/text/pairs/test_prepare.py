@@ -11,8 +11,8 @@ from regard.text import BytePair
 from regard.text.pairs import Pairs, prepare
 from regard.text.pairs.prepare import choose_part, normalize_sentence, split_pairs
 from regard.text.pairs.sources import SentencePair
-from text.corpus.small import contents
-from text.pairs.small import SAMPLE, aligned, many
+from text.corpus.small_corpus import contents
+from text.pairs.small_pairs import SAMPLE, make_pairs, write_pairs
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\ufeff")
 CLEAN = st.text(LETTERS, min_size=1).map(lambda text: " ".join(text.split())).filter(bool)
@@ -20,8 +20,8 @@ CLEAN = st.text(LETTERS, min_size=1).map(lambda text: " ".join(text.split())).fi
 
 @pytest.fixture
 def files(tmp_path):
-    for name, some in (("train", many(60)), ("val", SAMPLE[:2]), ("test", SAMPLE[2:])):
-        aligned(tmp_path / "files", name, some)
+    for name, some in (("train", make_pairs(60)), ("val", SAMPLE[:2]), ("test", SAMPLE[2:])):
+        write_pairs(tmp_path / "files", name, some)
     return tmp_path / "files"
 
 
@@ -42,31 +42,31 @@ def test_every_sentence_comes_back_as_it_was(tmp_path_factory, pairs):
 
 def test_the_parts_of_a_folder_stay_what_they_are(files, tmp_path):
     made = prepare(files, tmp_path / "made", vocabulary=300)
-    assert [sides(part) for part in (made.train, made.valid, made.test)] == [many(60), SAMPLE[:2], SAMPLE[2:]]
+    assert [sides(part) for part in (made.train, made.valid, made.test)] == [make_pairs(60), SAMPLE[:2], SAMPLE[2:]]
     assert (made.text.vocabulary, set(made.text.special)) == (300, {"<|endoftext|>"})
 
 
 def test_the_vocabulary_is_learned_from_both_sides_of_the_training_part_alone(files, tmp_path):
     made = prepare(files, tmp_path / "made", vocabulary=400)
-    expected = BytePair.train(chain.from_iterable(many(60)), 400)
+    expected = BytePair.train(chain.from_iterable(make_pairs(60)), 400)
     assert made.text.pairs == expected.pairs
 
 
 def test_several_sources_are_joined(files, tmp_path):
     (tmp_path / "more.tsv").write_text("Two dogs!\tDeux chiens !\nA cat.\tUn chat.\n")
     made = prepare([files, tmp_path / "more.tsv"], tmp_path / "made", vocabulary=300, valid=0.0, test=0.0)
-    assert sides(made.train) == [*many(60), ("A cat.", "Un chat.")]
+    assert sides(made.train) == [*make_pairs(60), ("A cat.", "Un chat.")]
     assert sides(made.test) == [*SAMPLE[2:], ("Two dogs!", "Deux chiens !")]  # where the folder has the sentence
 
 
 def test_lengths_and_words_are_those_of_the_sentences(files, tmp_path):
     made = prepare(files, tmp_path / "made", vocabulary=300)
     part = made.train
-    encoded = [[len(part.text.encode(side)) for side in one] for one in many(60)]
+    encoded = [[len(part.text.encode(side)) for side in one] for one in make_pairs(60)]
     assert part.lengths.tolist() == encoded
-    assert part.words.tolist() == [max(len(side.split()) for side in one) for one in many(60)]
+    assert part.words.tolist() == [max(len(side.split()) for side in one) for one in make_pairs(60)]
     short = part.limit_words(3)
-    assert sides(short) == [one for one, words in zip(many(60), part.words, strict=True) if words <= 3]
+    assert sides(short) == [one for one, words in zip(make_pairs(60), part.words, strict=True) if words <= 3]
     assert 0 < len(short) < len(part)
     assert short.lengths.tolist() == [lengths for lengths, words in zip(encoded, part.words, strict=True) if words <= 3]
 

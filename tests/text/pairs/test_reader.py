@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regard import ConfigError, DataError
 from regard.text.pairs import PairReader, prepare
 from regard.text.pairs.reader import NO_TARGET
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 COUNT = 101
 
@@ -19,7 +19,7 @@ COUNT = 101
 @pytest.fixture(scope="module")
 def part(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
-    return prepare(aligned(folder, "some", many(COUNT)), folder / "made", vocabulary=300, valid=0.0, test=0.0).train
+    return prepare(write_pairs(folder, "some", make_pairs(COUNT)), folder / "made", vocabulary=300, valid=0.0, test=0.0).train
 
 
 def sentences(part, batch):
@@ -41,7 +41,7 @@ def test_every_pair_is_read_once_an_epoch_by_all_ranks_together(part, tokens, ep
     readers = [PairReader(part, tokens, seed, rank, world) for rank in range(world)]
     first, last = epoch * readers[0].batches, (epoch + 1) * readers[0].batches
     read = Counter(pair for reader in readers for n in range(first, last) for pair in sentences(part, reader.read(n)))
-    assert read == Counter(many(COUNT))
+    assert read == Counter(make_pairs(COUNT))
 
 
 @given(st.integers(0, 99), st.integers(1, 200))
@@ -75,7 +75,7 @@ def test_a_batch_has_about_so_many_tokens_and_sentences_of_about_one_length(part
     assert reader.batches < 1.5 * (part.lengths.max(1) + 1).sum() / tokens + 5
 
 
-def same(one, other):
+def are_equal(one, other):
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("sources", "lengths", "before", "targets"))
 
 
@@ -84,7 +84,7 @@ def same(one, other):
 def test_a_batch_is_the_same_whatever_was_read_before(part, order):
     reader, again = (PairReader(part, 60, seed=5) for _ in range(2))
     straight = [reader.read(n) for n in range(12)]
-    assert all(same(again.read(n), straight[n]) for n in order)
+    assert all(are_equal(again.read(n), straight[n]) for n in order)
 
 
 OTHER = """
@@ -97,7 +97,7 @@ print(json.dumps([reader.read(n).sources.tolist() for n in (1000, 3)]))
 
 @pytest.mark.slow
 def test_a_batch_is_the_same_in_another_process(tmp_path):
-    made = prepare(aligned(tmp_path, "some", many(COUNT)), tmp_path / "made", vocabulary=300, valid=0.0, test=0.0)
+    made = prepare(write_pairs(tmp_path, "some", make_pairs(COUNT)), tmp_path / "made", vocabulary=300, valid=0.0, test=0.0)
     ran = subprocess.run([sys.executable, "-c", OTHER, str(made.folder)], capture_output=True, text=True, check=True)
     reader = PairReader(made.train, 60, seed=5)
     assert json.loads(ran.stdout) == [reader.read(n).sources.tolist() for n in (1000, 3)]
@@ -128,7 +128,7 @@ def test_pairs_that_are_left_out_are_never_read(part):
     short = part.limit_words(3)
     reader = PairReader(short, 40)
     read = {pair for n in range(reader.batches) for pair in sentences(part, reader.read(n))}
-    assert read == {one for one in many(COUNT) if len(one[0].split()) <= 3}
+    assert read == {one for one in make_pairs(COUNT) if len(one[0].split()) <= 3}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from regard import DataError
 from regard.text.pairs.sources import read_pairs
-from text.pairs.small import SAMPLE, aligned
+from text.pairs.small_pairs import SAMPLE, write_pairs
 
 LANGUAGES = ("en", "fr")
 
@@ -22,14 +22,14 @@ def test_the_same_pairs_come_from_aligned_files_from_a_table_and_from_an_archive
     with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
         archive.writestr("fra-eng/_about.txt", "who wrote it")
         archive.writestr("fra-eng/fra.txt", table(SAMPLE).replace("\n", "\r\n"))
-    for path in (aligned(tmp_path, "some", SAMPLE), tmp_path / "some.tsv", tmp_path / "some.zip"):
+    for path in (write_pairs(tmp_path, "some", SAMPLE), tmp_path / "some.tsv", tmp_path / "some.zip"):
         assert sides(path) == SAMPLE
         assert {one.part for one in read_pairs(path, LANGUAGES)} == {None}
 
 
 def test_a_folder_gives_its_files_to_parts_by_their_names(tmp_path):
     for name, pair in zip(("train", "val", "test_2016_flickr", "notes"), SAMPLE, strict=False):
-        aligned(tmp_path / "set", name, [pair])
+        write_pairs(tmp_path / "set", name, [pair])
     assert {(one.part, one.source) for one in read_pairs(tmp_path / "set", LANGUAGES)} == {
         ("train", SAMPLE[0][0]),
         ("valid", SAMPLE[1][0]),
@@ -38,7 +38,7 @@ def test_a_folder_gives_its_files_to_parts_by_their_names(tmp_path):
 
 
 def test_the_languages_say_which_side_is_translated(tmp_path):
-    path = aligned(tmp_path, "some", SAMPLE)
+    path = write_pairs(tmp_path, "some", SAMPLE)
     assert [(one.target, one.source) for one in read_pairs(path, ("fr", "en"))] == SAMPLE
 
 
@@ -48,12 +48,12 @@ def test_white_space_of_any_kind_is_one_space_and_empty_sides_are_no_pairs(tmp_p
 
 
 def test_only_a_line_end_ends_a_line(tmp_path):
-    path = aligned(tmp_path, "some", [("a\u2028b", "c\x0bd"), ("e", "f")])
+    path = write_pairs(tmp_path, "some", [("a\u2028b", "c\x0bd"), ("e", "f")])
     assert sides(path) == [("a b", "c d"), ("e", "f")]
 
 
 def test_files_of_unequal_lengths_are_refused_with_both_numbers(tmp_path):
-    path = aligned(tmp_path, "some", SAMPLE)
+    path = write_pairs(tmp_path, "some", SAMPLE)
     (tmp_path / "some.fr").write_text("Un homme dort.\n")
     with pytest.raises(DataError, match=r"some\.en has 5 lines and .*some\.fr 1:"):
         sides(path)
@@ -75,7 +75,7 @@ def test_what_holds_no_pairs_is_refused(tmp_path, name, data, says):
 
 
 def test_a_folder_without_a_training_part_and_an_archive_of_two_tables_are_refused(tmp_path):
-    aligned(tmp_path / "set", "test", SAMPLE)
+    write_pairs(tmp_path / "set", "test", SAMPLE)
     with pytest.raises(DataError, match=r"has no train\.en"):
         sides(tmp_path / "set")
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:

@@ -7,18 +7,18 @@ from regard import ConfigError, heads, probe_heads, record
 from regard.train import begin, follow, run
 from regard.train.listeners.head_observer import HeadObserver
 from regard.train.listeners.json_lines import read_rows
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 def settings(folder, out, **more):
-    return small.config(folder, **{"out": str(out), "dropout": 0.3, "checkpoint_every": 0, **more})
+    return small_runs.config(folder, **{"out": str(out), "dropout": 0.3, "checkpoint_every": 0, **more})
 
 
 @pytest.mark.slow

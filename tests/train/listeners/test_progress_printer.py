@@ -6,26 +6,26 @@ import pytest
 from regard.models import GPT2Config
 from regard.train import begin, follow
 from regard.train.listeners.progress_printer import ProgressPrinter, format_duration, select_columns
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
-def told(folder, out, monkeypatch, width=80, **settings) -> list[str]:
+def train_and_print(folder, out, monkeypatch, width=80, **settings) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
-    training, page = begin(small.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(out), checkpoint_every=0, **settings)), io.StringIO()
     follow(training, [ProgressPrinter(1e9, page)])
     return page.getvalue().splitlines()
 
 
 @pytest.mark.slow
 def test_the_first_the_looked_at_and_the_last_step_have_a_line(folder, tmp_path, monkeypatch):
-    titles, *lines = told(folder, tmp_path, monkeypatch)
+    titles, *lines = train_and_print(folder, tmp_path, monkeypatch)
     assert titles.split() == ["step", "loss", "held", "out", "tokens/s", "of", "peak", "left"]
     assert [line.split()[0] for line in lines] == ["1", "3", "6", "7"]
     assert lines[-1].endswith("0:00")
@@ -35,7 +35,7 @@ def test_the_first_the_looked_at_and_the_last_step_have_a_line(folder, tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [10, 20, 40, 46, 60, 80])
 def test_no_line_is_wider_than_the_screen(folder, tmp_path, monkeypatch, width):
-    lines = told(folder, tmp_path, monkeypatch, width, sample_every=1, sample_tokens=10)
+    lines = train_and_print(folder, tmp_path, monkeypatch, width, sample_every=1, sample_tokens=10)
     assert max(map(len, lines)) <= width
     assert "step" in lines[0]
 
@@ -60,7 +60,7 @@ def test_a_column_without_numbers_is_none():
 @pytest.mark.slow
 def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    training, page = begin(small.config(folder, out=str(tmp_path), checkpoint_every=0)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(tmp_path), checkpoint_every=0)), io.StringIO()
     follow(
         training, [ProgressPrinter(1e4 * training.config.model.training_flops, page)]
     )  # the model that the corpus's vocabulary gives
@@ -79,13 +79,13 @@ def test_training_on_a_token_takes_six_operations_a_parameter_and_those_of_atten
 
 
 def test_skipped_batches_and_samples_are_reported_and_control_no_terminal(folder, tmp_path, monkeypatch):
-    training, page = begin(small.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
+    training, page = begin(small_runs.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
 
-    def changed(training, report):
+    def print_changed_report(training, report):
         report = replace(report, skipped="the loss is nan", sample="a\x1b[2Jb\nc")
         ProgressPrinter(0.0, page)(training, report)
 
-    follow(training, [changed])
+    follow(training, [print_changed_report])
     assert page.getvalue().splitlines()[-3:] == ["  step 1, batch 0, is skipped: the loss is nan", "  a\\x1b[2Jb", "  c"]
 
 

@@ -5,19 +5,22 @@ import pytest
 
 from regard.train import begin, follow
 from regard.train.listeners.signal_listener import SignalListener
-from train import small
+from train import small_runs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus")
-    small.corpus(path)
+    small_runs.corpus(path)
     return path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(folder, tmp_path, number):
-    training, signals = begin(small.config(folder, out=str(tmp_path), checkpoint_every=0, evaluate_every=0)), SignalListener()
+    training, signals = (
+        begin(small_runs.config(folder, out=str(tmp_path), checkpoint_every=0, evaluate_every=0)),
+        SignalListener(),
+    )
     before = signal.getsignal(number)
 
     def sends(training, report):
@@ -34,7 +37,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(folder, tmp_path
 
 @pytest.mark.slow
 def test_a_second_one_ends_it_at_once(folder, tmp_path):
-    training, signals = begin(small.config(folder, out=str(tmp_path), checkpoint_every=1)), SignalListener()
+    training, signals = begin(small_runs.config(folder, out=str(tmp_path), checkpoint_every=1)), SignalListener()
 
     def sends(training, report):
         if report.step == 3:

@@ -6,7 +6,7 @@ import torch
 from regard import ConfigError
 from regard.train import begin, follow
 from regard.train.listeners import tensorboard_writer
-from train import small
+from train import small_runs
 
 there = importlib.util.find_spec("tensorboard") is not None
 
@@ -24,8 +24,8 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path):
 def test_tensorboard_reads_every_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    small.corpus(tmp_path)
-    training, reports = begin(small.config(tmp_path, sample_every=7, checkpoint_every=0)), []
+    small_runs.corpus(tmp_path)
+    training, reports = begin(small_runs.config(tmp_path, sample_every=7, checkpoint_every=0)), []
     follow(training, [tensorboard_writer.TensorBoardWriter(tmp_path / "board"), lambda _, report: reports.append(report)])
     found = EventAccumulator(str(tmp_path / "board"))
     found.Reload()

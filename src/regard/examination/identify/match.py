@@ -11,7 +11,14 @@ from torch import Tensor
 from regard.examination.case import Case
 from regard.examination.identify.deviations import RIGHT
 from regard.examination.identify.projection_layouts import ProjectionLayout, has_extra_layers
-from regard.examination.identify.trial import Target, Trial, iterate_trials, make_function_trial, make_seeded_target, make_trial
+from regard.examination.identify.trial import (
+    Trial,
+    TrialTarget,
+    iterate_trials,
+    make_function_trial,
+    make_seeded_target,
+    make_trial,
+)
 from regard.examination.identify.variants import ProjectedInputs, Variant, get_scale
 
 SPREAD = 1.5  # of the scaled scores: every variant differs, and no weight underflows
@@ -102,7 +109,7 @@ class Budget:
         return self.left > 0
 
 
-def try_right_formula(case: Case, target: Target) -> Iterator[Fit]:
+def try_right_formula(case: Case, target: TrialTarget) -> Iterator[Fit]:
     """Yield the right formula in the usual layouts, and then in every other."""
     for usual in (True, False):
         for trial in iterate_trials(case, target, plain=usual):
@@ -126,7 +133,7 @@ def get_measured_visibility(case: Case) -> Tensor | None:
     return None if torch.equal(found, expected) or not case.measured_dependency.measured_rows.all() else found.unsqueeze(1)
 
 
-def find_match(candidates: Iterable[Fit], other: Target, close: float, size: float) -> Match | None:
+def find_match(candidates: Iterable[Fit], other: TrialTarget, close: float, size: float) -> Match | None:
     """Return the match of the first candidate that also fits other inputs; rivals that fit as well are listed as `alike`."""
     first = next(filter_fits(candidates, other, close), None)
     if first is None:
@@ -146,7 +153,7 @@ def is_same_scale(variant: Variant, given: ProjectedInputs) -> bool:
     return set(variant.deviations) == {"scale"} and get_scale(variant, given) == given.scale and variant.scale != "after"
 
 
-def filter_fits(candidates: Iterable[Fit], other: Target, close: float) -> Iterator[Fit]:
+def filter_fits(candidates: Iterable[Fit], other: TrialTarget, close: float) -> Iterator[Fit]:
     """Yield the candidates that fit, and fit other inputs as well."""
     for trial, variant in candidates:
         if trial.compute_error(variant) < close:
@@ -155,7 +162,7 @@ def filter_fits(candidates: Iterable[Fit], other: Target, close: float) -> Itera
                 yield trial, variant
 
 
-def repeat_trial(trial: Trial, other: Target) -> Trial | None:
+def repeat_trial(trial: Trial, other: TrialTarget) -> Trial | None:
     """Return the trial of the same layout and heads on other inputs."""
     return make_function_trial(other) if len(other.inputs) == 3 else make_trial(trial.layout, trial.given.heads, other)
 

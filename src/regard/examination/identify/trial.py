@@ -19,7 +19,7 @@ SKETCH = 24  # number of mixed columns in which outputs are compared
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TrialTarget:
     """Inputs in float64, the subject's outputs y (b, t, c), and who may see whom, (b or 1, h or 1, q, k).
 
     `sketch`, (c, n), mixes the columns of outputs to a few; `products` caches the products of the inputs with each matrix.
@@ -59,7 +59,7 @@ class Trial:
 
     layout: ProjectionLayout
     given: ProjectedInputs
-    target: Target
+    target: TrialTarget
 
     def iterate_singles(self) -> Iterator[Variant]:
         """Yield the single deviations that are possible."""
@@ -112,7 +112,9 @@ class Trial:
         return float(y[rows].abs().max()), float((made - y)[rows].abs().max().nan_to_num(math.inf))
 
 
-def make_seeded_target(case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None) -> Target:
+def make_seeded_target(
+    case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None
+) -> TrialTarget:
     """Return the target of seeded inputs of this size; with `shorter`, of one token less if that may be tried and works."""
     if shorter and case.can_resize and case.shapes.tokens > 3 and measured is None:
         try:
@@ -122,7 +124,7 @@ def make_seeded_target(case: Case, seed: int, size: float, shorter: bool = False
     return make_target(case, case.make_usual_inputs(seed, size), measured)
 
 
-def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None, context: Tensor | None = None) -> Target:
+def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None, context: Tensor | None = None) -> TrialTarget:
     """Return the target of these inputs, whose context (b, t, c) is computed unless it is given."""
     if context is None:
         context = join_context_heads(case.run_subject(*inputs).context, case.subject.form)
@@ -133,10 +135,10 @@ def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None,
     sketch = torch.randn(y.shape[-1], min(SKETCH, y.shape[-1]), generator=draw, dtype=torch.float64)
     wide = tuple(x.to("cpu", torch.float64) for x in inputs)
     offset = case.offset if isinstance(case.offset, int) else 0
-    return Target(wide, y, seen, sketch, case.scale, offset, measured, {})
+    return TrialTarget(wide, y, seen, sketch, case.scale, offset, measured, {})
 
 
-def iterate_trials(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
+def iterate_trials(case: Case, target: TrialTarget, plain: bool) -> Iterator[Trial]:
     """Yield every layout, or with `plain` every usual one, with every number of heads that its widths allow."""
     if case.subject.form == "qkv":
         yield make_function_trial(target)
@@ -147,7 +149,7 @@ def iterate_trials(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
             yield from try_head_counts(module, layout, target)
 
 
-def try_head_counts(module: nn.Module | None, layout: ProjectionLayout, target: Target) -> Iterator[Trial]:
+def try_head_counts(module: nn.Module | None, layout: ProjectionLayout, target: TrialTarget) -> Iterator[Trial]:
     """Yield a layout with every number of heads that its widths allow."""
     whole = layout.whole
     wide = layout.q.out_features if layout.q is not None else target.inputs[0].shape[-1]
@@ -159,7 +161,7 @@ def try_head_counts(module: nn.Module | None, layout: ProjectionLayout, target: 
             yield trial
 
 
-def make_trial(layout: ProjectionLayout, heads: int, target: Target) -> Trial | None:
+def make_trial(layout: ProjectionLayout, heads: int, target: TrialTarget) -> Trial | None:
     """Return the trial of a layout with this many heads; None if its widths do not allow it."""
     whole = None
     if layout.whole is not None:
@@ -179,7 +181,7 @@ def make_trial(layout: ProjectionLayout, heads: int, target: Target) -> Trial | 
     return Trial(layout, make_projected_inputs(q, k, v, heads, groups, target, whole), target)
 
 
-def make_function_trial(target: Target) -> Trial:
+def make_function_trial(target: TrialTarget) -> Trial:
     """Return the trial of a function's own q, k and v, (b, h, t, d), with heads side by side."""
     q, k, v = target.inputs
     layout = ProjectionLayout("q, k and v as given", heads=q.shape[1], has_separate_heads=True)
@@ -187,7 +189,7 @@ def make_function_trial(target: Target) -> Trial:
 
 
 def make_projected_inputs(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: Target, whole: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: TrialTarget, whole: Tensor | None
 ) -> ProjectedInputs:
     """Return the tensors that variants are computed from, with the scale."""
     scale = (q.shape[-1] // heads) ** -0.5 if target.scale is None else target.scale

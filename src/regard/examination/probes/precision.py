@@ -97,7 +97,7 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
         yield Checked(f"the error in {bits} is that of a correct layer", evidence)
 
 
-class Run(NamedTuple):
+class ProbeRun(NamedTuple):
     """Inputs of a subject, and its context (b, t, c)."""
 
     inputs: tuple[Tensor, ...]
@@ -109,10 +109,10 @@ class Run(NamedTuple):
         return self.inputs[-1].shape[-2]
 
 
-def run_inputs(case: Case) -> Iterator[Run]:
+def run_inputs(case: Case) -> Iterator[ProbeRun]:
     """Yield the runs of usual inputs, and of one sequence of LONG tokens if the subject takes it."""
     usual = case.make_usual_inputs(60)
-    yield Run(usual, case.compute_seeded_context(*usual))
+    yield ProbeRun(usual, case.compute_seeded_context(*usual))
     if not case.can_resize or case.shapes.gap or (case.shapes.most or LONG) < LONG:
         return
     try:
@@ -121,7 +121,7 @@ def run_inputs(case: Case) -> Iterator[Run]:
     except Exception:  # refusing another length is allowed
         return
     if context.shape[-2] == LONG:
-        yield Run(inputs, context)
+        yield ProbeRun(inputs, context)
 
 
 def get_coarser_dtype(subject_dtype: torch.dtype, output_dtype: torch.dtype) -> torch.dtype:
@@ -145,7 +145,7 @@ def differs_smoothly(case: Case, exact: Case, inputs: tuple[Tensor, ...]) -> boo
 
 
 def measure_shares(
-    case: Case, exact: Case, runs: Sequence[Run], eps: float, times: float
+    case: Case, exact: Case, runs: Sequence[ProbeRun], eps: float, times: float
 ) -> list[tuple[float, float, float, int]]:
     """Return the error relative to its budget, the error, the budget and the number of tokens of each run.
 

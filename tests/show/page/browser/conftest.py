@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from show.page.asking import named
-from show.page.browser.patience import PATIENCE, watched
+from show.page.browser.page_waits import PATIENCE, count_requests
+from show.page.server_client import fill_in_ids
 
 SESSIONS = {}  # of the addresses that are served
 LOCAL = ("data", "blob", "file", "about")
@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.fixture
-def opened(browser) -> Iterator[Callable]:
-    """opened(address, dark=, width=, height=, answered=) is a page; at the end it must be quiet and have called nobody else.
+def open_page(browser) -> Iterator[Callable]:
+    """open_page(address, dark=, width=, height=, answered=) is a page; at the end it must be quiet and have called nobody else.
 
     r1, r2, ... in a link are the recordings that all visitors see.
     """
@@ -42,7 +42,7 @@ def opened(browser) -> Iterator[Callable]:
         ):
             look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": height}}
             context = stack.enter_context(browser.new_context(**look, **settings))
-            page, said, called = watched(context.new_page()), [], []
+            page, said, called = count_requests(context.new_page()), [], []
             page.set_default_timeout(1000 * PATIENCE)
             page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
             page.on("pageerror", lambda error: said.append(str(error)))
@@ -50,7 +50,7 @@ def opened(browser) -> Iterator[Callable]:
             if answered is not None:
                 page.on("response", answered)
             session = SESSIONS.get(address.partition("#")[0])
-            page.goto(named(session, address) if session else address)
+            page.goto(fill_in_ids(session, address) if session else address)
             host = urlsplit(address).netloc
 
             def check() -> None:

@@ -14,7 +14,7 @@ ASK = """async ({module, name, given}) => {
 }"""
 
 
-def drawn(count: int) -> list[tuple[dict, Steps, float]]:
+def draw_problems(count: int) -> list[tuple[dict, Steps, float]]:
     """Random problems of every kind, as JSON, with their steps by attend in float64, and their scale."""
     generator = torch.Generator().manual_seed(2)
     found = []
@@ -33,6 +33,6 @@ def drawn(count: int) -> list[tuple[dict, Steps, float]]:
     return found
 
 
-def asked(page, module: str, name: str, given: list[list]) -> list:
+def call_function(page, module: str, name: str, given: list[list]) -> list:
     """What a function of a module answers, to each list of arguments."""
     return json.loads(page.evaluate(ASK, {"module": module, "name": name, "given": given}))

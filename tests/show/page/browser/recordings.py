@@ -73,14 +73,14 @@ class Layers(torch.nn.Module):
             layer()
 
 
-def some(layers: int, heads: int, tokens: int, width: int = 11, seed: int = 0) -> tuple[Tensor, Tensor]:
+def draw_queries_and_keys(layers: int, heads: int, tokens: int, width: int = 11, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Random q and k (layer, b, h, t, d), strong enough that rows differ."""
     generator = torch.Generator().manual_seed(seed)
     q, k = (1.7 * torch.randn(layers, 1, heads, tokens, width, generator=generator) for _ in range(2))
     return q, k
 
 
-def recorded(q: Tensor, k: Tensor, words: list[str]) -> regard.Recording:
+def record_layers(q: Tensor, k: Tensor, words: list[str]) -> regard.Recording:
     """The recording of layers that attend with exactly this q and k, causally."""
     model = Layers(q, k).eval()
     with regard.record(model) as recording, torch.no_grad():
@@ -119,6 +119,6 @@ def expect_digits(exact: Tensor | float, allowed: Tensor | float = 0.0):
     return pytest.approx(number, abs=0.501 * unit + float(allowed), nan_ok=True)
 
 
-def spaced(words: list[str], count: int) -> list[str]:
+def space_words(words: list[str], count: int) -> list[str]:
     """So many words, with the spaces of a text before them."""
     return [(" " if n else "") + words[n % len(words)] for n in range(count)]

@@ -10,8 +10,8 @@ from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import quiet, settled, until
-from show.seeing import llava, swin, vit
+from show.page.browser.page_waits import wait_until, wait_until_quiet, wait_until_settled
+from show.vision_models import llava, swin, vit
 
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
 GROUNDS = (False, True)
@@ -69,18 +69,18 @@ def address(serving):
 
 
 @pytest.fixture
-def drawn(opened, address):
-    """drawn(view, dark=) is the page with the view drawn, Generate with what it wrote."""
+def open_view(open_page, address):
+    """open_view(view, dark=) is the page with the view drawn, Generate with what it wrote."""
 
     def page_of(view: str, **look):
-        page = opened(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3&sight=earlier", **look)
+        page = open_page(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3&sight=earlier", **look)
         if view != "generate":
-            return settled(page)
+            return wait_until_settled(page)
         page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
         page.locator("select[name=tokens]").select_option("5")
         page.get_by_role("button", name="Generate").click()
         page.wait_for_selector(".generate-after a")
-        return quiet(page)
+        return wait_until_quiet(page)
 
     return page_of
 
@@ -92,8 +92,8 @@ def list_violations(page) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, GROUNDS)))
-def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(drawn, view, dark):
-    page = drawn(view, dark=dark)
+def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(open_view, view, dark):
+    page = open_view(view, dark=dark)
     assert list_violations(page) == []
     texts = page.evaluate(TEXTS)
     assert len(texts) > 20
@@ -103,22 +103,22 @@ def test_every_text_can_be_read_on_what_lies_behind_it_and_axe_finds_nothing(dra
 @pytest.mark.parametrize("dark", GROUNDS)
 @pytest.mark.parametrize("way", ["weights", "rollout"])
 @pytest.mark.parametrize("make", [vit, swin, llava])
-def test_the_image_view_can_be_read_and_axe_finds_nothing(opened, tmp_path, make, way, dark):
+def test_the_image_view_can_be_read_and_axe_finds_nothing(open_page, tmp_path, make, way, dark):
     path = tmp_path / "image.html"
     write(make()[0], path, image=np.full((30, 42, 3), 90, np.uint8))
-    page = settled(opened(f"{path.as_uri()}#view=image&way={way}&q=3", dark=dark))
+    page = wait_until_settled(open_page(f"{path.as_uri()}#view=image&way={way}&q=3", dark=dark))
     assert list_violations(page) == []
     assert [one for one in page.evaluate(TEXTS) if one["ratio"] < one["least"]] == []
 
 
 @pytest.mark.parametrize("dark", GROUNDS)
-def test_a_letter_can_be_read_on_every_colour_of_attention(opened, address, dark):
-    assert min(opened(address, dark=dark).evaluate(SHADES)) >= 4.5
+def test_a_letter_can_be_read_on_every_colour_of_attention(open_page, address, dark):
+    assert min(open_page(address, dark=dark).evaluate(SHADES)) >= 4.5
 
 
 @pytest.mark.parametrize("dark", GROUNDS)
-def test_what_is_drawn_can_be_read_and_edges_of_controls_be_seen(opened, address, dark):
-    ratios = opened(address, dark=dark).evaluate(PAPERS)
+def test_what_is_drawn_can_be_read_and_edges_of_controls_be_seen(open_page, address, dark):
+    ratios = open_page(address, dark=dark).evaluate(PAPERS)
     poor = {
         name: ratio for name, ratio in ratios.items() if ratio < (4.5 if name.startswith(("ink", "faint", "accent")) else 3)
     }
@@ -126,8 +126,8 @@ def test_what_is_drawn_can_be_read_and_edges_of_controls_be_seen(opened, address
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at(drawn, view):
-    page = drawn(view)
+def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at(open_view, view):
+    page = open_view(view)
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
     roles = {role for role, _ in seen}
@@ -136,8 +136,8 @@ def test_a_screen_reader_has_a_name_for_everything_that_can_be_used_or_looked_at
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(drawn, view):
-    page = drawn(view)
+def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(open_view, view):
+    page = open_view(view)
     wanted = page.evaluate(
         """() => [...document.querySelectorAll("button:enabled, a[href], select, input, textarea, summary")]
             .filter((one) => one.checkVisibility() && one.tabIndex >= 0).length"""
@@ -161,10 +161,10 @@ def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(drawn,
     assert len(reached) >= wanted
 
 
-def test_each_group_of_choices_says_what_is_chosen(drawn):
-    page = drawn("map")
+def test_each_group_of_choices_says_what_is_chosen(open_view):
+    page = open_view("map")
     page.get_by_role("group", name="Color scale").get_by_role("button", name="log").click()
-    until(page, "location.hash.includes('scale=log')")
+    wait_until(page, "location.hash.includes('scale=log')")
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     pressed = {
         node["name"]["value"]

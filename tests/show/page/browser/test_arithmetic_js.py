@@ -11,8 +11,8 @@ from regard.show import arithmetic
 from regard.show.number_format import format_number
 from regard.show.page.session import Session
 from regard.show.page.steps_json import get_example_steps
-from show.page.browser.problems import asked, drawn
-from show.page.browser.recordings import recorded, some
+from show.page.browser.problems import call_function, draw_problems
+from show.page.browser.recordings import draw_queries_and_keys, record_layers
 
 PLACES = 2e-3  # six products of two numbers up to 3, each to four places: 6 x 2 x 3 x 0.5e-4
 MODULE = "views/steps/arithmetic"
@@ -22,17 +22,19 @@ MEANINGS = {"e": math.e, "tanh": math.tanh, "sqrt": math.sqrt, "inf": math.inf}
 
 @pytest.fixture(scope="module")
 def address(serving):
-    return serving(Session(recorded(*some(1, 1, 3), ["a", "b", "c"])))
+    return serving(Session(record_layers(*draw_queries_and_keys(1, 1, 3), ["a", "b", "c"])))
 
 
-def worked(page, problems: list[dict]) -> list[list[tuple[str, str, float]]]:
+def collect_arithmetic(page, problems: list[dict]) -> list[list[tuple[str, str, float]]]:
     """For each problem (step, calculation, number) of every number of every step that it has."""
     found = []
-    for problem, steps in zip(problems, asked(page, "views/steps/attend", "attend", [[one] for one in problems]), strict=True):
+    for problem, steps in zip(
+        problems, call_function(page, "views/steps/attend", "attend", [[one] for one in problems]), strict=True
+    ):
         named = [name for name in STEPS if steps[name] is not None and (name != "capped" or problem.get("softcap"))]
         places = [(name, i, j) for name in named for i, row in enumerate(steps[name]) for j in range(len(row))]
         kept = {name: [[float(value) for value in row] for row in steps[name]] for name in named}
-        lines = asked(page, MODULE, "writeArithmetic", [[name, problem, steps, i, j] for name, i, j in places])
+        lines = call_function(page, MODULE, "writeArithmetic", [[name, problem, steps, i, j] for name, i, j in places])
         told = zip(places, lines, strict=True)
         found.append([(name, line, kept[name][i][j]) for (name, i, j), line in told])
     return found
@@ -49,9 +51,9 @@ def finite(problems: list[tuple]) -> list[dict]:
     return [problem | {"visible": None} for problem, _, _ in problems]
 
 
-def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
+def test_every_calculation_comes_to_the_number_of_its_step(open_page, address):
     checked = dict.fromkeys(STEPS, 0)
-    for lines in worked(opened(address), finite(drawn(40))):
+    for lines in collect_arithmetic(open_page(address), finite(draw_problems(40))):
         for name, line, number in lines:
             assert line, name
             left, _, right = line.partition(" = ")
@@ -66,9 +68,9 @@ def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
-    problems = [problem | {"temperature": temperature} for problem in finite(drawn(12))]
-    for lines in worked(opened(address), problems):
+def test_a_temperature_stands_in_the_exponent(open_page, address, temperature):
+    problems = [problem | {"temperature": temperature} for problem in finite(draw_problems(12))]
+    for lines in collect_arithmetic(open_page(address), problems):
         shares = [(line.partition(" = ")[0], number) for name, line, number in lines if name == "weights"]
         for left, number in shares:
             assert f" / {format_number(temperature)}" in left
@@ -78,34 +80,36 @@ def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if name not in ("heads", "split") and build_example(name).steps is not None]
 )
-def test_a_lectures_row_is_written_as_regard_walk_writes_it(opened, address, name):
+def test_a_lectures_row_is_written_as_regard_walk_writes_it(open_page, address, name):
     known, problem = build_example(name), get_example_steps(name)
-    page = opened(address)
-    (steps,) = asked(page, "views/steps/attend", "attend", [[problem]])
+    page = open_page(address)
+    (steps,) = call_function(page, "views/steps/attend", "attend", [[problem]])
     for scene in arithmetic.write_arithmetic(known, known.focus):
         if scene.name not in ("scores", "scaled") or known.q is None:
             continue
         right = [re.sub(r" = .* = ", " = ", line.calculation) for line in scene.lines]  # walk has the products besides
         given = [[scene.name, problem, steps, known.focus, j] for j in range(len(known.words))]
-        assert [few(line) for line in asked(page, MODULE, "writeArithmetic", given)] == [few(line) for line in right]
+        assert [shorten_sum(line) for line in call_function(page, MODULE, "writeArithmetic", given)] == [
+            shorten_sum(line) for line in right
+        ]
 
 
-def few(line: str) -> str:
+def shorten_sum(line: str) -> str:
     """A calculation without its terms past the first six, of which the page only tells how many."""
     left, _, right = line.partition(" = ")
     terms = [term for term in left.split(" + ") if not term.startswith("...")]
     return " + ".join(terms[:6]) + " = " + right
 
 
-def test_a_long_sum_says_how_many_terms_are_left_out(opened, address):
+def test_a_long_sum_says_how_many_terms_are_left_out(open_page, address):
     q, k = torch.randn(1, 9).tolist(), torch.randn(1, 9).tolist()
-    ((_, line, _), *_) = worked(opened(address), [{"q": q, "k": k, "scale": 1 / 3}])[0]
+    ((_, line, _), *_) = collect_arithmetic(open_page(address), [{"q": q, "k": k, "scale": 1 / 3}])[0]
     assert line.count("·") == 6
     assert "+ ... (3 more) = " in line
 
 
-def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(opened, address):
-    page = opened(address)
+def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(open_page, address):
+    page = open_page(address)
     problem = {"q": [[1.0, 2.0]], "k": [[0.5, 1.0], [1.0, 0.0]], "scale": 1, "visible": [[True, False]]}
     code = """async (problem) => {
         const {attend} = await import("./static/views/steps/attend.js");

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import regard
-from head_atlas.small import SETTINGS, make_model, make_texts
+from head_atlas.small_atlas import SETTINGS, make_model, make_texts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 
@@ -17,8 +17,8 @@ def site(tmp_path_factory):
     return (folder / "site").as_uri()
 
 
-def test_the_grid_is_coloured_by_the_score_that_is_chosen_and_the_list_is_sorted_by_it(opened, site):
-    page = opened(f"{site}/index.html")
+def test_the_grid_is_coloured_by_the_score_that_is_chosen_and_the_list_is_sorted_by_it(open_page, site):
+    page = open_page(f"{site}/index.html")
     assert page.locator("#rows tr").count() == 4
     for score in ("entropy", "first token"):
         page.select_option("#score", score)
@@ -33,8 +33,8 @@ def test_the_grid_is_coloured_by_the_score_that_is_chosen_and_the_list_is_sorted
         assert shares == pytest.approx([x / most for x in expected], abs=1e-6)
 
 
-def test_heads_are_found_by_what_their_examples_contain_and_the_link_holds_it(opened, site):
-    page = opened(f"{site}/index.html")
+def test_heads_are_found_by_what_their_examples_contain_and_the_link_holds_it(open_page, site):
+    page = open_page(f"{site}/index.html")
     page.fill("#text", "THE")
     found = page.locator("#rows tr").count()
     assert 0 < found <= 4
@@ -43,13 +43,13 @@ def test_heads_are_found_by_what_their_examples_contain_and_the_link_holds_it(op
     page.fill("#text", "no such words")
     assert "No head has an example" in page.inner_text("#count")
     page.fill("#text", "the")
-    again = opened(page.evaluate("location.href"))  # page.url changes later
+    again = open_page(page.evaluate("location.href"))  # page.url changes later
     assert again.input_value("#text") == "the"
     assert again.locator("#rows tr").count() == found
 
 
-def test_a_head_has_its_page_with_examples_whose_weights_are_shown(opened, site):
-    page = opened(f"{site}/index.html")
+def test_a_head_has_its_page_with_examples_whose_weights_are_shown(open_page, site):
+    page = open_page(f"{site}/index.html")
     page.locator(".grid a").nth(2).click()
     page.wait_for_url(re.compile(r"/1\.0\.html"))
     assert page.inner_text("h1").startswith("Head 1.0 of")
@@ -65,6 +65,6 @@ def test_a_head_has_its_page_with_examples_whose_weights_are_shown(opened, site)
 
 @pytest.mark.parametrize("name", ["index.html", "1.0.html"])
 @pytest.mark.parametrize("dark", [False, True])
-def test_nothing_is_wider_than_a_phone(opened, site, name, dark):
-    page = opened(f"{site}/{name}", width=360, height=740, dark=dark)
+def test_nothing_is_wider_than_a_phone(open_page, site, name, dark):
+    page = open_page(f"{site}/{name}", width=360, height=740, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -14,8 +14,8 @@ from regard.show import step_descriptions
 from regard.show.number_format import format_number, format_rounded
 from regard.show.page.session import Session
 from regard.show.page.steps_json import get_example_steps
-from show.page.browser.problems import asked, drawn
-from show.page.browser.recordings import recorded, some
+from show.page.browser.problems import call_function, draw_problems
+from show.page.browser.recordings import draw_queries_and_keys, record_layers
 from show.page.step_bounds import step_bounds
 
 PROBLEMS, DRAWS = 300, 3000
@@ -32,55 +32,57 @@ TELL = """async (problems) => {
 
 @pytest.fixture(scope="module")
 def address(serving):
-    return serving(Session(recorded(*some(1, 1, 3), ["a", "b", "c"])))
+    return serving(Session(record_layers(*draw_queries_and_keys(1, 1, 3), ["a", "b", "c"])))
 
 
 def as_tensor(rows: list) -> torch.Tensor:
     return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
 
 
-def same(found: dict, steps: Steps, **close: float) -> None:
+def assert_equal_steps(found: dict, steps: Steps, **close: float) -> None:
     for name, right in steps.items():
         torch.testing.assert_close(
             as_tensor(found[name]), right.double(), **close, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
-def test_every_step_is_what_attend_gives(opened, address):
-    problems = drawn(PROBLEMS)
-    answers = asked(opened(address), "views/steps/attend", "attend", [[problem] for problem, _, _ in problems])
+def test_every_step_is_what_attend_gives(open_page, address):
+    problems = draw_problems(PROBLEMS)
+    answers = call_function(open_page(address), "views/steps/attend", "attend", [[problem] for problem, _, _ in problems])
     for found, (_, steps, _) in zip(answers, problems, strict=True):
-        same(found, steps, rtol=1e-12, atol=1e-12)
+        assert_equal_steps(found, steps, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
-def test_a_temperature_divides_what_the_softmax_takes(opened, address, temperature):
-    problems = [problem for problem, _, _ in drawn(40) if problem["sink"] is None]
-    answers = asked(
-        opened(address), "views/steps/attend", "attend", [[problem | {"temperature": temperature}] for problem in problems]
+def test_a_temperature_divides_what_the_softmax_takes(open_page, address, temperature):
+    problems = [problem for problem, _, _ in draw_problems(40) if problem["sink"] is None]
+    answers = call_function(
+        open_page(address), "views/steps/attend", "attend", [[problem | {"temperature": temperature}] for problem in problems]
     )
     for found in answers:
         right = regard.mechanism.softmax.stable(as_tensor(found["masked"]) / temperature)
         torch.testing.assert_close(as_tensor(found["weights"]), right, rtol=1e-12, atol=1e-12)
 
 
-def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
-    problems = [(problem, steps) for problem, steps, _ in drawn(60) if problem["sink"] is None and problem["softcap"] is None]
-    page = opened(address)
+def test_the_switches_are_attend_with_another_mask_and_scale(open_page, address):
+    problems = [
+        (problem, steps) for problem, steps, _ in draw_problems(60) if problem["sink"] is None and problem["softcap"] is None
+    ]
+    page = open_page(address)
     settings = {"mask": "causal", "root": True}
-    changed = asked(page, "views/steps/attend", "applySwitches", [[problem, settings] for problem, _ in problems])
-    answers = asked(page, "views/steps/attend", "attend", [[problem] for problem in changed])
+    changed = call_function(page, "views/steps/attend", "applySwitches", [[problem, settings] for problem, _ in problems])
+    answers = call_function(page, "views/steps/attend", "attend", [[problem] for problem in changed])
     for found, (problem, _) in zip(answers, problems, strict=True):
         q, k, v = (torch.tensor(problem[name], dtype=torch.float64) for name in "qkv")
         bias = None if problem["bias"] is None else torch.tensor(problem["bias"], dtype=torch.float64)
-        same(found, regard.attend(q, k, v, Causal(), bias=bias), rtol=1e-12, atol=1e-12)
+        assert_equal_steps(found, regard.attend(q, k, v, Causal(), bias=bias), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
-def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
+def test_the_lectures_examples_come_out_to_the_digit(open_page, address, name):
     known = build_example(name)
     told = [get_example_steps(name, head) for head in range(get_example_steps(name)["heads"])]
-    for head, found in enumerate(asked(opened(address), "views/steps/attend", "attend", [[one] for one in told])):
+    for head, found in enumerate(call_function(open_page(address), "views/steps/attend", "attend", [[one] for one in told])):
         right = known.steps if known.steps.scores.dim() == 2 else Steps(*(part[head] for _, part in known.steps.items()))
         exact = {name: as_tensor(found[name]) for name, _ in right.items()}
         bounds = step_bounds(told[head], exact["weights"])
@@ -88,14 +90,14 @@ def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
             assert_within(value, exact[step], bounds[step], step)
 
 
-def test_the_page_says_what_the_terminal_says(opened, address):
-    problems = drawn(PROBLEMS)
+def test_the_page_says_what_the_terminal_says(open_page, address):
+    problems = draw_problems(PROBLEMS)
     given = [
         {"problem": problem, "words": WORDS[: len(problem["q"])], "query": n % len(problem["q"])}
         for n, (problem, _, _) in enumerate(problems)
     ]
     for (formulas, said), one, (problem, steps, scale) in zip(
-        opened(address).evaluate(TELL, given), given, problems, strict=True
+        open_page(address).evaluate(TELL, given), given, problems, strict=True
     ):
         assert formulas == step_descriptions.get_formulas(steps, scale, torch.tensor(problem["q"]))
         right = step_descriptions.write_sentences(steps, one["words"], one["query"])
@@ -108,7 +110,7 @@ def from_nought(found: re.Match) -> str:
     return f"(token {int(found[1]) - 1})"
 
 
-def test_numbers_are_written_as_in_python(opened, address):
+def test_numbers_are_written_as_in_python(open_page, address):
     generator = torch.Generator().manual_seed(1)
     powers, signs = (torch.rand(DRAWS, generator=generator, dtype=torch.float64) for _ in range(2))
     numbers = [
@@ -117,10 +119,10 @@ def test_numbers_are_written_as_in_python(opened, address):
     numbers += [0.0, 0.125, -0.125, 0.375, 2.5, 0.0949, 0.0951, 0.03125, 1e-4, 1e6, 123456.5]  # some lie exactly in the middle
     halves = torch.tensor([(n * 7919 % 20_000 + 0.5) / 10**places for places in (2, 4) for n in range(200)])  # in float32
     numbers += [x for ulps in (-3, 0, 3) for x in (halves * (1 + ulps * 2**-23)).tolist()]
-    page = opened(address)
-    assert asked(page, "drawing/number_format", "formatNumber", [[number] for number in numbers]) == [
+    page = open_page(address)
+    assert call_function(page, "drawing/number_format", "formatNumber", [[number] for number in numbers]) == [
         format_number(number) for number in numbers
     ]
-    assert asked(page, "drawing/number_format", "formatRounded", [[number] for number in numbers]) == [
+    assert call_function(page, "drawing/number_format", "formatRounded", [[number] for number in numbers]) == [
         format_rounded(number) for number in numbers
     ]

@@ -25,8 +25,8 @@ def address(audit, tmp_path_factory):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_cell_curve_and_row_is_that_of_the_audit(opened, address, audit, dark):
-    page = opened(address, dark=dark)
+def test_every_cell_curve_and_row_is_that_of_the_audit(open_page, address, audit, dark):
+    page = open_page(address, dark=dark)
     cells = page.locator("rect title").all_text_contents()
     means = audit.recall[..., PROMPT:].double().mean((2, 4))
     expected = [
@@ -48,8 +48,8 @@ def test_every_cell_curve_and_row_is_that_of_the_audit(opened, address, audit, d
     assert re.search(r"query \d+ '<w\d+>'", worst[0])
 
 
-def test_the_names_of_curves_do_not_overlap_and_nothing_leaves_a_narrow_window(opened, address):
-    page = opened(address, width=420)
+def test_the_names_of_curves_do_not_overlap_and_nothing_leaves_a_narrow_window(open_page, address):
+    page = open_page(address, width=420)
     for chart in page.locator("section svg[role=img]:has(.curve)").all():
         boxes = sorted(
             (box["y"], box["y"] + box["height"]) for box in (one.bounding_box() for one in chart.locator(".name").all())

@@ -8,30 +8,39 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import link, quiet, until
-from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet
+from show.page.browser.recordings import (
+    PLAIN,
+    code_bounds,
+    draw_queries_and_keys,
+    expect_digits,
+    expect_weight,
+    record_layers,
+    space_words,
+    weights,
+)
 
 LAYERS, HEADS, T = 2, 3, 7
-Q, K = some(LAYERS, HEADS, T)
-OTHER = some(LAYERS, HEADS, T, seed=4)
-LONGER = some(LAYERS, HEADS, 11, seed=5)
-LONG = some(1, 2, 600, seed=6)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
+OTHER = draw_queries_and_keys(LAYERS, HEADS, T, seed=4)
+LONGER = draw_queries_and_keys(LAYERS, HEADS, 11, seed=5)
+LONG = draw_queries_and_keys(1, 2, 600, seed=6)
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    words = spaced(PLAIN, T)
-    session = Session(recorded(Q, K, words), adapt_model(GPT2.load("sorter")))
-    session.add_recording(recorded(*OTHER, [*words[:-1], " dog"]))
-    session.add_recording(recorded(*LONGER, [*words[:5], *spaced(PLAIN[::-1], 6)]))
-    session.add_recording(recorded(*LONGER, spaced(PLAIN[::-1], 11)))
-    session.add_recording(recorded(*LONG, spaced(PLAIN, 600)))
+    words = space_words(PLAIN, T)
+    session = Session(record_layers(Q, K, words), adapt_model(GPT2.load("sorter")))
+    session.add_recording(record_layers(*OTHER, [*words[:-1], " dog"]))
+    session.add_recording(record_layers(*LONGER, [*words[:5], *space_words(PLAIN[::-1], 6)]))
+    session.add_recording(record_layers(*LONGER, space_words(PLAIN[::-1], 11)))
+    session.add_recording(record_layers(*LONG, space_words(PLAIN, 600)))
     return serving(session)
 
 
-def drawn(page, panes: int = 3):
-    until(page, f"document.querySelectorAll('.compare-pane:not([hidden]) .compare-scale .legend').length === {panes}")
-    quiet(page)
+def wait_until_drawn(page, panes: int = 3):
+    wait_until(page, f"document.querySelectorAll('.compare-pane:not([hidden]) .compare-scale .legend').length === {panes}")
+    wait_until_quiet(page)
     return page
 
 
@@ -55,8 +64,8 @@ def expect_moved(first: tuple, second: tuple, tokens: int = T):
     return expect_digits((a - b).abs().sum(-1).mean() / 2, (off + other).sum(-1).mean() / 2)
 
 
-def test_a_link_reads_a_weight_of_both_heads(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
+def test_a_link_reads_a_weight_of_both_heads(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
     assert read(page) == expect_both((Q, K, 1, 0), (Q, K, 0, 2), 5, 3)
     page.wait_for_selector(".compare-read .note")
     exact = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => Number(one.title))")  # on pointing
@@ -75,10 +84,10 @@ def find_rounded_cell():
     raise AssertionError("no such cell")
 
 
-def test_the_weights_of_a_link_are_exact_where_those_of_the_picture_round_to_another_digit(opened, address):
+def test_the_weights_of_a_link_are_exact_where_those_of_the_picture_round_to_another_digit(open_page, address):
     (layer, head), (layer2, head2), q, k, a, b = find_rounded_cell()
     state = f"layer={layer}&head={head}&layer2={layer2}&head2={head2}&q={q}&k={k}"
-    page = drawn(opened(f"{address}#view=compare&r=r1&{state}"))
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&{state}"))
     page.wait_for_selector(".compare-read .note")
     expected = {"first": a, "second": b, "difference": b - a}
     assert read(page) == {name: float(f"{value:.3g}") for name, value in expected.items()}
@@ -86,19 +95,19 @@ def test_the_weights_of_a_link_are_exact_where_those_of_the_picture_round_to_ano
     assert f"{a:#.3g} → {b:#.3g}" in listed
 
 
-def test_how_much_attention_lies_elsewhere_is_said(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+def test_how_much_attention_lies_elsewhere_is_said(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
     assert share == expect_moved((Q, K, 1, 0), (Q, K, 0, 2))
 
 
-def test_a_head_and_itself_attend_alike(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=1&layer2=1&head2=1"))
+def test_a_head_and_itself_attend_alike(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=1&layer2=1&head2=1"))
     assert page.locator(".compare-told").inner_text() == "The two have equal weights."
 
 
-def test_the_places_that_differ_most_are_listed_and_lead_there(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+def test_the_places_that_differ_most_are_listed_and_lead_there(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
     apart = weights(Q, K, 0, 2) - weights(Q, K, 1, 0)
     shown = [text.replace("−", "-") for text in page.locator(".compare-place .numbers:last-child").all_inner_texts()]
     allowed = code_bounds(Q, K, 0, 2) + code_bounds(Q, K, 1, 0)
@@ -108,17 +117,17 @@ def test_the_places_that_differ_most_are_listed_and_lead_there(opened, address):
     assert [int(link(page)[name]) for name in "qk"] == list(divmod(int(apart.abs().argmax()), T))
 
 
-def test_pointing_reads_and_a_click_pins_and_arrows_step(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+def test_pointing_reads_and_a_click_pins_and_arrows_step(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
     page.locator(".compare-frame").first.scroll_into_view_if_needed()
     box = page.locator(".compare-frame").first.bounding_box()
 
-    def at(q: float, k: float) -> tuple[float, float]:
+    def locate_entry(q: float, k: float) -> tuple[float, float]:
         return box["x"] + (k + 0.5) / T * box["width"], box["y"] + (q + 0.5) / T * box["height"]
 
-    page.mouse.move(*at(4, 2))
+    page.mouse.move(*locate_entry(4, 2))
     assert read(page)["first"] == expect_both((Q, K, 1, 0), (Q, K, 0, 2), 4, 2)["first"]
-    page.mouse.click(*at(6, 1))
+    page.mouse.click(*locate_entry(6, 1))
     assert {name: link(page)[name] for name in "qk"} == {"q": "6", "k": "1"}
     page.mouse.move(0, 0)
     page.keyboard.press("ArrowUp")
@@ -127,24 +136,24 @@ def test_pointing_reads_and_a_click_pins_and_arrows_step(opened, address):
     assert read(page)["second"] == expect_both((Q, K, 1, 0), (Q, K, 0, 2), 5, 2)["second"]
 
 
-def test_each_side_has_its_own_head_and_they_change_places(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
+def test_each_side_has_its_own_head_and_they_change_places(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
     before = read(page)
     page.keyboard.press("x")
-    until(page, "!document.querySelector('.compare-read').innerText.includes('difference')")
+    wait_until(page, "!document.querySelector('.compare-read').innerText.includes('difference')")
     page.evaluate("location.hash += '&q=5&k=3'")
-    until(page, "document.querySelector('.compare-read').innerText.includes('difference')")
+    wait_until(page, "document.querySelector('.compare-read').innerText.includes('difference')")
     assert read(page) == {"first": before["second"], "second": before["first"], "difference": -before["difference"]}
     picks = page.locator(".compare-pane").nth(1).locator("select[data-pick='second head']")
     picks.select_option("2")
-    quiet(page)
+    wait_until_quiet(page)
     asked = {"layer": "0", "head": "2", "layer2": "1", "head2": "2"}
     assert {name: link(page).get(name, "0") for name in asked} == asked
     page.keyboard.press("Escape")
 
 
-def test_prompts_of_one_length_are_compared_place_by_place(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r2&layer2=1&head2=0"))
+def test_prompts_of_one_length_are_compared_place_by_place(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&r2=r2&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
         f"Both have {T} words, 1 of which is different: the difference is computed position by position."
     )
@@ -152,8 +161,8 @@ def test_prompts_of_one_length_are_compared_place_by_place(opened, address):
     assert share == expect_moved((Q, K, 1, 0), (*OTHER, 1, 0))
 
 
-def test_prompts_that_begin_alike_are_compared_so_far(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r3&layer2=1&head2=0"))
+def test_prompts_that_begin_alike_are_compared_so_far(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&r2=r3&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
         f"The first text has {T} words, the second 11. The first 5 are the same; the difference is computed for these."
     )
@@ -161,13 +170,13 @@ def test_prompts_that_begin_alike_are_compared_so_far(opened, address):
     assert share == expect_moved((Q, K, 1, 0), (*LONGER, 1, 0), 5)
 
 
-def test_prompts_with_nothing_in_common_are_told_apart_in_words(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&r2=r4"), panes=2)
+def test_prompts_with_nothing_in_common_are_told_apart_in_words(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&r2=r4"), panes=2)
     assert "They have different beginnings" in page.locator(".compare-page > .note").inner_text()
 
 
-def test_a_long_text_is_compared_in_pixels_of_several_weights(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r5&head=0&head2=1&q=560&k=520"))
+def test_a_long_text_is_compared_in_pixels_of_several_weights(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r5&head=0&head2=1&q=560&k=520"))
     (a, b), (off, other) = (
         [found(*LONG, 0, head).view(300, 2, 300, 2).mean((1, 3))[280, 260] for head in (0, 1)]
         for found in (weights, code_bounds)
@@ -180,17 +189,17 @@ def test_a_long_text_is_compared_in_pixels_of_several_weights(opened, address):
     assert "mean of 2 by 2 weights" in page.locator(".compare-told").inner_text()
 
 
-def test_another_text_is_run_for_the_second_side(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1"))
+def test_another_text_is_run_for_the_second_side(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1"))
     page.get_by_role("textbox", name="Another text").fill("CBA")
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('r2=gpt-2-cba-') && location.hash.includes('text2=CBA')")
-    drawn(page, panes=2)
+    wait_until(page, "location.hash.includes('r2=gpt-2-cba-') && location.hash.includes('text2=CBA')")
+    wait_until_drawn(page, panes=2)
     assert page.locator(".compare-page > .note").inner_text().startswith(f"The first text has {T} words, the second 3.")
 
 
-def test_on_a_phone_the_pictures_stand_one_at_a_time_in_the_same_place(opened, address):
-    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1", width=390, height=844))
+def test_on_a_phone_the_pictures_stand_one_at_a_time_in_the_same_place(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
     for name, number in (("first", "0"), ("second", "1"), ("second − first", None)):
         page.locator(".compare-turn").get_by_role("button", name=name, exact=True).click()

@@ -14,8 +14,8 @@ import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.browser.patience import settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import wait_until, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 T, LAYER, HEAD, QUERY = 13, 1, 2, 7
@@ -23,7 +23,7 @@ T, LAYER, HEAD, QUERY = 13, 1, 2, 7
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(*some(2, 3, T), spaced(PLAIN, T))
+    return record_layers(*draw_queries_and_keys(2, 3, T), space_words(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,10 @@ def save(page, kind: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("view", ["text", "map", "compare"])
-def test_the_weights_on_screen_are_saved_with_all_their_digits(opened, address, recording, view, tmp_path):
-    page = settled(opened(f"{address}#view={view}&r=r1&layer={LAYER}&head={HEAD}&q={QUERY}&head2={HEAD}&layer2={LAYER}"))
+def test_the_weights_on_screen_are_saved_with_all_their_digits(open_page, address, recording, view, tmp_path):
+    page = wait_until_settled(
+        open_page(f"{address}#view={view}&r=r1&layer={LAYER}&head={HEAD}&q={QUERY}&head2={HEAD}&layer2={LAYER}")
+    )
     rows = list(csv.DictReader(save(page, "CSV", tmp_path).splitlines()))
     exact = recording.map(LAYER, HEAD)[0, 0]
     shown = [one for one in rows if one.get("picture", "first") == "first" and one["weight"] not in ("", "0")]
@@ -53,12 +55,12 @@ def test_the_weights_on_screen_are_saved_with_all_their_digits(opened, address, 
     for one in shown:
         assert float(one["weight"]) == pytest.approx(float(exact[int(one["query"]), int(one["key"])]), rel=4e-4)
     if view == "text":
-        assert [one["word"] for one in rows] == spaced(PLAIN, T)
+        assert [one["word"] for one in rows] == space_words(PLAIN, T)
 
 
 @pytest.mark.parametrize("view", ["type", "heads", "steps"])
-def test_each_view_saves_json_that_says_what_it_is(opened, address, view, tmp_path):
-    page = settled(opened(f"{address}#view={view}&r=r2&layer=5&head=4&step=weights"))
+def test_each_view_saves_json_that_says_what_it_is(open_page, address, view, tmp_path):
+    page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&layer=5&head=4&step=weights"))
     found = json.loads(save(page, "JSON", tmp_path))
     assert found["view"] == view
     assert found["caption"] == page.locator("#caption").inner_text()
@@ -74,11 +76,11 @@ def test_each_view_saves_json_that_says_what_it_is(opened, address, view, tmp_pa
         assert {"step", "table", "row", "column", "value"} == set(found["rows"][0])
 
 
-def test_the_embedding_is_html_with_the_state_of_the_link(opened, address):
-    page = settled(opened(f"{address}#view=map&r=r1&layer=1", permissions=["clipboard-read", "clipboard-write"]))
+def test_the_embedding_is_html_with_the_state_of_the_link(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map&r=r1&layer=1", permissions=["clipboard-read", "clipboard-write"]))
     page.get_by_role("button", name="Save").click()
     page.get_by_role("menuitem", name="Copy the HTML").click()
-    until(page, "document.querySelector('[role=status]') !== null")
+    wait_until(page, "document.querySelector('[role=status]') !== null")
     text = page.evaluate("navigator.clipboard.readText()")
     assert (
         html.unescape(re.search(r'^<iframe src="([^"]*)" title="[^"]+" sandbox="allow-scripts allow-downloads"', text)[1])
@@ -86,12 +88,12 @@ def test_the_embedding_is_html_with_the_state_of_the_link(opened, address):
     )
 
 
-def test_a_recording_stands_in_the_output_cell_of_a_notebook(opened, recording, tmp_path):
+def test_a_recording_stands_in_the_output_cell_of_a_notebook(open_page, recording, tmp_path):
     cell = tmp_path / "cell.html"
     shown = recording.page(height=640)
     assert "which a notebook shows" in repr(shown)
     cell.write_text(f"<!doctype html><title>cell</title>{shown._repr_html_()}", encoding="utf-8")
-    page = opened(f"file://{quote(str(cell))}")
+    page = open_page(f"file://{quote(str(cell))}")
     inner = page.frame_locator("iframe")
     inner.get_by_role("link", name="Map", exact=True).click()
     inner.locator("#stage.map canvas").wait_for()

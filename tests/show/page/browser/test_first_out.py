@@ -6,8 +6,8 @@ import torch
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.asking import sorter, writer
-from show.page.browser.patience import link, quiet, settled, until
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.server_client import make_sorter, make_writer
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 
@@ -20,52 +20,54 @@ def address(serving):
 
 
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map"])
-def test_one_switch_takes_the_first_word_out_and_puts_it_back(opened, address, view):
+def test_one_switch_takes_the_first_word_out_and_puts_it_back(open_page, address, view):
     asked = []
-    page = settled(opened(f"{address}#view={view}&layer=5&head=4", answered=lambda answer: asked.append(answer.url)))
+    page = wait_until_settled(
+        open_page(f"{address}#view={view}&layer=5&head=4", answered=lambda answer: asked.append(answer.url))
+    )
     assert not any("%3Arest" in url or ":rest" in url for url in asked)
     before = page.locator("#stage").inner_html()
     page.locator("[data-control=sink]").click()
-    until(page, "document.querySelector('[data-control=sink]').getAttribute('aria-pressed') === 'true'")
-    until(page, "document.querySelector('#caption').textContent.includes('without the first word')")
-    quiet(page)
+    wait_until(page, "document.querySelector('[data-control=sink]').getAttribute('aria-pressed') === 'true'")
+    wait_until(page, "document.querySelector('#caption').textContent.includes('without the first word')")
+    wait_until_quiet(page)
     assert link(page)["sink"] == "out"
     assert any("%3Arest" in url or ":rest" in url for url in asked)
     if view == "text":
         assert page.locator(".word").first.evaluate("(word) => word.style.backgroundColor") == ""
         assert page.locator("#stage").inner_html() != before
     page.locator("[data-control=sink]").click()
-    until(page, "!document.querySelector('#caption').textContent.includes('without the first word')")
+    wait_until(page, "!document.querySelector('#caption').textContent.includes('without the first word')")
     assert "sink" not in link(page)
 
 
-def test_one_click_probes_the_model(opened, address):
-    page = settled(opened(f"{address}#view=heads"))
+def test_one_click_probes_the_model(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=heads"))
     page.get_by_role("button", name="Probe the model").click()
-    until(page, "[...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")
-    quiet(page)
+    wait_until(page, "[...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")
+    wait_until_quiet(page)
     assert "repeated random words" in page.locator(".heads").inner_text()
     assert page.locator(".head-kind", has_text="induction").count() >= 1
     page.get_by_role("button", name="Probe the model").click()
-    until(page, "![...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")
+    wait_until(page, "![...document.querySelectorAll('[data-control=by] option')].some((one) => one.value === 'copying')")
 
 
-def test_models_are_chosen_among_in_type_and_stand_side_by_side_in_compare(opened, serving):
-    address = serving(Session(None, sorter(), others=[writer()]))
-    page = settled(opened(f"{address}#view=type&text=CABBAC"))
+def test_models_are_chosen_among_in_type_and_stand_side_by_side_in_compare(open_page, serving):
+    address = serving(Session(None, make_sorter(), others=[make_writer()]))
+    page = wait_until_settled(open_page(f"{address}#view=type&text=CABBAC"))
     assert page.locator("#stage").inner_text().count("sorter read") == 1
     page.get_by_role("combobox", name="Model").select_option("writer")
-    until(page, "document.querySelector('#stage').innerText.includes('writer read')")
-    quiet(page)
+    wait_until(page, "document.querySelector('#stage').innerText.includes('writer read')")
+    wait_until_quiet(page)
     assert link(page)["model"] == "writer"
     page.reload()
-    until(page, "document.querySelector('#stage').innerText.includes('writer read')")
+    wait_until(page, "document.querySelector('#stage').innerText.includes('writer read')")
     page.evaluate("location.hash = location.hash.replace('view=type', 'view=compare')")
-    settled(page)
+    wait_until_settled(page)
     page.get_by_role("combobox", name="Model").select_option("sorter")
-    until(page, "location.hash.includes('r2=')")
-    quiet(page)
+    wait_until(page, "location.hash.includes('r2=')")
+    wait_until_quiet(page)
     assert {link(page)["r"][:6], link(page)["r2"][:6]} == {"writer", "sorter"}
     page.reload()
-    settled(page)
+    wait_until_settled(page)
     assert page.locator(".compare-panes canvas").count() == 3

@@ -13,14 +13,14 @@ from regard.show.generated_tokens import select_last_layers
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.text import Letters
-from show.page.browser.patience import quiet, rung, until
+from show.page.browser.page_waits import wait_for_timers, wait_until, wait_until_quiet
 from show.page.browser.recordings import expect_digits
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
 PERCENT = 5.01e-4  # half a unit of the last digit of 12.3 %
 
 
-def lettered(**sizes: int) -> GPT2:
+def make_letter_model(**sizes: int) -> GPT2:
     """An untrained model of single letters, with dice strong enough that it does not say one letter for ever."""
     torch.manual_seed(7)
     model = GPT2(GPT2Config(vocabulary=len(ALPHABET), context=257, **sizes)).double().eval()
@@ -32,7 +32,7 @@ def lettered(**sizes: int) -> GPT2:
 
 @pytest.fixture(scope="module")
 def model():
-    return lettered(width=22, heads=2, layers=3)
+    return make_letter_model(width=22, heads=2, layers=3)
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def address(serving, model):
     return serving(session)
 
 
-def written(page, *, temperature: float = 0.0):
+def generate_text(page, *, temperature: float = 0.0):
     """The page once the model has gone on from the text."""
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
     page.get_by_role("slider").fill(str(temperature))
     page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-after a")
-    quiet(page)
+    wait_until_quiet(page)
     return page
 
 
@@ -67,24 +67,24 @@ def bars(page, which: int) -> list[tuple[str, float]]:
     return found
 
 
-def test_the_page_says_what_comes_until_there_are_words(opened, address):
-    page = quiet(opened(f"{address}#view=generate"))
+def test_the_page_says_what_comes_until_there_are_words(open_page, address):
+    page = wait_until_quiet(open_page(f"{address}#view=generate"))
     hint = page.get_by_text("The model continues the text, one word at a time.")
     assert hint.is_visible()
-    assert not written(page).get_by_text(hint.inner_text()).is_visible()
+    assert not generate_text(page).get_by_text(hint.inner_text()).is_visible()
 
 
-def test_the_words_are_those_that_the_model_writes(opened, address, model):
-    page = written(opened(f"{address}#view=generate"))
+def test_the_words_are_those_that_the_model_writes(open_page, address, model):
+    page = generate_text(open_page(f"{address}#view=generate"))
     assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))
 
 
-def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(opened, address):
-    page = written(opened(f"{address}#view=generate"))
+def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate"))
     whole, listed = TEXT + came(page), []
     for n in range(3):
         page.locator(".generate-came .word").nth(n).click()
-        until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+        wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
         for name in ("looked", "moves"):
             lines = page.locator(f".generate-{name} > li").all()
             words = [line.locator(".generate-word").inner_text() for line in lines]
@@ -97,8 +97,8 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(opened,
     assert any(len(one) == 4 for one in listed)
 
 
-def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, address, model):
-    page = written(opened(f"{address}#view=generate"))
+def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(open_page, address, model):
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(2).click()
     whole = TEXT + came(page)
     ids = model.text.encode(whole[:8])
@@ -120,22 +120,22 @@ def numbers(page) -> list[float | None]:
     return [float(one.split(" ")[1].rstrip(",").replace("−", "-")) if one else None for one in titles]
 
 
-def test_every_word_before_a_picked_one_is_shaded_by_its_weight(opened, address, model):
-    page = written(opened(f"{address}#view=generate"))
+def test_every_word_before_a_picked_one_is_shaded_by_its_weight(open_page, address, model):
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(12).click()
     ids = model.text.encode(TEXT + came(page)[:12])
     with regard.record(model) as recording, torch.no_grad():
         model(torch.tensor([ids]))
     row = torch.cat([recording.map(layer)[0, :, -1] for layer in select_last_layers(model.config.layers)]).mean(0)
-    until(page, "[...document.querySelectorAll('.generate-prompt .word')].every((one) => one.title.startsWith('weight'))")
+    wait_until(page, "[...document.querySelectorAll('.generate-prompt .word')].every((one) => one.title.startsWith('weight'))")
     shown = numbers(page)
     assert shown[: len(ids)] == [expect_digits(weight) for weight in row]
     assert shown[len(ids) :] == [None] * (len(TEXT) + COUNT - len(ids))
     assert page.locator(".legend").inner_text().startswith("weight")
 
 
-def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(opened, address, model):
-    page = written(opened(f"{address}#view=generate"))
+def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(open_page, address, model):
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.locator(".generate-came .word").nth(12).click()
     whole = TEXT + came(page)
     ids = torch.tensor([model.text.encode(whole[:-1])])
@@ -148,7 +148,7 @@ def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(op
         page.get_by_role("button", name=setting, exact=True).click()
         exact = sum(attribution.map(layer, kind=setting).column_sums()[0].sum(0) for layer in range(3))
         order = exact.abs().argsort(descending=True)[:4].tolist()
-        until(page, f"document.querySelector('.generate-prompt .word')?.title.startsWith('{setting}')")
+        wait_until(page, f"document.querySelector('.generate-prompt .word')?.title.startsWith('{setting}')")
         assert page.locator(".generate-causes h3").all_inner_texts() == ["looked at", title]
         assert bars(page, 2) == [(whole[place], pytest.approx(float(exact[place]), rel=6e-3)) for place in order]
         for line, place in zip(page.locator(".generate-moves > li").all(), order, strict=True):
@@ -157,12 +157,12 @@ def test_a_picked_word_tells_side_by_side_what_it_looked_at_and_what_moved_it(op
         assert f"the logit of ‘{whole[at + 1]}’" in page.locator(".legend").inner_text()
         assert "why" in page.locator("#bar h1").inner_text()
     page.get_by_role("button", name="weight", exact=True).click()
-    until(page, "document.querySelector('.generate-prompt .word')?.title.startsWith('weight')")
+    wait_until(page, "document.querySelector('.generate-prompt .word')?.title.startsWith('weight')")
     assert "why" not in page.locator("#bar h1").inner_text()
 
 
-def test_the_keys_go_from_word_to_word_and_let_go(opened, address):
-    page = written(opened(f"{address}#view=generate"))
+def test_the_keys_go_from_word_to_word_and_let_go(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.keyboard.press("Escape")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
@@ -171,8 +171,8 @@ def test_the_keys_go_from_word_to_word_and_let_go(opened, address):
     assert page.locator(".generate-came [aria-current=true]").count() == 0
 
 
-def test_what_was_written_is_read_on_in_the_other_views(opened, address):
-    page = written(opened(f"{address}#view=generate"))
+def test_what_was_written_is_read_on_in_the_other_views(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate"))
     whole = TEXT + came(page)
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
@@ -181,13 +181,13 @@ def test_what_was_written_is_read_on_in_the_other_views(opened, address):
     assert len(words) >= len(whole) - 1  # the last word was written and not read
 
 
-def test_a_seed_writes_the_same_again(opened, address):
-    found = [came(written(opened(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
+def test_a_seed_writes_the_same_again(open_page, address):
+    found = [came(generate_text(open_page(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
     assert found[0] == found[1]
 
 
-def test_the_temperature_of_writing_is_no_switch_of_steps(opened, address):
-    page = written(opened(f"{address}#view=generate"), temperature=0.5)
+def test_the_temperature_of_writing_is_no_switch_of_steps(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate"), temperature=0.5)
     assert "heat=0.5" in page.evaluate("location.hash")
     page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
@@ -196,13 +196,13 @@ def test_the_temperature_of_writing_is_no_switch_of_steps(opened, address):
 
 def waiting(wait) -> GPT2:
     """A model that waits before each word, as a large one does on any machine."""
-    slow = lettered(width=22, heads=2, layers=3)
+    slow = make_letter_model(width=22, heads=2, layers=3)
     slow.register_forward_pre_hook(lambda *_: wait())
     return slow
 
 
-def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
-    page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate")
+def test_stop_ends_it_and_leads_to_the_words_so_far(open_page, serving):
+    page = open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
     page.get_by_role("button", name="Generate").click()
@@ -211,17 +211,17 @@ def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
     page.get_by_role("button", name="Generate").wait_for()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
-    rung(page, 400)  # four words long
+    wait_for_timers(page, 400)  # four words long
     assert page.locator(".generate-came .word").count() == count
     whole = TEXT + came(page)
     page.get_by_role("link", name="Open this text in Type").click()
-    until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
+    wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
 
 
-def test_to_leave_generate_is_to_stop_it(opened, serving):
+def test_to_leave_generate_is_to_stop_it(open_page, serving):
     said = []
     session = Session(None, adapt_model(waiting(lambda: said.append(sleep(0.1)))))
-    page = opened(f"{serving(session)}#view=generate")
+    page = open_page(f"{serving(session)}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
     page.get_by_role("button", name="Generate").click()
@@ -232,9 +232,9 @@ def test_to_leave_generate_is_to_stop_it(opened, serving):
         assert 0 < len(said) < 160
 
 
-def test_stop_before_the_first_word_is_told(opened, serving):
+def test_stop_before_the_first_word_is_told(open_page, serving):
     stopped = Event()
-    page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: stopped.wait(30)))))}#view=generate")
+    page = open_page(f"{serving(Session(None, adapt_model(waiting(lambda: stopped.wait(30)))))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.get_by_role("button", name="Generate").click()
     page.keyboard.press("Escape")
@@ -243,8 +243,8 @@ def test_stop_before_the_first_word_is_told(opened, serving):
     assert page.locator(".generate-after").inner_text() == "Stopped before the first word."
 
 
-def test_of_a_long_beginning_the_words_that_come_are_in_sight(opened, address):
-    page = opened(f"{address}#view=generate", height=500)
+def test_of_a_long_beginning_the_words_that_come_are_in_sight(open_page, address):
+    page = open_page(f"{address}#view=generate", height=500)
     page.get_by_role("textbox", name="Prompt").fill("dabaca" * 37)
     page.locator("select[name=tokens]").select_option(str(COUNT))
     page.get_by_role("button", name="Generate").click()
@@ -255,27 +255,27 @@ def test_of_a_long_beginning_the_words_that_come_are_in_sight(opened, address):
     assert last["y"] + last["height"] <= frame["y"] + frame["height"] + 1
 
 
-def test_nothing_to_begin_with_is_told_beside_the_box(opened, address):
-    page = opened(f"{address}#view=generate")
+def test_nothing_to_begin_with_is_told_beside_the_box(open_page, address):
+    page = open_page(f"{address}#view=generate")
     page.get_by_role("textbox", name="Prompt").press("Enter")
     assert page.locator(".generate-form + .error").inner_text() == "Type a prompt first."
 
 
-def test_what_the_model_cannot_read_is_told_beside_the_box(opened, address):
-    page = opened(f"{address}#view=generate", quiet=False)  # the browser itself reports a refused request
+def test_what_the_model_cannot_read_is_told_beside_the_box(open_page, address):
+    page = open_page(f"{address}#view=generate", quiet=False)  # the browser itself reports a refused request
     page.get_by_role("textbox", name="Prompt").fill("1 2 3")
     page.keyboard.press("Enter")
     page.wait_for_selector(".generate-form + .error")
     assert page.get_by_role("button", name="Generate").is_visible()
 
 
-def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
-    page = written(opened(f"{address}#view=generate", width=390, height=844))
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
+    page = generate_text(open_page(f"{address}#view=generate", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
 
 
-def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(opened, address, tmp_path):
-    page = written(opened(f"{address}#view=generate"))
+def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(open_page, address, tmp_path):
+    page = generate_text(open_page(f"{address}#view=generate"))
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()

@@ -5,11 +5,11 @@ import torch
 
 import regard
 from regard.show.page.session import Session
-from show.page.browser.patience import link, quiet, settled, until
-from show.page.browser.recordings import PLAIN, expect_digits, recorded, some, spaced
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_digits, record_layers, space_words
 
 LAYERS, HEADS, T = 3, 5, 29
-Q, K = some(LAYERS, HEADS, T)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 Q[1, 0, 2], K[1, 0, 2] = 30 * torch.eye(T, 11).roll(-1, 0)[:T], torch.eye(T, 11)
 K[2, 0, 0, 0] = 4 * Q[2, 0, 0].mean(0) / Q[2, 0, 0].mean(0).norm() ** 2
 Q[2, 0, 0] += 3 * K[2, 0, 0, 0]
@@ -17,7 +17,7 @@ Q[2, 0, 0] += 3 * K[2, 0, 0, 0]
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(Q, K, spaced(PLAIN, T))
+    return record_layers(Q, K, space_words(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +25,20 @@ def address(serving, recording):
     return serving(Session(recording))
 
 
-def named(page) -> list[str]:
+def list_head_names(page) -> list[str]:
     return page.locator(".head-name").all_inner_texts()
 
 
-def done(page):
-    settled(page)
-    until(page, "!document.querySelector('.heads-controls select').disabled")
+def wait_until_drawn(page):
+    wait_until_settled(page)
+    wait_until(page, "!document.querySelector('.heads-controls select').disabled")
     return page
 
 
-def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, recording):
-    page = done(opened(f"{address}#view=heads"))
+def test_every_head_is_there_with_the_kind_that_heads_finds(open_page, address, recording):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
     expected = {f"{row.layer}.{row.head}": row.kind for row in regard.heads(recording)}
-    assert dict(zip(named(page), page.locator(".head-kind").all_inner_texts(), strict=True)) == expected
+    assert dict(zip(list_head_names(page), page.locator(".head-kind").all_inner_texts(), strict=True)) == expected
     assert len({row.kind for row in regard.heads(recording)}) > 1
     sure = [row for row in regard.heads(recording) if row.kind != "unclear"]
     cards = page.locator(".clearest li")
@@ -49,56 +49,56 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, rec
         ]
         assert card.locator("p").first.inner_text().lower() == f"{row.sentence}.".lower()
     cards.first.get_by_role("link", name="Text").click()
-    until(page, "location.hash.includes('view=text')")
+    wait_until(page, "location.hash.includes('view=text')")
     assert cards.count() == 0
 
 
-def test_they_are_sorted_by_a_detector(opened, address, recording):
-    page = done(opened(f"{address}#view=heads"))
+def test_they_are_sorted_by_a_detector(open_page, address, recording):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
     page.get_by_label("sort by").select_option("entropy")
     rows = list(regard.heads(recording).sort_by("entropy"))
-    assert named(page) == [f"{row.layer}.{row.head}" for row in rows]
+    assert list_head_names(page) == [f"{row.layer}.{row.head}" for row in rows]
     shown = [float(text) for text in page.locator(".head-score").all_inner_texts()]
     assert shown == [expect_digits(row.scores["entropy"]) for row in rows]
     assert link(page)["by"] == "entropy"
 
 
-def test_one_kind_alone_is_shown(opened, address, recording):
-    page = done(opened(f"{address}#view=heads"))
+def test_one_kind_alone_is_shown(open_page, address, recording):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
     kind = next(row.kind for row in regard.heads(recording) if row.kind == "first token")
     page.get_by_role("button", name=kind).click()
-    assert named(page) == [f"{row.layer}.{row.head}" for row in regard.heads(recording).select_kind(kind)]
+    assert list_head_names(page) == [f"{row.layer}.{row.head}" for row in regard.heads(recording).select_kind(kind)]
 
 
-def test_every_picture_has_pixels(opened, address):
-    page = done(opened(f"{address}#view=heads"))
-    quiet(page)
+def test_every_picture_has_pixels(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
+    wait_until_quiet(page)
     sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
     assert sizes == [[T, T]] * (LAYERS * HEADS)
 
 
-def test_a_click_opens_the_map_of_a_head(opened, address):
-    page = done(opened(f"{address}#view=heads"))
+def test_a_click_opens_the_map_of_a_head(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
     page.get_by_role("link", name="Layer 1, head 2").click()
-    until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
+    wait_until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
     assert link(page)["view"] == "map"
 
 
-def test_arrows_and_enter_do_the_same(opened, address):
-    page = done(opened(f"{address}#view=heads"))
+def test_arrows_and_enter_do_the_same(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=heads"))
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
     assert (link(page)["layer"], link(page)["head"]) == ("1", "2")
     page.keyboard.press("Enter")
-    until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
+    wait_until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
 
 
-def test_what_a_kind_of_head_does_is_said_in_words_and_not_by_the_pointer_alone(opened, address, recording):
-    page = settled(opened(f"{address}#view=heads"))
-    until(page, "!document.querySelector('.heads-controls select').disabled")
+def test_what_a_kind_of_head_does_is_said_in_words_and_not_by_the_pointer_alone(open_page, address, recording):
+    page = wait_until_settled(open_page(f"{address}#view=heads"))
+    wait_until(page, "!document.querySelector('.heads-controls select').disabled")
     row = next(iter(regard.heads(recording)))
     kind = row.kind
     verb = "has " if kind == "unclear" else ""  # its sentence begins with "no clear kind"
     assert page.locator(".heads-said").inner_text() == f"Head 0.0 is selected; it {verb}{row.sentence}."
     page.locator(f"[data-control='only {kind}']").click()
-    until(page, f"document.querySelector('.heads-said').textContent.startsWith('{kind}: ')")
+    wait_until(page, f"document.querySelector('.heads-said').textContent.startsWith('{kind}: ')")

@@ -5,9 +5,9 @@ import pytest
 
 import regard
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import link, settled, until
+from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
-from show.seeing import llava, swin, vit
+from show.vision_models import llava, swin, vit
 
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 
@@ -27,15 +27,15 @@ def hover(page, row, column, rows, columns):
 
 
 def expect_caption(page, text):
-    until(page, f"document.querySelector('#caption').textContent.includes({text!r})")
+    wait_until(page, f"document.querySelector('#caption').textContent.includes({text!r})")
 
 
 def read_largest(page):
     return float(page.locator(".image-links .link").first.get_attribute("title"))
 
 
-def test_a_page_with_an_image_opens_on_it_with_the_class_token(opened, addresses):
-    page = settled(opened(addresses["vit"]))
+def test_a_page_with_an_image_opens_on_it_with_the_class_token(open_page, addresses):
+    page = wait_until_settled(open_page(addresses["vit"]))
     assert link(page)["view"] == "image"
     expect_caption(page, "Layer 1, mean of its 3 heads")
     expect_caption(page, "class token")
@@ -44,12 +44,12 @@ def test_a_page_with_an_image_opens_on_it_with_the_class_token(opened, addresses
     assert page.locator(".image-words .word").all_inner_texts() == ["class token"]
 
 
-def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(opened, addresses):
-    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2"))
+def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=0&head=2"))
     hover(page, 3, 5, 5, 7)
     expect_caption(page, "patch 3,5")
     row = vit()[1][0][0, 2, 1 + 3 * 7 + 5]
-    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
     page.mouse.down()
     page.mouse.up()
     page.mouse.move(2, 2)
@@ -57,8 +57,8 @@ def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(ope
     assert link(page)["q"] == "27"
 
 
-def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(opened, addresses):
-    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2&q=27"))
+def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=0&head=2&q=27"))
     expect_caption(page, "patch 3,5 (row, column)")
     assert "patch" in page.locator(".image-links .link-word").first.inner_text()
     assert page.locator(".image-links .mark-space").count() == 0
@@ -66,8 +66,8 @@ def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(opened, 
     expect_caption(page, "class token (which stands for the whole image)")
 
 
-def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(opened, addresses):
-    page = settled(opened(f"{addresses['vit']}#view=image&layer=0&head=2&q=1"))
+def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=0&head=2&q=1"))
     for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowLeft"):
         page.keyboard.press(key)
     expect_caption(page, "patch 2,0")
@@ -78,8 +78,8 @@ def test_the_keyboard_moves_from_patch_to_patch_and_to_the_class_token(opened, a
     expect_caption(page, "class token")
 
 
-def test_a_patch_of_swin_stays_the_same_patch_across_windows_and_layers(opened, addresses):
-    page = settled(opened(f"{addresses['swin']}#view=image&layer=0"))
+def test_a_patch_of_swin_stays_the_same_patch_across_windows_and_layers(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['swin']}#view=image&layer=0"))
     hover(page, 0, 3, 8, 8)
     page.mouse.down()
     page.mouse.up()
@@ -96,8 +96,8 @@ def test_a_patch_of_swin_stays_the_same_patch_across_windows_and_layers(opened, 
     assert page.locator("#stage .error").count() == 0
 
 
-def test_a_word_of_a_text_looks_at_the_image_beside_it(opened, addresses):
-    page = settled(opened(addresses["llava"]))
+def test_a_word_of_a_text_looks_at_the_image_beside_it(open_page, addresses):
+    page = wait_until_settled(open_page(addresses["llava"]))
     expect_caption(page, "‘this’")
     assert page.locator(".image-words .word").all_inner_texts() == ["<s>", "what", "is", "this"]
     page.locator(".image-words .word", has_text="is").first.hover()
@@ -105,23 +105,23 @@ def test_a_word_of_a_text_looks_at_the_image_beside_it(opened, addresses):
     page.locator(".image-words .word", has_text="what").focus()
     expect_caption(page, "‘what’")
     row = llava()[1][1][0].mean(0)[1]
-    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
 
 
-def test_the_rollout_of_a_patch_is_shown_where_all_layers_have_the_same_tokens(opened, addresses):
-    page = settled(opened(f"{addresses['vit']}#view=image&layer=1&q=27"))
+def test_the_rollout_of_a_patch_is_shown_where_all_layers_have_the_same_tokens(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=1&q=27"))
     page.get_by_role("button", name="rollout").click()
     expect_caption(page, "Rollout up to layer 1")
     row = regard.rollout(vit()[0], [27])[0, 0]
-    until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
+    wait_until(page, f"Math.abs(document.querySelector('.image-links .link').title / {float(row.max())} - 1) < 0.002")
     assert link(page)["of"] == "rollout"
-    page = settled(opened(addresses["swin"]))
+    page = wait_until_settled(open_page(addresses["swin"]))
     assert page.get_by_role("button", name="rollout").count() == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_telephone_and_has_its_own_dark_colors(opened, addresses, dark):
-    page = settled(opened(addresses["llava"], width=390, height=800, dark=dark))
+def test_it_fits_a_telephone_and_has_its_own_dark_colors(open_page, addresses, dark):
+    page = wait_until_settled(open_page(addresses["llava"], width=390, height=800, dark=dark))
     expect_caption(page, "‘this’")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     box = page.locator(".image-sheet canvas").bounding_box()
@@ -136,14 +136,14 @@ def test_it_fits_a_telephone_and_has_its_own_dark_colors(opened, addresses, dark
     assert (sum(inks[:3]) < 3 * 128) == dark
 
 
-def test_a_page_without_an_image_has_no_such_view(opened, tmp_path):
+def test_a_page_without_an_image_has_no_such_view(open_page, tmp_path):
     write(vit()[0], tmp_path / "plain.html")
-    page = settled(opened((tmp_path / "plain.html").as_uri()))
+    page = wait_until_settled(open_page((tmp_path / "plain.html").as_uri()))
     assert "Image" not in page.locator("#views a").all_inner_texts()
 
 
-def test_the_picture_is_saved(opened, addresses):
-    page = settled(opened(addresses["vit"]))
+def test_the_picture_is_saved(open_page, addresses):
+    page = wait_until_settled(open_page(addresses["vit"]))
     expect_caption(page, "class token")
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as download:

@@ -7,9 +7,9 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.asking import named
-from show.page.browser.patience import quiet, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
+from show.page.server_client import fill_in_ids
 
 SIZES = [*random.Random(7).sample(range(2, 65), 6), 16, 17, 23, 24]
 # of each label [text, its middle, start and end of its cell], along both axes; a label may be wider than a cell
@@ -54,9 +54,11 @@ FRAMES = """([frame, rows, columns]) => {
 
 @pytest.fixture(scope="module")
 def session():
-    session = Session(recorded(*some(1, 1, SIZES[0]), spaced(PLAIN, SIZES[0])), adapt_model(GPT2.load("pocket")))
+    session = Session(
+        record_layers(*draw_queries_and_keys(1, 1, SIZES[0]), space_words(PLAIN, SIZES[0])), adapt_model(GPT2.load("pocket"))
+    )
     for size in SIZES[1:]:
-        session.add_recording(recorded(*some(1, 1, size), spaced(PLAIN, size)))
+        session.add_recording(record_layers(*draw_queries_and_keys(1, 1, size), space_words(PLAIN, size)))
     return session
 
 
@@ -80,41 +82,41 @@ def check(spots, words: list[str]) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_words_of_steps_stand_at_their_cells(opened, address, session, size, width):
-    words = spaced(PLAIN, size)
-    page = opened(named(session, f"{address}#view=steps&r=r{SIZES.index(size) + 1}&step=weights"), width=width)
+def test_the_words_of_steps_stand_at_their_cells(open_page, address, session, size, width):
+    words = space_words(PLAIN, size)
+    page = open_page(fill_in_ids(session, f"{address}#view=steps&r=r{SIZES.index(size) + 1}&step=weights"), width=width)
     page.wait_for_selector(".panel")
-    spots = quiet(page).evaluate(PANELS)
+    spots = wait_until_quiet(page).evaluate(PANELS)
     check(spots, words)
     assert [text.strip() for text, *_ in spots[0]] == [word.strip() for word in words]
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size <= 24])
-def test_the_words_of_compare_and_type_stand_at_their_cells(opened, address, session, size):
-    words = spaced(PLAIN, size)
+def test_the_words_of_compare_and_type_stand_at_their_cells(open_page, address, session, size):
+    words = space_words(PLAIN, size)
     r = f"r=r{SIZES.index(size) + 1}"
-    page = settled(opened(named(session, f"{address}#view=compare&{r}")))
-    until(page, "document.querySelectorAll('.compare-rows span').length > 0")
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=compare&{r}")))
+    wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")
     check(page.evaluate(FRAMES, [".compare-frame", ".compare-rows", ".compare-columns"]), words)
-    page = settled(opened(named(session, f"{address}#view=type&{r}")))
-    until(page, "document.querySelectorAll('.type-rows span').length > 0")
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=type&{r}")))
+    wait_until(page, "document.querySelectorAll('.type-rows span').length > 0")
     check(page.evaluate(FRAMES, [".type-frame", ".type-rows", ".type-columns"]), words)
 
 
-def test_the_words_of_who_may_see_whom_stand_at_their_cells(opened, serving):
+def test_the_words_of_who_may_see_whom_stand_at_their_cells(open_page, serving):
     text = "Lily had a red ball."
     session = Session(None, adapt_model(GPT2.load("pocket")))
     session.run_text(text, lambda: None)
-    page = opened(f"{serving(session)}#view=heads&sight=earlier", quiet=False)
-    until(page, "document.querySelectorAll('.sight-square').length === 3")
-    spots = quiet(page).evaluate(PANELS)
+    page = open_page(f"{serving(session)}#view=heads&sight=earlier", quiet=False)
+    wait_until(page, "document.querySelectorAll('.sight-square').length === 3")
+    spots = wait_until_quiet(page).evaluate(PANELS)
     for n in range(3):
         check(spots[2 * n : 2 * n + 2], ["Lily", " had", " a", " red", " ball", "."])
 
 
-def test_no_letter_of_compare_is_cut(opened, address, session):
-    page = settled(opened(named(session, f"{address}#view=compare&r=r{SIZES.index(16) + 1}")))
-    until(page, "document.querySelectorAll('.compare-rows span').length > 0")
+def test_no_letter_of_compare_is_cut(open_page, address, session):
+    page = wait_until_settled(open_page(fill_in_ids(session, f"{address}#view=compare&r=r{SIZES.index(16) + 1}")))
+    wait_until(page, "document.querySelectorAll('.compare-rows span').length > 0")
     cut = """[...document.querySelectorAll(".compare-rows span, .compare-columns span")].filter((one) => {
         const { fontSize, lineHeight } = getComputedStyle(one);
         return parseFloat(lineHeight) < 1.15 * parseFloat(fontSize);

@@ -7,8 +7,8 @@ import pytest
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.browser.patience import quiet, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 TEXT = "Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily."
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
@@ -62,35 +62,35 @@ def address(serving):
 
 
 @pytest.fixture
-def drawn(opened, address):
-    """drawn(view, screen, more) is the page with the view drawn, Generate with what it wrote."""
+def open_view(open_page, address):
+    """open_view(view, screen, more) is the page with the view drawn, Generate with what it wrote."""
 
     def page_of(view: str, screen: str, more: str = ""):
         width, height = SCREENS[screen]
-        page = settled_or_quiet(opened(f"{address}#view={view}&{SELECTED}{more}", width=width, height=height), view)
+        page = wait_for_view(open_page(f"{address}#view={view}&{SELECTED}{more}", width=width, height=height), view)
         if view == "generate":
             page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
             page.locator("select[name=tokens]").select_option("20")
             page.get_by_role("button", name="Generate").click()
             page.wait_for_selector(".generate-after a")
-        return quiet(page)
+        return wait_until_quiet(page)
 
     return page_of
 
 
-def settled_or_quiet(page, view):
-    return quiet(page) if view == "generate" else settled(page)
+def wait_for_view(page, view):
+    return wait_until_quiet(page) if view == "generate" else wait_until_settled(page)
 
 
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
-def test_no_label_is_cut(drawn, view, screen):
-    assert drawn(view, screen).evaluate(CUT) == []
+def test_no_label_is_cut(open_view, view, screen):
+    assert open_view(view, screen).evaluate(CUT) == []
 
 
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(["text", "heads", "map", "compare"], SCREENS)))
-def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_apart(drawn, view, screen):
-    page = drawn(view, screen, "&show=pull")
-    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_apart(open_view, view, screen):
+    page = open_view(view, screen, "&show=pull")
+    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
     assert page.evaluate(CUT) == []
     assert page.locator(".ticks").count() > 0
     assert page.evaluate(CROWDED) == []
@@ -98,9 +98,9 @@ def test_the_choice_of_a_logit_is_not_cut_and_numbers_of_a_signed_legend_keep_ap
 
 @pytest.mark.parametrize("setting", ["pull", "cut"])
 @pytest.mark.parametrize("view", ["text", "heads", "map", "steps", "compare"])
-def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_logit(drawn, view, setting):
-    page = drawn(view, "phone", f"&show={setting}")
-    until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
+def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_logit(open_view, view, setting):
+    page = open_view(view, "phone", f"&show={setting}")
+    wait_until(page, "document.querySelector('[aria-label=\"Next word\"]').value !== '…'")
     assert page.locator("#bar select[data-control=show]").input_value() == setting
     assert page.evaluate(LINES, "#bar > .control") <= 2
     outside = "[...document.querySelectorAll('#bar *')].filter((one) => one.getBoundingClientRect().right > innerWidth).length"
@@ -109,8 +109,8 @@ def test_the_controls_of_a_phone_take_two_lines_at_most_with_the_choice_of_a_log
 
 @pytest.mark.parametrize(("view", "words"), [("type", ".type-words"), ("generate", ".generate-words")])
 @pytest.mark.parametrize("screen", ["laptop", "phone", "zoomed"])
-def test_no_word_of_a_text_is_torn_apart_at_the_end_of_a_line(drawn, view, words, screen):
-    page = drawn(view, screen)
+def test_no_word_of_a_text_is_torn_apart_at_the_end_of_a_line(open_view, view, words, screen):
+    page = open_view(view, screen)
     torn = "(all) => all.filter((one) => one.getClientRects().length > 1).map((one) => one.textContent)"
     assert page.locator(f"{words} .word").count() > 10
     assert page.locator(f"{words} .word").evaluate_all(torn) == []
@@ -119,17 +119,17 @@ def test_no_word_of_a_text_is_torn_apart_at_the_end_of_a_line(drawn, view, words
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_words_of_a_finding_are_in_sight_at_a_zoom_of_200_percent(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
+def test_the_words_of_a_finding_are_in_sight_at_a_zoom_of_200_percent(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r1&find=clearest", width=640, height=400))
     page.wait_for_selector("#finding:not([hidden])")
-    quiet(page)
+    wait_until_quiet(page)
     selected = page.locator(".word.selected").first
     assert selected.bounding_box()["y"] < 400
 
 
 @pytest.mark.parametrize(("screen", "count"), [("laptop", 0), ("wide", 29)])
-def test_a_large_picture_of_type_has_its_words_at_its_sides(drawn, screen, count):
-    page = drawn("type", screen)
+def test_a_large_picture_of_type_has_its_words_at_its_sides(open_view, screen, count):
+    page = open_view("type", screen)
     for side in ("rows", "columns"):
         words = page.locator(f".type-{side} span")
         assert sum(one.is_visible() for one in words.all()) == count
@@ -145,18 +145,18 @@ def test_a_large_picture_of_type_has_its_words_at_its_sides(drawn, screen, count
         ("steps&step=scores", [".panel"], 0.6),
     ],
 )
-def test_a_wide_screen_is_used(drawn, view, selectors, share):
+def test_a_wide_screen_is_used(open_view, view, selectors, share):
     name, _, more = view.partition("&")
-    page = drawn(name, "wide", f"&{more}")
+    page = open_view(name, "wide", f"&{more}")
     assert page.evaluate(WIDTH, selectors) >= share * SCREENS["wide"][0]
 
 
 @pytest.mark.parametrize("screen", ["laptop", "wide"])
 @pytest.mark.parametrize("heads", [6, 9, 12])
-def test_heads_of_a_layer_stand_in_one_row(opened, serving, heads, screen):
+def test_heads_of_a_layer_stand_in_one_row(open_page, serving, heads, screen):
     width, height = SCREENS[screen]
-    session = Session(recorded(*some(2, heads, 11), spaced(PLAIN, 11)))
-    page = settled(opened(f"{serving(session)}#view=heads", width=width, height=height))
+    session = Session(record_layers(*draw_queries_and_keys(2, heads, 11), space_words(PLAIN, 11)))
+    page = wait_until_settled(open_page(f"{serving(session)}#view=heads", width=width, height=height))
     tops = page.evaluate(
         """() => [...document.querySelectorAll(".heads-layer")].map((layer) =>
             new Set([...layer.querySelectorAll(".head")].map((one) => one.offsetTop)).size)"""
@@ -165,34 +165,34 @@ def test_heads_of_a_layer_stand_in_one_row(opened, serving, heads, screen):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_controls_of_a_laptop_stand_in_one_line(drawn, view):
-    controls = drawn(view, "laptop").locator("#bar > .control, #bar > .choice, #bar > button")
+def test_the_controls_of_a_laptop_stand_in_one_line(open_view, view):
+    controls = open_view(view, "laptop").locator("#bar > .control, #bar > .choice, #bar > button")
     middles = controls.evaluate_all("(all) => all.map((one) => one.offsetTop + one.offsetHeight / 2)")
     assert max(middles) - min(middles) < 8
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(drawn, view):
-    page = drawn(view, "phone")
+def test_a_phone_has_two_lines_of_tabs_and_tools_and_two_of_controls(open_view, view):
+    page = open_view(view, "phone")
     assert page.evaluate(LINES, "#top > .brand, #views a, #tools > *") == 2
     assert page.evaluate(LINES, "#bar > .control, #bar > .choice, #bar > button") <= 2
 
 
-def test_what_is_shown_is_chosen_from_a_list_on_a_phone(drawn):
-    page = drawn("text", "phone")
+def test_what_is_shown_is_chosen_from_a_list_on_a_phone(open_view):
+    page = open_view("text", "phone")
     page.get_by_role("combobox", name="What is shown of the attention").select_option("carried")
-    until(page, "location.hash.includes('show=carried')")
+    wait_until(page, "location.hash.includes('show=carried')")
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_no_tab_is_out_of_sight_with_a_list_of_recordings_beside_them(drawn, screen):
-    page = drawn("generate", screen)
+def test_no_tab_is_out_of_sight_with_a_list_of_recordings_beside_them(open_view, screen):
+    page = open_view("generate", screen)
     assert page.locator("#tools select").is_visible()
     assert page.locator("#views").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
 
 
-def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(drawn):
-    page = drawn("generate", "laptop")
+def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(open_view):
+    page = open_view("generate", "laptop")
     page.evaluate(
         """() => {
             const name = document.querySelector(".generate-name");
@@ -208,8 +208,8 @@ def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(drawn):
 
 
 @pytest.mark.parametrize("view", ["type", "text", "generate"])
-def test_the_outline_of_a_word_hides_no_letter_beside_it(drawn, view):
-    page = drawn(view, "laptop")
+def test_the_outline_of_a_word_hides_no_letter_beside_it(open_view, view):
+    page = open_view(view, "laptop")
     if view == "generate":
         page.locator(".generate-came .word").nth(2).click()
     word = page.locator(".word.selected, .word[aria-current='true'], .type-words [aria-pressed='true']").first
@@ -217,8 +217,8 @@ def test_the_outline_of_a_word_hides_no_letter_beside_it(drawn, view):
     assert 0 < word.evaluate(beyond) <= 1
 
 
-def test_on_a_phone_on_its_side_the_text_begins_at_the_top_and_its_links_stand_beside_it(drawn):
-    page = drawn("text", "landscape")
+def test_on_a_phone_on_its_side_the_text_begins_at_the_top_and_its_links_stand_beside_it(open_view):
+    page = open_view("text", "landscape")
     text, links = (page.locator(one).bounding_box() for one in (".prose-line >> nth=0", ".text-links"))
     assert text["y"] - page.locator(".text-controls").evaluate("(one) => one.getBoundingClientRect().bottom") < 40
     assert links["x"] >= text["x"] + text["width"]
@@ -236,8 +236,8 @@ def test_on_a_phone_on_its_side_the_text_begins_at_the_top_and_its_links_stand_b
         ("generate", ".generate-words"),
     ],
 )
-def test_at_200_percent_the_picture_has_room_and_can_be_scrolled_into_sight(drawn, view, selector):
-    page = drawn(view, "zoomed")
+def test_at_200_percent_the_picture_has_room_and_can_be_scrolled_into_sight(open_view, view, selector):
+    page = open_view(view, "zoomed")
     page.locator(selector).evaluate("(one) => one.scrollIntoView({block: 'center'})")
     box, foot = page.locator(selector).bounding_box(), page.locator("#foot").bounding_box()
     assert min(box["height"], box["width"]) >= 60
@@ -245,41 +245,43 @@ def test_at_200_percent_the_picture_has_room_and_can_be_scrolled_into_sight(draw
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_three_pictures_of_compare_have_their_headings_at_one_height(drawn):
+def test_the_three_pictures_of_compare_have_their_headings_at_one_height(open_view):
     tops = (
-        drawn("compare", "wide")
+        open_view("compare", "wide")
         .locator(".compare-head h2")
         .evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().top)")
     )
     assert max(tops) - min(tops) < 2
 
 
-def test_pictures_of_compare_have_words_where_they_fit(drawn):
-    page = drawn("compare", "wide")
+def test_pictures_of_compare_have_words_where_they_fit(open_view):
+    page = open_view("compare", "wide")
     assert page.locator(".compare-pane").first.locator(".compare-rows span").count() == 29
     heights = page.locator(".compare-rows span").evaluate_all("(all) => all.map((one) => [one.scrollHeight, one.clientHeight])")
     assert all(text <= room + 1 for text, room in heights)
 
 
-def test_nothing_on_the_screen_has_more_than_three_digits_of_a_weight_in_compare(drawn):
-    page = drawn("compare", "laptop")
-    until(page, "document.querySelector('.compare-read').textContent.includes('rank')")
+def test_nothing_on_the_screen_has_more_than_three_digits_of_a_weight_in_compare(open_view):
+    page = open_view("compare", "laptop")
+    wait_until(page, "document.querySelector('.compare-read').textContent.includes('rank')")
     assert not page.evaluate("/\\d\\.\\d{6}/.test(document.querySelector('.compare-read').textContent)")
     titles = page.locator(".compare-read .note").evaluate_all("(all) => all.map((one) => one.title)")
     assert [len(one) > 8 for one in titles] == [True, True]  # every digit, where the pointer rests
 
 
-def test_no_other_head_is_shown_before_that_of_the_finding(opened, address):
+def test_no_other_head_is_shown_before_that_of_the_finding(open_page, address):
     asked = []
-    page = settled(opened(f"{address}#view=text&r=r1&find=clearest", answered=lambda answer: asked.append(answer.url)))
-    until(page, "!document.querySelector('#finding').hidden")
+    page = wait_until_settled(
+        open_page(f"{address}#view=text&r=r1&find=clearest", answered=lambda answer: asked.append(answer.url))
+    )
+    wait_until(page, "!document.querySelector('#finding').hidden")
     first = next(n for n, url in enumerate(asked) if "/row?" in url)
     assert any("/finding" in url for url in asked[:first])
     assert [one for one in asked if "/row?" in one and "head" in one] == [one for one in asked if "/row?" in one]
 
 
-def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(opened, address):
-    page = quiet(opened(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
-    until(page, "document.querySelector('[role=alert], .error')")
+def test_an_error_of_steps_stands_without_controls_that_have_nothing_to_control(open_page, address):
+    page = wait_until_quiet(open_page(f"{address}#view=steps&r=r1&example=nothing", quiet=False))
+    wait_until(page, "document.querySelector('[role=alert], .error')")
     controls = page.locator(".steps-switches, .steps-line, .steps-foot")
     assert controls.evaluate_all("(all) => all.map((one) => one.checkVisibility())") == [False] * 3

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.show.page.session import Session
-from show.page.browser.patience import frames, rung, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import wait_for_frames, wait_for_timers, wait_until, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 VIEWS = ("text", "heads", "map")
 LUMINANCE = """(colour) => {
@@ -18,14 +18,14 @@ LUMINANCE = """(colour) => {
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(*some(3, 6, 300), spaced(PLAIN, 300)))
-    session.add_recording(recorded(*some(2, 2, 6), spaced(PLAIN, 6)))
+    session = Session(record_layers(*draw_queries_and_keys(3, 6, 300), space_words(PLAIN, 300)))
+    session.add_recording(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)))
     return serving(session)
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_is_wider_than_a_phone(opened, address, view):
-    page = settled(opened(f"{address}#view={view}", width=390, height=844))
+def test_nothing_is_wider_than_a_phone(open_page, address, view):
+    page = wait_until_settled(open_page(f"{address}#view={view}", width=390, height=844))
     wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
         one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")
         .map((one) => one.outerHTML.slice(0, 120))"""
@@ -33,15 +33,15 @@ def test_nothing_is_wider_than_a_phone(opened, address, view):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_dark_page_is_dark_and_the_light_one_light(opened, address):
+def test_the_dark_page_is_dark_and_the_light_one_light(open_page, address):
     ground = f"({LUMINANCE})(getComputedStyle(document.documentElement).backgroundColor)"
-    assert settled(opened(f"{address}#view=map")).evaluate(ground) > 0.8
-    assert settled(opened(f"{address}#view=map", dark=True)).evaluate(ground) < 0.05
+    assert wait_until_settled(open_page(f"{address}#view=map")).evaluate(ground) > 0.8
+    assert wait_until_settled(open_page(f"{address}#view=map", dark=True)).evaluate(ground) < 0.05
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_what_is_hidden_is_not_taken_for_a_weight_of_0(opened, address, dark):
-    page = settled(opened(f"{address}#view=map&r=r2", dark=dark))
+def test_what_is_hidden_is_not_taken_for_a_weight_of_0(open_page, address, dark):
+    page = wait_until_settled(open_page(f"{address}#view=map&r=r2", dark=dark))
     hidden, zero = page.evaluate(
         """() => {
             const style = getComputedStyle(document.querySelector(".ramp"));
@@ -55,35 +55,35 @@ def test_what_is_hidden_is_not_taken_for_a_weight_of_0(opened, address, dark):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_list_of_keys_opens_and_closes(opened, address, view):
-    page = settled(opened(f"{address}#view={view}"))
+def test_the_list_of_keys_opens_and_closes(open_page, address, view):
+    page = wait_until_settled(open_page(f"{address}#view={view}"))
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog")
     assert "find a word" in dialog.inner_text()
     page.keyboard.press("Escape")
-    until(page, "!document.querySelector('dialog')")
+    wait_until(page, "!document.querySelector('dialog')")
 
 
-def test_every_view_can_be_reached_with_the_tab_key_and_its_focus_is_seen(opened, address):
-    page = settled(opened(f"{address}#view=text"))
+def test_every_view_can_be_reached_with_the_tab_key_and_its_focus_is_seen(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text"))
     page.locator("#views a").first.focus()
     page.keyboard.press("Tab")
     focused = "[document.activeElement.textContent, getComputedStyle(document.activeElement).outlineStyle]"
     assert page.evaluate(focused) == ["Heads", "solid"]
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('view=heads')")
+    wait_until(page, "location.hash.includes('view=heads')")
 
 
 @pytest.mark.parametrize("tab", ["Text", "Compare"])
-def test_enter_follows_the_link_that_has_the_focus_where_it_has_a_meaning_of_its_own_too(opened, address, tab):
-    page = settled(opened(f"{address}#view=heads&r=r2"))
+def test_enter_follows_the_link_that_has_the_focus_where_it_has_a_meaning_of_its_own_too(open_page, address, tab):
+    page = wait_until_settled(open_page(f"{address}#view=heads&r=r2"))
     page.locator("#views a", has_text=tab).focus()
     page.keyboard.press("Enter")
-    until(page, f"location.hash.includes('view={tab.lower()}')")
+    wait_until(page, f"location.hash.includes('view={tab.lower()}')")
 
 
-def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opened, address):
-    page = settled(opened(f"{address}#view=map"))
+def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map"))
     page.keyboard.press("?")
     named = page.evaluate("[...document.querySelectorAll('dialog dd')].map((one) => one.textContent)")
     assert named.count("zoom in") == 1
@@ -96,15 +96,15 @@ def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opene
     ]
 
 
-def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(opened, address):
-    page = settled(opened(f"{address}#view=map", width=390, height=500))
+def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map", width=390, height=500))
     page.keyboard.press("?")
-    frames(page)
+    wait_for_frames(page)
     assert page.evaluate("[document.querySelector('dialog').scrollTop, document.activeElement.textContent]") == [0, "Close"]
 
 
-def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(opened, address):
-    page = settled(opened(f"{address}#view=text"))
+def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text"))
     button = page.get_by_role("button", name="Save")
     button.press("Enter")
     assert button.get_attribute("aria-expanded") == "true"
@@ -114,8 +114,8 @@ def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(opened, address):
 
 
 @pytest.mark.parametrize("view", [*VIEWS, "steps", "compare"])
-def test_a_picture_that_is_kept_says_what_it_is(opened, address, view, tmp_path):
-    page = settled(opened(f"{address}#view={view}&r=r2&q=4&k=1"))
+def test_a_picture_that_is_kept_says_what_it_is(open_page, address, view, tmp_path):
+    page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&q=4&k=1"))
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()
@@ -129,29 +129,29 @@ def test_a_picture_that_is_kept_says_what_it_is(opened, address, view, tmp_path)
     assert page.evaluate("document.activeElement.textContent") == "Save"
 
 
-def test_nothing_moves_for_those_who_ask_for_stillness(opened, address):
-    page = settled(opened(f"{address}#view=text", reduced_motion="reduce"))
+def test_nothing_moves_for_those_who_ask_for_stillness(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text", reduced_motion="reduce"))
     moving = (
         "[...document.querySelectorAll('*')].filter((one) => parseFloat(getComputedStyle(one).transitionDuration) > 0).length"
     )
     assert page.evaluate(moving) == 0
 
 
-def test_a_link_holds_the_whole_state(opened, address):
+def test_a_link_holds_the_whole_state(open_page, address):
     state = "view=map&layer=2&head=4&q=120&k=60&x=110&y=130&zoom=5&how=max&scale=linear"
-    page = settled(opened(f"{address}#{state}"))
-    rung(page, 500)  # the link follows where one stands a little later
+    page = wait_until_settled(open_page(f"{address}#{state}"))
+    wait_for_timers(page, 500)  # the link follows where one stands a little later
     assert page.evaluate("location.hash").removeprefix("#") == state
     pressed = page.locator("[aria-pressed='true']").all_inner_texts()
     assert pressed == ["weight", "max", "linear"]
 
 
-def test_a_link_to_a_place_that_is_not_there_shows_the_nearest(opened, address):
-    page = settled(opened(f"{address}#view=map&layer=77&head=-3&q=99999&zoom=nonsense"))
+def test_a_link_to_a_place_that_is_not_there_shows_the_nearest(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map&layer=77&head=-3&q=99999&zoom=nonsense"))
     assert "Layer 2, head 0" in page.locator("#caption").inner_text()
 
 
-def test_the_first_view_is_small(opened, address):
+def test_the_first_view_is_small(open_page, address):
     answers = []
-    settled(opened(f"{address}#view=text", answered=lambda answer: answers.append(answer)))
+    wait_until_settled(open_page(f"{address}#view=text", answered=lambda answer: answers.append(answer)))
     assert 0 < sum(answer.request.sizes()["responseBodySize"] for answer in answers) < 300_000

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from show.page.browser.patience import PATIENCE, watched
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import PATIENCE, count_requests
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 T = 13
 SANDBOX = {
@@ -38,11 +38,11 @@ POLICY = {  # of the document that the cell is in
 @pytest.fixture(scope="module")
 def cell():
     """The HTML of the output."""
-    return recorded(*some(2, 3, T), spaced(PLAIN, T)).page(height=640)._repr_html_()
+    return record_layers(*draw_queries_and_keys(2, 3, T), space_words(PLAIN, T)).page(height=640)._repr_html_()
 
 
 @pytest.fixture(params=list(POLICY))
-def embedded(request, browser, cell):
+def page_and_frame(request, browser, cell):
     """A page with the cell in it, and the frame of regard's page: what it says on its console fails the test."""
     product = request.param
     inserted = json.dumps(cell).replace("<", "\\u003c")
@@ -51,7 +51,7 @@ def embedded(request, browser, cell):
     outer = f'<!doctype html><title>notebook</title><iframe src="{CELLS.get(product)}" sandbox="{SANDBOX.get(product)}" '
     outer += f'allow="{GRANTS.get(product)}" style="width: 100%; height: 750px; border: 0"></iframe>'
     with browser.new_context(viewport={"width": 1000, "height": 800}, accept_downloads=True) as context:
-        page, said, called = watched(context.new_page()), [], []
+        page, said, called = count_requests(context.new_page()), [], []
         page.set_default_timeout(1000 * PATIENCE)
         page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -70,8 +70,8 @@ def embedded(request, browser, cell):
         assert set(called) <= {"https://notebook.test/", "https://cells.test/"}
 
 
-def test_the_page_works_in_the_output_cell(embedded):
-    page, inner = embedded
+def test_the_page_works_in_the_output_cell(page_and_frame):
+    page, inner = page_and_frame
     inner.locator("#finding:not([hidden])").wait_for()
     inner.get_by_role("link", name="Map", exact=True).click()
     inner.locator("#stage.map canvas").wait_for()
@@ -83,8 +83,8 @@ def test_the_page_works_in_the_output_cell(embedded):
     assert inner.locator("body").evaluate("() => { try { return Boolean(parent.document) } catch { return false } }") is False
 
 
-def test_pictures_and_numbers_are_saved_from_the_output_cell(embedded, tmp_path: Path):
-    page, inner = embedded
+def test_pictures_and_numbers_are_saved_from_the_output_cell(page_and_frame, tmp_path: Path):
+    page, inner = page_and_frame
     inner.get_by_role("link", name="Map", exact=True).click()
     inner.locator("#stage.map canvas").wait_for()
     for kind, start in (("PNG", b"\x89PNG"), ("CSV", b"query")):

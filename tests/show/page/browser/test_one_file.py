@@ -10,16 +10,26 @@ from bounds import sum_bound
 from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.single_file import page as write
-from show.page.browser.patience import link, settled, until
-from show.page.browser.recordings import CODE, EVIL, PLAIN, code_bounds, expect_weight, recorded, some, spaced, weights
+from show.page.browser.page_waits import link, wait_until, wait_until_settled
+from show.page.browser.recordings import (
+    CODE,
+    EVIL,
+    PLAIN,
+    code_bounds,
+    draw_queries_and_keys,
+    expect_weight,
+    record_layers,
+    space_words,
+    weights,
+)
 
 LAYERS, HEADS, T = 2, 3, 13
-Q, K = some(LAYERS, HEADS, T)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def recording():
-    return recorded(Q, K, spaced(PLAIN, T))
+    return record_layers(Q, K, space_words(PLAIN, T))
 
 
 @pytest.fixture(scope="module")
@@ -29,80 +39,80 @@ def address(recording, tmp_path_factory):
     return path.as_uri()
 
 
-def test_it_opens_on_its_finding(opened, address, recording):
-    page = settled(opened(address))
+def test_it_opens_on_its_finding(open_page, address, recording):
+    page = wait_until_settled(open_page(address))
     found = find_finding(RecordingEntry("r", recording), lambda: None)
-    until(page, "document.querySelector('#finding').checkVisibility() && document.querySelector('.word.selected')")
+    wait_until(page, "document.querySelector('#finding').checkVisibility() && document.querySelector('.word.selected')")
     assert page.locator("#finding").inner_text() == " ".join(found.sentences)
     assert page.locator(".word.selected").get_attribute("data-n") == str(found.q)
 
 
-def test_the_map_says_the_weights_of_attend(opened, address):
-    page = settled(opened(f"{address}#view=map&layer=1&head=2&q=9&k=4"))
+def test_the_map_says_the_weights_of_attend(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map&layer=1&head=2&q=9&k=4"))
     expected = weights(Q, K, 1, 2)[9]
-    until(page, "document.querySelector('.readout dd').title !== ''")
+    wait_until(page, "document.querySelector('.readout dd').title !== ''")
     fields = page.locator(".readout dd")
     assert float(fields.nth(0).get_attribute("title").split()[0]) == expect_weight(Q, K, 1, 2, 9, 4)
     q, k = Q[1, 0, 2, 9].double(), K[1, 0, 2, 4].double()
     allowed = sum_bound(torch.float32, 11 + 1, float(q.abs() @ k.abs()) / 11**0.5)
     assert float(fields.nth(1).get_attribute("title")) == pytest.approx(float(q @ k) / 11**0.5, abs=allowed)
     assert fields.nth(2).inner_text() == f"{1 + int((expected[:10] > expected[4]).sum())} of 10"
-    until(page, "document.querySelector('.readout-links .link')")
+    wait_until(page, "document.querySelector('.readout-links .link')")
     assert int(page.locator(".readout-links .link .note").first.inner_text()) == int(expected.argmax())
 
 
-def test_the_text_is_shaded_both_ways_and_by_several_heads(opened, address):
-    page = settled(opened(f"{address}#view=text&heads=0,2&q=11"))
+def test_the_text_is_shaded_both_ways_and_by_several_heads(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&heads=0,2&q=11"))
     both, allowed = ((found(Q, K, 0, 0) + found(Q, K, 0, 2)) / 2 for found in (weights, code_bounds))
     allowed = allowed + CODE * both  # the mean of two codes is a code again
-    until(page, "document.querySelector('.text-links .link')")
+    wait_until(page, "document.querySelector('.text-links .link')")
     told = float(page.locator(".text-links .link").first.get_attribute("title"))
     assert told == pytest.approx(float(both[11].max()), abs=float(allowed[11, both[11].argmax()]))
     page.keyboard.press("w")
-    until(page, "document.querySelector('.text-links h2')?.textContent.includes('receives most attention from')")
+    wait_until(page, "document.querySelector('.text-links h2')?.textContent.includes('receives most attention from')")
     told = float(page.locator(".text-links .link").first.get_attribute("title"))
     assert told == pytest.approx(float(both[:, 11].max()), abs=float(allowed[both[:, 11].argmax(), 11]))
 
 
-def test_the_heads_have_their_kinds_and_pictures(opened, address, recording):
-    page = settled(opened(f"{address}#view=heads"))
-    until(page, "!document.querySelector('.heads-controls select').disabled")
+def test_the_heads_have_their_kinds_and_pictures(open_page, address, recording):
+    page = wait_until_settled(open_page(f"{address}#view=heads"))
+    wait_until(page, "!document.querySelector('.heads-controls select').disabled")
     assert page.locator(".head-kind").all_inner_texts() == [row.kind for row in regard.heads(recording)]
     sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
     assert sizes == [[T, T]] * (LAYERS * HEADS)
 
 
-def test_every_view_of_it_opens_and_back_works(opened, address):
-    page = settled(opened(f"{address}#view=text"))
+def test_every_view_of_it_opens_and_back_works(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text"))
     names = page.locator("#views a").all_inner_texts()
     assert "Map" in names
     for name in names:
         page.locator("#views").get_by_role("link", name=name).click()
-        settled(page)
+        wait_until_settled(page)
         assert page.locator("#stage .error").count() == 0
     seen = link(page)["view"]
     page.go_back()
     assert link(page)["view"] != seen
 
 
-def test_words_that_break_pages_stay_text(opened, tmp_path):
+def test_words_that_break_pages_stay_text(open_page, tmp_path):
     path = tmp_path / "evil.html"
-    write(recorded(*some(1, 2, len(EVIL)), EVIL), path)
-    page = settled(opened(f"{path.as_uri()}#view=text"))
+    write(record_layers(*draw_queries_and_keys(1, 2, len(EVIL)), EVIL), path)
+    page = wait_until_settled(open_page(f"{path.as_uri()}#view=text"))
     assert page.locator(".word").count() == len(EVIL)
     assert page.locator(".word").all_inner_texts()[:2] == EVIL[:2]
     assert page.locator("#stage img, #stage script").count() == 0
 
 
-def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(opened, tmp_path, monkeypatch):
+def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(open_page, tmp_path, monkeypatch):
     from regard.show.page import single_file
 
     monkeypatch.setattr(single_file, "MAX_PICTURES_BYTES", 2**17)
     path = tmp_path / "long.html"
-    q, k = some(1, 1, 700)
-    single_file.page(recorded(q, k, spaced(PLAIN, 700)), path)
-    page = settled(opened(f"{path.as_uri()}#view=map&q=650&k=3"))
-    until(page, "document.querySelector('#stage .error')")
+    q, k = draw_queries_and_keys(1, 1, 700)
+    single_file.page(record_layers(q, k, space_words(PLAIN, 700)), path)
+    page = wait_until_settled(open_page(f"{path.as_uri()}#view=map&q=650&k=3"))
+    wait_until(page, "document.querySelector('#stage .error')")
     assert "regard serve" in page.locator("#stage .error").first.inner_text()
     light = page.evaluate(
         """() => {
@@ -114,7 +124,7 @@ def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(open
     assert light > 20  # shades of it are there all the same
 
 
-def test_its_numbers_and_the_servers_are_the_same(opened, address, serving, recording):
+def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, recording):
     from regard.show.page.session import Session
 
     pages = [
@@ -123,16 +133,16 @@ def test_its_numbers_and_the_servers_are_the_same(opened, address, serving, reco
     ]
     told = []
     for at in pages:
-        page = settled(opened(at))
-        until(page, "document.querySelector('.readout dd').title !== ''")
+        page = wait_until_settled(open_page(at))
+        wait_until(page, "document.querySelector('.readout dd').title !== ''")
         told.append(page.locator(".readout dd").all_inner_texts()[:3])
     assert told[0] == told[1]
     assert told[2] == told[3]
 
 
 @pytest.mark.parametrize("view", ["type", "generate", "nothing"])
-def test_a_link_to_a_view_that_needs_a_model_opens_the_text(opened, address, view):
-    page = settled(opened(f"{address}#view={view}&q=5"))
+def test_a_link_to_a_view_that_needs_a_model_opens_the_text(open_page, address, view):
+    page = wait_until_settled(open_page(f"{address}#view={view}&q=5"))
     assert page.locator("#views [aria-current]").inner_text() == "Text"
     assert page.locator("textarea").count() == 0
     assert page.locator(".prose .word").count() == T

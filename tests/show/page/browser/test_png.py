@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import settled
+from show.page.browser.page_waits import wait_until_settled
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install regard[plot]")
 
@@ -36,17 +36,17 @@ def address(serving):
     return serving(session)
 
 
-def drawn(page, view):
+def draw_view(page, view):
     """The page once the view has drawn all; Generate, what it wrote."""
     if view == "generate":
         page.get_by_role("textbox", name="Prompt").fill("CBABBC")
         page.locator("select[name=tokens]").select_option("5")
         page.get_by_role("button", name="Generate").click()
         page.wait_for_selector(".generate-after a")
-    return settled(page)
+    return wait_until_settled(page)
 
 
-def kept(page, kind, folder):
+def save_picture(page, kind, folder):
     """The file of what is on screen."""
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
@@ -70,13 +70,13 @@ def colours(image) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("view", "dark", "scale"), [*((view, False, 1) for view in ON_SCREEN), ("type", True, 1), ("map", True, 3)]
 )
-def test_a_view_is_kept_as_pixels(opened, address, view, dark, scale, tmp_path):
+def test_a_view_is_kept_as_pixels(open_page, address, view, dark, scale, tmp_path):
     link = f"{address}#view={view}&r=r1&layer=1&head=0&q=6&k=2"
-    page = drawn(opened(link, dark=dark, device_scale_factor=scale), view)
-    path = kept(page, "PNG", tmp_path)
+    page = draw_view(open_page(link, dark=dark, device_scale_factor=scale), view)
+    path = save_picture(page, "PNG", tmp_path)
     assert path.name == f"regard-{view}.png"
     image, finer = read(path), max(2, scale)
-    lines = ElementTree.parse(kept(page, "SVG", tmp_path)).getroot().attrib
+    lines = ElementTree.parse(save_picture(page, "SVG", tmp_path)).getroot().attrib
     assert image.size == (finer * int(lines["width"]), finer * int(lines["height"]))
     if ON_SCREEN[view]:
         *names, about = ON_SCREEN[view]

@@ -10,8 +10,8 @@ import regard
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.browser.patience import link, quiet, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 LAYER, HEAD, LAST = 5, 4, 23
@@ -28,12 +28,12 @@ PAPER = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/
 def address(serving):
     session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
     session.run_text(TEXT, lambda: None)
-    session.add_recording(recorded(*some(2, 3, 13), spaced(PLAIN, 13)))
+    session.add_recording(record_layers(*draw_queries_and_keys(2, 3, 13), space_words(PLAIN, 13)))
     return serving(session)
 
 
 @pytest.fixture(scope="module")
-def attributed():
+def pocket_attribution():
     """The model, the text's ids and its recording, the likeliest next word, and what moved its logit."""
     model = GPT2.load("pocket", torch.float64)
     ids = torch.tensor([model.text.encode(TEXT)])
@@ -45,9 +45,9 @@ def attributed():
 
 
 @pytest.fixture(scope="module")
-def rows(attributed):
+def rows(pocket_attribution):
     """What the last word's row of a head is, by setting, and the word whose logit it is about."""
-    model, ids, recording, token, attribution = attributed
+    model, ids, recording, token, attribution = pocket_attribution
     carried = regard.contributions(model, ids, token).map(LAYER, kind="carried")
     found = {kind: attribution.map(LAYER, HEAD, kind=kind)[0, 0, LAST] for kind in ("pull", "cut")}
     found |= {"carried": carried[0, HEAD, LAST], "weight": recording.map(LAYER, HEAD)[0, 0, LAST]}
@@ -61,21 +61,21 @@ def press(page, setting: str) -> None:
 
 def wait_for_setting(page, setting: str) -> None:
     """Wait until a setting is drawn, chosen by a button or from the list of a phone."""
-    until(page, f"document.querySelector('[data-control=\"show {setting}\"]').getAttribute('aria-pressed') === 'true'")
-    quiet(page)
+    wait_until(page, f"document.querySelector('[data-control=\"show {setting}\"]').getAttribute('aria-pressed') === 'true'")
+    wait_until_quiet(page)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_switch_draws_each_setting_from_its_numbers(opened, address, rows, dark):
+def test_the_switch_draws_each_setting_from_its_numbers(open_page, address, rows, dark):
     numbers, word = rows
-    page = settled(opened(f"{address}#view=text&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
+    page = wait_until_settled(open_page(f"{address}#view=text&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
     paper = page.evaluate(PAPER)
     for setting in (*SETTINGS[1:], "weight"):
         press(page, setting)
         assert link(page).get("show", "weight") == setting
         row = numbers[setting]
         order = row.abs().argsort(descending=True)[:3].tolist()
-        until(page, f"document.querySelectorAll('.text-links .note')[0]?.textContent === '{order[0]}'")
+        wait_until(page, f"document.querySelectorAll('.text-links .note')[0]?.textContent === '{order[0]}'")
         titles = [one.get_attribute("title") for one in page.locator(".text-links .link").all()[:3]]
         grounds = page.evaluate(GROUNDS)
         if setting not in ("pull", "cut"):
@@ -111,14 +111,14 @@ def tell_type(page) -> list[float]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_type_draws_each_setting_from_its_numbers_and_says_the_signs(opened, address, rows, dark):
+def test_type_draws_each_setting_from_its_numbers_and_says_the_signs(open_page, address, rows, dark):
     numbers, word = rows
-    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
+    page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
     paper = page.evaluate(PAPER)
     for setting in (*SETTINGS[1:], "weight"):
         press(page, setting)
         exact = numbers[setting].tolist()
-        until(page, f"document.querySelector('.type-words .word').title.startsWith('{setting} ')")
+        wait_until(page, f"document.querySelector('.type-words .word').title.startsWith('{setting} ')")
         assert tell_type(page) == pytest.approx(exact, rel=6e-3, abs=1e-12)
         is_signed = setting in ("pull", "cut")
         assert ("why" in page.locator("#bar h1").inner_text()) == is_signed
@@ -132,37 +132,39 @@ def test_type_draws_each_setting_from_its_numbers_and_says_the_signs(opened, add
                 assert (apart > 0) == (value > 0)
 
 
-def test_type_shows_the_mean_of_the_selected_heads_in_every_setting(opened, address):
+def test_type_shows_the_mean_of_the_selected_heads_in_every_setting(open_page, address):
     model = GPT2.load("pocket", torch.float64)
     with regard.record(model, keep="values") as recording:
         logits = model(torch.tensor([model.text.encode(TEXT)]))
     rows = recording.attribute(logits[0, -1].max()).map(LAYER).dense()[0, :, LAST]
     for heads, chosen in (("all", [0, 1, 2, 3, 4, 5]), ("1,4", [1, 4])):
-        page = settled(opened(f"{address}#view=type&layer={LAYER}&q={LAST}&heads={heads}&show=pull"))
-        until(page, "document.querySelector('.type-words .word').title.startsWith('pull')")
+        page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&q={LAST}&heads={heads}&show=pull"))
+        wait_until(page, "document.querySelector('.type-words .word').title.startsWith('pull')")
         assert tell_type(page) == pytest.approx(rows[chosen].mean(0).tolist(), rel=6e-3, abs=1e-12)
         pressed = page.locator(".type-head[aria-pressed=true]").all_inner_texts()
         assert [one.strip() for one in pressed] == (["mean"] if heads == "all" else ["1", "4"])
 
 
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
-def test_a_setting_lives_through_reload_back_and_forward(opened, address, view):
+def test_a_setting_lives_through_reload_back_and_forward(open_page, address, view):
     pressed = "document.querySelector('[data-control^=show][aria-pressed=true]')?.textContent"
-    page = settled(opened(f"{address}#view={view}&layer={LAYER}&head={HEAD}&q={LAST}", quiet=False))  # canvases are read slowly
+    page = wait_until_settled(
+        open_page(f"{address}#view={view}&layer={LAYER}&head={HEAD}&q={LAST}", quiet=False)
+    )  # canvases are read slowly
     press(page, "cut")
     page.reload()
-    until(page, f"{pressed} === 'cut'")
+    wait_until(page, f"{pressed} === 'cut'")
     page.go_back()
-    until(page, f"{pressed} === 'weight'")
+    wait_until(page, f"{pressed} === 'weight'")
     page.go_forward()
-    until(page, f"{pressed} === 'cut'")
+    wait_until(page, f"{pressed} === 'cut'")
 
 
-def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(opened, address, rows):
+def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(open_page, address, rows):
     numbers, word = rows
-    page = settled(opened(f"{address}#view=map&layer={LAYER}&head={HEAD}&q={LAST}&k=9&show=pull"))
+    page = wait_until_settled(open_page(f"{address}#view=map&layer={LAYER}&head={HEAD}&q={LAST}&k=9&show=pull"))
     value = float(numbers["pull"][9])
-    until(page, "document.querySelector('.readout dd:nth-of-type(4)').textContent.includes('raises')")
+    wait_until(page, "document.querySelector('.readout dd:nth-of-type(4)').textContent.includes('raises')")
     assert page.locator(".readout dt:visible").all_inner_texts() == ["weight", "rank", "pull"]
     assert page.locator(".readout dd").nth(3).inner_text() == f"+{value:#.3g}, raises"
     assert page.locator(".readout dd").nth(0).inner_text() == f"{float(numbers['weight'][9]):#.3g}"
@@ -170,13 +172,13 @@ def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(opened,
     strongest = int(numbers["pull"].abs().argmax())
     assert page.locator(".readout-links .note").first.inner_text() == str(strongest)
     press(page, "weight")
-    until(page, "!document.querySelector('.readout dl').innerText.includes('pull')")
+    wait_until(page, "!document.querySelector('.readout dl').innerText.includes('pull')")
     assert page.locator(".readout dt:visible").all_inner_texts() == ["weight", "score", "rank"]
 
 
-def test_a_cell_of_the_map_has_the_color_of_its_sign(opened, address, rows):
+def test_a_cell_of_the_map_has_the_color_of_its_sign(open_page, address, rows):
     numbers, _ = rows
-    page = settled(opened(f"{address}#view=map&layer={LAYER}&head={HEAD}&show=cut"))
+    page = wait_until_settled(open_page(f"{address}#view=map&layer={LAYER}&head={HEAD}&show=cut"))
     row = numbers["cut"]
     wanted = {"+": int(row.argmax()), "-": int(row.argmin())}
     spots = page.evaluate(
@@ -199,20 +201,20 @@ def test_a_cell_of_the_map_has_the_color_of_its_sign(opened, address, rows):
     assert none == paper  # an earlier row of the last layer moves nothing
 
 
-def test_heads_draws_every_head_in_one_signed_scale(opened, address):
+def test_heads_draws_every_head_in_one_signed_scale(open_page, address):
     # heads are drawn when they are near the screen; Chromium says that canvases are read slowly
-    page = settled(opened(f"{address}#view=heads", height=3000, quiet=False))
-    until(page, """document.querySelectorAll('.head canvas[width="24"]').length === 36""")
+    page = wait_until_settled(open_page(f"{address}#view=heads", height=3000, quiet=False))
+    wait_until(page, """document.querySelectorAll('.head canvas[width="24"]').length === 36""")
     before = page.evaluate(COLORS)
     press(page, "pull")
-    until(page, f"JSON.stringify(({COLORS})()) !== {json.dumps(json.dumps(before, separators=(',', ':')))}")
+    wait_until(page, f"JSON.stringify(({COLORS})()) !== {json.dumps(json.dumps(before, separators=(',', ':')))}")
     model = GPT2.load("pocket", torch.float64)
     with regard.record(model, keep="values") as recording:
         logits = model(torch.tensor([model.text.encode(TEXT)]))
     attribution = recording.attribute(logits[0, -1].max())
     exact = torch.stack([attribution.map(layer).dense()[0, :, LAST] for layer in range(6)]).flatten(0, 1)  # (heads, keys)
     top = float(exact.abs().max())
-    shown = torch.tensor(quiet(page).evaluate(COLORS)).view(36, 24, 3)
+    shown = torch.tensor(wait_until_quiet(page).evaluate(COLORS)).view(36, 24, 3)
     blue = shown[..., 2] - shown[..., 0]
     paper = page.evaluate(PAPER)
     sure = exact.abs() > 0.1 * top
@@ -220,12 +222,12 @@ def test_heads_draws_every_head_in_one_signed_scale(opened, address):
     assert torch.equal((blue > paper[2] - paper[0])[sure], (exact > 0)[sure])
     assert page.locator(".legend .sign").count() == 2
     press(page, "weight")
-    until(page, f"JSON.stringify(({COLORS})()) === {json.dumps(json.dumps(before, separators=(',', ':')))}")
+    wait_until(page, f"JSON.stringify(({COLORS})()) === {json.dumps(json.dumps(before, separators=(',', ':')))}")
     assert page.locator(".legend .sign").count() == 0
 
 
-def test_heads_are_sorted_by_the_sum_of_the_effect_whichever_its_sign(opened, address):
-    page = settled(opened(f"{address}#view=heads&show=pull&by=effect", quiet=False))
+def test_heads_are_sorted_by_the_sum_of_the_effect_whichever_its_sign(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=heads&show=pull&by=effect", quiet=False))
     model = GPT2.load("pocket", torch.float64)
     with regard.record(model, keep="values") as recording:
         logits = model(torch.tensor([model.text.encode(TEXT)]))
@@ -236,55 +238,55 @@ def test_heads_are_sorted_by_the_sum_of_the_effect_whichever_its_sign(opened, ad
         for head, total in enumerate(attribution.map(layer).row_sums()[0].sum(-1))
     }
     wanted = sorted(sums, key=lambda name: -abs(sums[name]))
-    until(page, f"document.querySelector('.head-name').textContent === '{wanted[0]}'")
+    wait_until(page, f"document.querySelector('.head-name').textContent === '{wanted[0]}'")
     assert page.locator(".head-name").all_inner_texts() == wanted
     shown = [float(one.replace("−", "-")) for one in page.locator(".head-score").all_inner_texts()]
     assert shown == pytest.approx([sums[name] for name in wanted], rel=6e-3)
     press(page, "weight")
-    until(page, "document.querySelectorAll('.heads-layer h2').length === 6")  # by layer again
+    wait_until(page, "document.querySelectorAll('.heads-layer h2').length === 6")  # by layer again
     assert page.locator("[data-control=by] option").all_inner_texts()[1] != "sum of pull"
 
 
 @pytest.mark.parametrize("view", ["heads", "map"])
-def test_while_the_model_runs_it_is_marked_and_nothing_moves(opened, serving, view):
+def test_while_the_model_runs_it_is_marked_and_nothing_moves(open_page, serving, view):
     session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
     session.run_text(TEXT, lambda: None)
-    page = settled(opened(f"{serving(session)}#view={view}&layer={LAYER}", quiet=False))
+    page = wait_until_settled(open_page(f"{serving(session)}#view={view}&layer={LAYER}", quiet=False))
     pictures = ".head" if view == "heads" else ".map-sheet"
     boxes = f"JSON.stringify([...document.querySelectorAll('{pictures}')].map((one) => one.getBoundingClientRect()))"
     with session._model_lock:
         page.get_by_role("button", name="pull", exact=True).click()
-        until(page, "document.querySelectorAll('[data-busy]').length > 0")
-        until(page, "document.querySelector('#wait').textContent.startsWith('Running pocket')")
-        until(page, "document.querySelector('[data-control=token]')")
+        wait_until(page, "document.querySelectorAll('[data-busy]').length > 0")
+        wait_until(page, "document.querySelector('#wait').textContent.startsWith('Running pocket')")
+        wait_until(page, "document.querySelector('[data-control=token]')")
         before = page.evaluate(boxes)
-    until(page, "document.querySelectorAll('[data-busy]').length === 0 && document.querySelector('#wait').hidden")
-    until(page, "document.querySelectorAll('[data-control=token] option').length === 10")
+    wait_until(page, "document.querySelectorAll('[data-busy]').length === 0 && document.querySelector('#wait').hidden")
+    wait_until(page, "document.querySelectorAll('[data-control=token] option').length === 10")
     assert page.evaluate(boxes) == before
 
 
-def test_another_word_and_another_place_are_in_the_link(opened, address):
-    page = settled(opened(f"{address}#view=text&layer=3&q=12&show=pull"))
-    until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
+def test_another_word_and_another_place_are_in_the_link(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&layer=3&q=12&show=pull"))
+    wait_until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
     second = page.locator("[data-control=token] option").nth(1).get_attribute("value")
     page.locator("[data-control=token]").select_option(second)
-    until(page, f"location.hash.includes('token={second}')")
-    quiet(page)
+    wait_until(page, f"location.hash.includes('token={second}')")
+    wait_until_quiet(page)
     name = page.locator("[data-control=token] option:checked").inner_text().split("’")[0] + "’"
-    until(page, f"document.querySelector('.legend .sign').textContent.includes({json.dumps(name)})")
+    wait_until(page, f"document.querySelector('.legend .sign').textContent.includes({json.dumps(name)})")
     page.locator("[data-control=at]").select_option("12")
-    until(page, "location.hash.includes('at=12') && !location.hash.includes('token=')")
-    quiet(page)
+    wait_until(page, "location.hash.includes('at=12') && !location.hash.includes('token=')")
+    wait_until_quiet(page)
     told = page.evaluate("document.querySelector('#legend').textContent")
     page.reload()
-    settled(page)
+    wait_until_settled(page)
     assert page.evaluate("document.querySelector('#legend').textContent") == told
     assert (link(page)["show"], link(page)["at"]) == ("pull", "12")
 
 
-def test_a_recording_shows_weights_alone_and_says_why(opened, address):
+def test_a_recording_shows_weights_alone_and_says_why(open_page, address):
     for view in ("type", "text", "heads", "map", "steps", "compare"):
-        page = settled(opened(f"{address}#view={view}&r=r2&show=pull"))
+        page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&show=pull"))
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
         assert "why" not in page.locator("#bar h1").inner_text()
         for setting in SETTINGS[1:]:
@@ -296,25 +298,25 @@ def test_a_recording_shows_weights_alone_and_says_why(opened, address):
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
 
 
-def test_a_file_shows_weights_alone_and_says_why(opened, tmp_path):
-    regard.page(recorded(*some(1, 2, 6), spaced(PLAIN, 6)), tmp_path / "page.html")
-    page = settled(opened((tmp_path / "page.html").as_uri() + "#view=text&show=cut"))
+def test_a_file_shows_weights_alone_and_says_why(open_page, tmp_path):
+    regard.page(record_layers(*draw_queries_and_keys(1, 2, 6), space_words(PLAIN, 6)), tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&show=cut"))
     assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
     assert "A file cannot run a model" in page.get_by_role("button", name="pull", exact=True).get_attribute("title")
 
 
 @pytest.fixture(scope="module")
-def matrices(attributed):
+def matrices(pocket_attribution):
     """What each setting is for every query and key of some heads of a layer: (h, q, k)."""
-    model, ids, _, token, attribution = attributed
+    model, ids, _, token, attribution = pocket_attribution
     found = {kind: attribution.map(LAYER, kind=kind).dense()[0] for kind in ("pull", "cut")}
     return found | {"carried": regard.contributions(model, ids, token).map(LAYER, kind="carried").dense()[0]}
 
 
 @pytest.mark.parametrize("setting", SETTINGS[1:])
-def test_steps_computes_each_setting_as_one_more_step(opened, address, matrices, setting):
+def test_steps_computes_each_setting_as_one_more_step(open_page, address, matrices, setting):
     exact = matrices[setting][HEAD]
-    page = settled(opened(f"{address}#view=steps&layer={LAYER}&head={HEAD}&q={LAST}&k=9"))
+    page = wait_until_settled(open_page(f"{address}#view=steps&layer={LAYER}&head={HEAD}&q={LAST}&k=9"))
     press(page, setting)
     assert link(page)["step"] == setting
     assert page.locator(".steps-names button").all_inner_texts()[-2:] == ["context", setting]
@@ -335,9 +337,11 @@ def test_steps_computes_each_setting_as_one_more_step(opened, address, matrices,
 
 
 @pytest.mark.parametrize("setting", SETTINGS[1:])
-def test_compare_reads_each_setting_of_both_heads(opened, address, matrices, setting):
-    page = settled(opened(f"{address}#view=compare&layer={LAYER}&head={HEAD}&head2=1&q={LAST}&k=9&show={setting}"))
-    until(page, "document.querySelector('.compare-read .note')")
+def test_compare_reads_each_setting_of_both_heads(open_page, address, matrices, setting):
+    page = wait_until_settled(
+        open_page(f"{address}#view=compare&layer={LAYER}&head={HEAD}&head2=1&q={LAST}&k=9&show={setting}")
+    )
+    wait_until(page, "document.querySelector('.compare-read .note')")
     text = page.locator(".compare-read").inner_text().replace("−", "-")
     read = {name: float(value) for name, value in re.findall(r"(first|second|difference)\s+([+-]?[\d.]+(?:e-?\d+)?)", text)}
     first, second = (float(matrices[setting][head, LAST, 9]) for head in (HEAD, 1))
@@ -348,8 +352,8 @@ def test_compare_reads_each_setting_of_both_heads(opened, address, matrices, set
     assert sums[-2:] == pytest.approx([float(matrices[setting][head].sum()) for head in (HEAD, 1)], rel=6e-3)
 
 
-def test_why_is_asked_only_of_what_answers_it(opened, address):
-    page = settled(opened(f"{address}#view=text"))
+def test_why_is_asked_only_of_what_answers_it(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text"))
     for setting, why in (("weight", False), ("carried", False), ("pull", True), ("cut", True)):
         press(page, setting)
         assert ("why" in page.locator("#bar h1").inner_text()) is why
@@ -358,12 +362,12 @@ def test_why_is_asked_only_of_what_answers_it(opened, address):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
-def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dark):
+def test_nothing_is_wider_than_a_phone_in_any_setting(open_page, address, view, dark):
     wide = """() => [...document.querySelectorAll("body *")].filter((one) =>
         !one.closest("nav, .chips, .steps-line, .panel-scroll, [hidden]") &&
         one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")
         .map((one) => one.outerHTML.slice(0, 120))"""
-    page = settled(opened(f"{address}#view={view}&q={LAST}&k=9", width=360, height=740, dark=dark))
+    page = wait_until_settled(open_page(f"{address}#view={view}&q={LAST}&k=9", width=360, height=740, dark=dark))
     for setting in SETTINGS:
         page.get_by_role("combobox", name="What is shown of the attention").select_option(setting)
         wait_for_setting(page, setting)
@@ -377,27 +381,27 @@ def read_bars(page) -> list[tuple[str, str]]:
     return [(row.locator(".type-word").inner_text().strip(), row.locator(".numbers").inner_text()) for row in rows]
 
 
-def test_switching_a_head_off_shows_the_next_words_before_and_after(opened, address):
-    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
+def test_switching_a_head_off_shows_the_next_words_before_and_after(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
     before = read_bars(page)
     page.get_by_role("button", name=f"Switch head {LAYER}.{HEAD} off").click()
-    until(page, "document.querySelectorAll('.type-after').length > 0")
-    quiet(page)
+    wait_until(page, "document.querySelectorAll('.type-after').length > 0")
+    wait_until_quiet(page)
     assert link(page)["off"] == f"{LAYER}.{HEAD}"
     after = read_bars(page)
     assert {(word, number.partition(" → ")[0]) for word, number in after} >= set(before)
     assert any(number.partition(" → ")[0] != number.partition(" → ")[2] for _, number in after)
     assert page.locator(".type-off").count() == 1
     page.reload()
-    until(page, "document.querySelectorAll('.type-after').length > 0")
+    wait_until(page, "document.querySelectorAll('.type-after').length > 0")
     assert read_bars(page) == after
     page.get_by_role("button", name="All heads on").click()
-    until(page, "document.querySelectorAll('.type-after').length === 0")
+    wait_until(page, "document.querySelectorAll('.type-after').length === 0")
     assert read_bars(page) == before
 
 
-def test_all_heads_of_a_layer_but_one_are_switched_off_and_the_key_o_switches_one(opened, address):
-    page = settled(opened(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
+def test_all_heads_of_a_layer_but_one_are_switched_off_and_the_key_o_switches_one(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=type&layer={LAYER}&head={HEAD}"))
     page.get_by_role("button", name=f"Keep only head {LAYER}.{HEAD} of its layer").click()
     heads = GPT2.load("pocket").config.heads
     assert set(link(page)["off"].split(",")) == {f"{LAYER}.{head}" for head in range(heads) if head != HEAD}
@@ -408,15 +412,15 @@ def test_all_heads_of_a_layer_but_one_are_switched_off_and_the_key_o_switches_on
 
 
 @pytest.mark.parametrize("view", ["map", "text"])
-def test_a_head_is_switched_off_from_the_map_and_the_text(opened, address, view):
-    page = settled(opened(f"{address}#view={view}&layer={LAYER}&head={HEAD}"))
+def test_a_head_is_switched_off_from_the_map_and_the_text(open_page, address, view):
+    page = wait_until_settled(open_page(f"{address}#view={view}&layer={LAYER}&head={HEAD}"))
     page.locator("[data-control=off]").click()
-    until(page, "document.querySelectorAll('.type-after').length > 0")
+    wait_until(page, "document.querySelectorAll('.type-after').length > 0")
     assert (link(page)["view"], link(page)["off"]) == ("type", f"{LAYER}.{HEAD}")
 
 
-def test_a_recording_says_why_no_head_can_be_switched_off(opened, address):
-    page = settled(opened(f"{address}#view=map&r=r2"))
+def test_a_recording_says_why_no_head_can_be_switched_off(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=map&r=r2"))
     page.locator("[data-control=off]").click(force=True)  # it says why not
     assert "regard serve --model" in page.get_by_role("alert").first.inner_text()
     assert link(page)["view"] == "map"

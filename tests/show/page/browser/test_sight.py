@@ -5,10 +5,10 @@ import re
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
-from show.page.asking import sorter
-from show.page.browser.patience import link, quiet, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
-from show.page.leaking import LAYER, TEXT, leaking
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import PLAIN, draw_queries_and_keys, record_layers, space_words
+from show.page.leaky_models import LAYER, TEXT, make_leaky_model
+from show.page.server_client import make_sorter
 
 COUNT = 12  # words of the text that are asked for
 BUTTON = "Who may see whom?"
@@ -27,10 +27,10 @@ def session(adapter, *texts: str) -> Session:
     return found
 
 
-def answered(page, said: str):
+def wait_for_answer(page, said: str):
     """The page once its panel says something that begins so."""
-    until(page, f"document.querySelector('.sight-said')?.textContent.startsWith({said!r})")
-    return quiet(page)
+    wait_until(page, f"document.querySelector('.sight-said')?.textContent.startsWith({said!r})")
+    return wait_until_quiet(page)
 
 
 def signs(page) -> list[dict[tuple[int, int], str]]:
@@ -43,12 +43,14 @@ def read(page) -> str:
     return page.locator(".sight-read").inner_text()
 
 
-def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_by_pair(opened, serving):
+def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_by_pair(open_page, serving):
     asked = []
-    page = settled(opened(f"{serving(session(leaking(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url)))
+    page = wait_until_settled(
+        open_page(f"{serving(session(make_leaky_model(), TEXT))}#view=heads", answered=lambda answer: asked.append(answer.url))
+    )
     assert not any("examination" in url for url in asked)
     page.get_by_role("button", name=BUTTON).click()
-    answered(page, "leaking: of these 12 words, 11 see what they may not.")
+    wait_for_answer(page, "leaking: of these 12 words, 11 see what they may not.")
     lower = {(i, j): "■" for i in range(COUNT) for j in range(i + 1)}
     upper = {(i, j): "+" for i in range(COUNT) for j in range(i + 1, COUNT)}
     assert signs(page) == [lower, lower | upper, upper]
@@ -73,52 +75,52 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
     assert page.locator(".sight-at").count() == 3
     page.mouse.move(5, 5)
     page.reload()
-    answered(page, "leaking: of these 12 words")
+    wait_for_answer(page, "leaking: of these 12 words")
     assert read(page).startswith("‘had’ (token 7) may see ‘.’ (token 5), which came before: it does.")
     assert len([url for url in asked if "examination" in url]) == 2  # once for each time it was opened
     assert page.evaluate(WIDE) == 0
     page.set_viewport_size({"width": 390, "height": 844})
-    assert quiet(page).evaluate(WIDE) == 0
+    assert wait_until_quiet(page).evaluate(WIDE) == 0
 
 
-def test_of_a_right_model_nothing_differs_until_more_is_expected(opened, serving):
-    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
-    answered(page, "pocket: of these 12 words, none sees a later one.")
+def test_of_a_right_model_nothing_differs_until_more_is_expected(open_page, serving):
+    page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+    wait_for_answer(page, "pocket: of these 12 words, none sees a later one.")
     expected, found, difference = signs(page)
     assert (expected == found, difference) == (True, {})
     assert "checked" in page.locator(".sight-lines").inner_text()
     page.locator(".sight-square").last.locator("td[data-i='4'][data-j='9']").hover()
     assert read(page) == "‘ball’ (token 4) may not see ‘blue’ (token 9), which comes later: it does not."
     page.get_by_role("button", name="every word").click()
-    answered(page, "pocket: the result is not as expected.")
+    wait_for_answer(page, "pocket: the result is not as expected.")
     assert signs(page)[2] == {(i, j): "−" for i in range(COUNT) for j in range(i + 1, COUNT)}
     assert "wrong mask" in page.locator(".sight-lines").inner_text()
     page.get_by_role("button", name=BUTTON).click()
     assert page.locator(".sight").is_hidden()
 
 
-def test_an_error_is_said_in_the_panel_in_place_of_the_squares(opened, serving):
-    running = session(sorter(), "CBABBC", "AABB")
-    page = opened(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
-    answered(page, "sorter: of these 6 words, none sees a later one.")
+def test_an_error_is_said_in_the_panel_in_place_of_the_squares(open_page, serving):
+    running = session(make_sorter(), "CBABBC", "AABB")
+    page = open_page(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
+    wait_for_answer(page, "sorter: of these 6 words, none sees a later one.")
     second = running.listed[1]
     running.remove_recording(second)
     page.locator("select[aria-label=Recording]").select_option(second)
-    answered(page, "there is no recording")
+    wait_for_answer(page, "there is no recording")
     assert page.locator(".sight-said").get_attribute("class") == "sight-said error"
     assert page.locator(".sight-square").count() == 0
 
 
-def test_what_the_model_here_has_not_read_is_not_offered(opened, serving):
-    given = Session(recorded(*some(2, 2, 6), spaced(PLAIN, 6)), sorter())
-    page = settled(opened(f"{serving(given)}#view=heads&sight=earlier"))
+def test_what_the_model_here_has_not_read_is_not_offered(open_page, serving):
+    given = Session(record_layers(*draw_queries_and_keys(2, 2, 6), space_words(PLAIN, 6)), make_sorter())
+    page = wait_until_settled(open_page(f"{serving(given)}#view=heads&sight=earlier"))
     assert page.get_by_role("button", name=BUTTON).count() == 0
     assert page.locator(".sight").is_hidden()
 
 
-def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(opened, serving):
-    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
-    answered(page, "pocket: of these 12 words, none sees a later one.")
+def test_numbers_of_the_report_are_written_as_elsewhere_on_the_page(open_page, serving):
+    page = open_page(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+    wait_for_answer(page, "pocket: of these 12 words, none sees a later one.")
     told = page.locator(".sight-lines").inner_text()
     assert re.search(r"a change of \de−\d, with outputs up to \d+\.?\d*, would be detected", told)
     assert not re.search(r"\de[-+]|\de−0", told)

@@ -11,18 +11,18 @@ from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import EVERYTHING, Causal
 from regard.show.page.session import Session
 from regard.show.step_descriptions import describe_example
-from show.page.browser.patience import link, quiet, until
-from show.page.browser.recordings import EVIL, PLAIN, Layers, some, spaced, weights
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet
+from show.page.browser.recordings import EVIL, PLAIN, Layers, draw_queries_and_keys, space_words, weights
 
 LAYERS, HEADS, T, LONG = 2, 3, 7, 101
-Q, K = some(LAYERS, HEADS, T)
-LONGER = some(1, 1, LONG, seed=3)
+Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
+LONGER = draw_queries_and_keys(1, 1, LONG, seed=3)
 TWO = ("heads", "split")  # examples that are told of two heads at once
 PLACES = 5.01e-4  # half a unit of the last of three places
 STEPS = ["q, k, v", "scores", "scaled", "masked", "weights", "context"]
 
 
-def kept(q, k, words) -> regard.Recording:
+def record_layers(q, k, words) -> regard.Recording:
     model = Layers(q, k).eval()
     with regard.record(model, keep="values") as recording, torch.no_grad():
         model()
@@ -32,20 +32,20 @@ def kept(q, k, words) -> regard.Recording:
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(kept(Q, K, spaced(PLAIN, T)))
-    session.add_recording(kept(*LONGER, spaced(PLAIN, LONG)))
-    session.add_recording(kept(*some(1, 1, len(EVIL), seed=5), EVIL))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)))
+    session.add_recording(record_layers(*LONGER, space_words(PLAIN, LONG)))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 1, len(EVIL), seed=5), EVIL))
     return serving(session)
 
 
-def plain(text: str) -> str:
+def replace_minus_signs(text: str) -> str:
     """A text of the page with the hyphens that regard walk writes in place of minus signs."""
     return text.replace("−∞", "-inf").replace("−", "-")
 
 
-def drawn(page):
+def wait_until_drawn(page):
     page.wait_for_selector(".steps-formula b")
-    quiet(page)
+    wait_until_quiet(page)
     return page
 
 
@@ -61,25 +61,25 @@ def exact(page) -> float:
     return float(page.locator(".steps-sum span").get_attribute("title").replace("Infinity", "inf"))
 
 
-def attended(layer: int, head: int, mask=None, **settings) -> regard.Steps:
+def compute_steps(layer: int, head: int, mask=None, **settings) -> regard.Steps:
     q, k = Q[layer, 0, head].double(), K[layer, 0, head].double()
     v = Layers(Q, K).layers[layer].v[0, head].double()
     return regard.attend(q, k, v, Causal() if mask is None else mask, **settings)
 
 
 @pytest.mark.parametrize("step", STEPS[1:])
-def test_each_table_is_the_step_of_attend(opened, address, step):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}"))
-    torch.testing.assert_close(table(page), getattr(attended(1, 2), step), rtol=0, atol=PLACES)
+def test_each_table_is_the_step_of_attend(open_page, address, step):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}"))
+    torch.testing.assert_close(table(page), getattr(compute_steps(1, 2), step), rtol=0, atol=PLACES)
 
 
-def test_what_a_query_may_not_see_is_marked(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&step=weights"))
+def test_what_a_query_may_not_see_is_marked(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&step=weights"))
     assert page.locator(".panel-hidden").count() == T * (T - 1) // 2
 
 
-def test_the_arrow_keys_and_the_slider_walk_through_the_steps(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1"))
+def test_the_arrow_keys_and_the_slider_walk_through_the_steps(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1"))
     assert page.locator(".steps-names button").all_inner_texts() == STEPS
     walked = []
     page.keyboard.press("ArrowLeft")
@@ -97,26 +97,26 @@ def test_the_arrow_keys_and_the_slider_walk_through_the_steps(opened, address):
     assert link(page)["step"] == "context"
 
 
-def test_a_click_picks_the_number_whose_arithmetic_is_written(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights"))
+def test_a_click_picks_the_number_whose_arithmetic_is_written(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights"))
     page.locator(".panel tbody tr").nth(5).locator("td").nth(3).click()
     assert {name: link(page)[name] for name in "qk"} == {"q": "5", "k": "3"}
     page.mouse.move(0, 0)
-    assert exact(page) == pytest.approx(float(attended(1, 2).weights[5, 3]), rel=1e-9)
+    assert exact(page) == pytest.approx(float(compute_steps(1, 2).weights[5, 3]), rel=1e-9)
     assert page.locator(".steps-sum b").inner_text() == f"‘{PLAIN[5]}’ → ‘{PLAIN[3]}’"
     page.locator(".panel tbody tr").nth(6).locator("td").nth(1).hover()
-    assert exact(page) == pytest.approx(float(attended(1, 2).weights[6, 1]), rel=1e-9)
+    assert exact(page) == pytest.approx(float(compute_steps(1, 2).weights[6, 1]), rel=1e-9)
     assert link(page)["q"] == "5"
 
 
-def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=scores&q=4&k=1"))
+def test_the_keys_go_from_query_to_query_and_from_key_to_key(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=scores&q=4&k=1"))
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Shift+ArrowRight")
-    assert exact(page) == pytest.approx(float(attended(1, 2).scores[5, 2]), rel=1e-9)
+    assert exact(page) == pytest.approx(float(compute_steps(1, 2).scores[5, 2]), rel=1e-9)
     page.keyboard.press("[")
     page.keyboard.press("]")
-    quiet(page)
+    wait_until_quiet(page)
     rest = {"view": "steps", "layer": "1", "head": "2", "q": "5", "k": "2", "step": "scores"}
     assert link(page) == {"r": link(page)["r"], **rest}
     page.keyboard.press("Escape")
@@ -131,16 +131,16 @@ def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
         ("temperature=0.5", {"scale": 2 / 11**0.5}, Causal()),
     ],
 )
-def test_a_switch_shows_what_attend_gives_with_it(opened, address, switch, settings, mask):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=4&k=2&{switch}"))
-    right = attended(1, 2, mask, **settings).weights
+def test_a_switch_shows_what_attend_gives_with_it(open_page, address, switch, settings, mask):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=4&k=2&{switch}"))
+    right = compute_steps(1, 2, mask, **settings).weights
     torch.testing.assert_close(table(page), right, rtol=0, atol=PLACES)
     assert exact(page) == pytest.approx(float(right[4, 2]), rel=1e-9)
     assert page.locator(".steps-was").count() == T  # marks of what the head itself does
 
 
-def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2"))
+def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2"))
     page.get_by_role("button", name="none", exact=True).click()
     page.get_by_role("checkbox").press("Space")
     warmth = page.get_by_role("slider", name="Temperature")
@@ -151,14 +151,14 @@ def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, addre
         "root": "off",
         "temperature": "10.0",
     }
-    torch.testing.assert_close(table(page), attended(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=PLACES)
+    torch.testing.assert_close(table(page), compute_steps(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=PLACES)
     page.get_by_role("button", name="reset").click()
-    torch.testing.assert_close(table(page), attended(1, 2).weights, rtol=0, atol=PLACES)
+    torch.testing.assert_close(table(page), compute_steps(1, 2).weights, rtol=0, atol=PLACES)
     assert "mask" not in link(page)
 
 
-def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
-    page = drawn(opened(f"{address}#view=steps&example=simple&step=weights"))
+def test_a_division_that_a_head_leaves_out_can_be_switched_on(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&example=simple&step=weights"))
     page.get_by_role("checkbox", name="divide by √3").check()
     words = build_example("simple").q.double()
     torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=PLACES)
@@ -170,70 +170,70 @@ def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
 @pytest.mark.parametrize(
     "name", [name for name in EXAMPLES if name not in ("heads", "split")]
 )  # these tell of two heads at once
-def test_an_example_is_told_as_regard_walk_tells_it(opened, address, name):
-    page = drawn(opened(f"{address}#view=steps&r=r1"))
+def test_an_example_is_told_as_regard_walk_tells_it(open_page, address, name):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1"))
     page.locator(f"[data-example={name}]").click()
-    until(page, f"document.querySelector('.steps-head h2').innerText === {build_example(name).title!r}")
+    wait_until(page, f"document.querySelector('.steps-head h2').innerText === {build_example(name).title!r}")
     for scene in describe_example(build_example(name)):
-        assert plain(page.locator(".steps-formula").inner_text()) == scene.heading
-        assert plain(page.locator(".steps-sentence").inner_text()) == scene.sentence
+        assert replace_minus_signs(page.locator(".steps-formula").inner_text()) == scene.heading
+        assert replace_minus_signs(page.locator(".steps-sentence").inner_text()) == scene.sentence
         assert page.locator(".panel").count() == sum(panel.title != "right: -inf" for panel in scene.panels)
         page.keyboard.press("ArrowRight")
 
 
 @pytest.mark.parametrize("head", [0, 1])
-def test_an_example_of_two_heads_shows_either(opened, address, head):
-    page = drawn(opened(f"{address}#view=steps&example=heads&step=weights"))
+def test_an_example_of_two_heads_shows_either(open_page, address, head):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&example=heads&step=weights"))
     page.get_by_role("button", name=f"head {head + 1}").click()
     page.wait_for_selector(f"[aria-label='Head of the example'] button:nth-child({head + 1})[aria-pressed=true]")
     torch.testing.assert_close(table(page), build_example("heads").steps.weights[head].double(), rtol=0, atol=PLACES)
 
 
-def test_a_long_text_is_told_by_the_row_of_one_query(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r2&q=90&step=weights"))
+def test_a_long_text_is_told_by_the_row_of_one_query(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r2&q=90&step=weights"))
     right = weights(*LONGER, 0, 0)[90]
     shown = table(page)[:, 0]
     torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=PLACES)
     assert "Of 101 words, mat attends most to these 24" in page.locator(".steps-main > .note").inner_text()
     before = page.locator(".steps-sentence").inner_text()
     page.keyboard.press("ArrowUp")
-    until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")
+    wait_until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")
     assert link(page)["q"] == "89"
     torch.testing.assert_close(table(page)[:, 0].max(), weights(*LONGER, 0, 0)[89].max(), rtol=0, atol=PLACES)
 
 
-def test_words_are_text_whatever_they_hold(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r3&step=weights"))
+def test_words_are_text_whatever_they_hold(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r3&step=weights"))
     assert page.locator("#stage img, #stage script").count() == 0
     assert "</script>" in page.locator(".panel").inner_text()
 
 
-def test_the_numbers_are_copied_with_every_digit(opened, address):
-    page = drawn(
-        opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", permissions=["clipboard-read", "clipboard-write"])
+def test_the_numbers_are_copied_with_every_digit(open_page, address):
+    page = wait_until_drawn(
+        open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", permissions=["clipboard-read", "clipboard-write"])
     )
     page.keyboard.press("c")
     page.get_by_role("button", name="copied").wait_for()
     lines = page.evaluate("navigator.clipboard.readText()").split("\n")
     found = torch.tensor([[float(cell) for cell in line.split("\t")[1:]] for line in lines[1:]], dtype=torch.float64)
-    torch.testing.assert_close(found, attended(1, 2).weights, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, compute_steps(1, 2).weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("where", ["r=r1&layer=1&step=weights", "example=causal&step=q,+k,+v", "r=r2&step=context"])
-def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address, where):
-    page = drawn(opened(f"{address}#view=steps&{where}", width=390, height=844))
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address, where):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&{where}", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
 
 
-def test_it_opens_at_q_k_and_v_and_writes_one_minus_sign(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2"))
+def test_it_opens_at_q_k_and_v_and_writes_one_minus_sign(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2"))
     assert page.locator(".steps-formula b").inner_text() == "q, k, v"
     minus = 0
     for example in (None, "dog", "scale"):
-        page = drawn(opened(f"{address}#view=steps&r=r1&{f'example={example}' if example else 'layer=1&head=2'}"))
+        page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&{f'example={example}' if example else 'layer=1&head=2'}"))
         for name in page.locator(".steps-names button").all_inner_texts():
             page.locator(".steps-names").get_by_role("button", name=name, exact=True).click()
-            until(page, f"document.querySelector('.steps-formula b').textContent === {json.dumps(name)}")
+            wait_until(page, f"document.querySelector('.steps-formula b').textContent === {json.dumps(name)}")
             text = page.locator(".steps-main").inner_text()
             minus += text.count("−")
             assert not re.search(r"(^|[^\w-])-[\d.]|-inf|e-\d| - ", text), text
@@ -259,7 +259,7 @@ def get_trace(i: int, j: int) -> dict[str, torch.Tensor]:
     """What the strips of layer 1, head 2 are proportional to."""
     q, k = Q[1, 0, 2].double(), K[1, 0, 2].double()
     v = Layers(Q, K).layers[1].v[0, 2].double()
-    weights = attended(1, 2).weights
+    weights = compute_steps(1, 2).weights
     added = weights[i, j] * v[j]
     return {"q": q[i], "k": k[j], "products": q[i] * k[j], "weights": weights[i], "value": v[j], "added": added}
 
@@ -271,7 +271,7 @@ def check_trace(page, i: int, j: int) -> None:
     for name, expected in right.items():
         scaled = expected / expected.abs().max()
         if name == "added":  # its scale is that of the context behind it
-            scaled = expected / max(float(attended(1, 2).context[i].abs().max()), float(expected.abs().max()))
+            scaled = expected / max(float(compute_steps(1, 2).context[i].abs().max()), float(expected.abs().max()))
         torch.testing.assert_close(
             found[name] / (48 if (expected < 0).any() or name == "added" else 96), scaled, rtol=1e-5, atol=1e-6
         )
@@ -283,8 +283,8 @@ def check_trace(page, i: int, j: int) -> None:
 
 
 @pytest.mark.parametrize("step", ["scores", "weights"])
-def test_hovering_a_cell_lights_how_its_weight_came_about(opened, address, step):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}&q=5&k=3"))
+def test_hovering_a_cell_lights_how_its_weight_came_about(open_page, address, step):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}&q=5&k=3"))
     check_trace(page, 5, 3)
     page.locator(".panel tbody tr").nth(6).locator("td").nth(1).hover()
     check_trace(page, 6, 1)
@@ -293,8 +293,8 @@ def test_hovering_a_cell_lights_how_its_weight_came_about(opened, address, step)
     check_trace(page, 5, 3)
 
 
-def test_the_pictures_follow_the_keyboard_the_bars_and_the_rows_of_q_and_k(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=5&k=3"))
+def test_the_pictures_follow_the_keyboard_the_bars_and_the_rows_of_q_and_k(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=5&k=3"))
     page.keyboard.press("Shift+ArrowLeft")
     check_trace(page, 5, 2)
     page.locator(".steps-bar").nth(1).focus()
@@ -307,15 +307,15 @@ def test_the_pictures_follow_the_keyboard_the_bars_and_the_rows_of_q_and_k(opene
     assert chosen == [5, 2, 2]  # the query's row of q, the key's of k and of v
 
 
-def test_a_hidden_key_adds_nothing_and_says_so(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2&k=5"))
+def test_a_hidden_key_adds_nothing_and_says_so(open_page, address):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2&k=5"))
     assert "hidden: nothing is added" in page.locator("[data-strip=added] figcaption").inner_text()
     assert (read_trace(page)["added"] == 0).all()
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
-def test_each_example_has_its_pictures(opened, address, name):
-    page = drawn(opened(f"{address}#view=steps&example={name}&step=weights"))
+def test_each_example_has_its_pictures(open_page, address, name):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&example={name}&step=weights"))
     found = read_trace(page)
     assert "weights" in found
     if "products" in found:
@@ -323,15 +323,17 @@ def test_each_example_has_its_pictures(opened, address, name):
         assert "numbers, the largest" in heights
 
 
-def test_a_tap_selects_the_weight_whose_pictures_are_shown(opened, address):
-    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", width=390, height=844, has_touch=True))
+def test_a_tap_selects_the_weight_whose_pictures_are_shown(open_page, address):
+    page = wait_until_drawn(
+        open_page(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", width=390, height=844, has_touch=True)
+    )
     page.locator(".panel tbody tr").nth(4).locator("td").nth(2).tap()
     check_trace(page, 4, 2)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_caption_says_what_the_sides_of_the_tables_of_a_step_are(opened, address, step):
-    page = drawn(opened(f"{address}#view=steps&r=r1&step={step}"))
+def test_the_caption_says_what_the_sides_of_the_tables_of_a_step_are(open_page, address, step):
+    page = wait_until_drawn(open_page(f"{address}#view=steps&r=r1&step={step}"))
     caption, first = page.locator("#caption").inner_text(), page.locator(".panel thead th:not(:empty)").first.inner_text()
     assert ("columns are the numbers of their vectors" in caption) == (first in ("q1", "c1"))
     assert ("rows look (queries), columns are looked at (keys)" in caption) == (first == "the")

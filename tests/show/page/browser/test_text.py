@@ -8,8 +8,17 @@ import torch
 
 from bounds import sum_bound
 from regard.show.page.session import Session
-from show.page.browser.patience import link, quiet, settled, until
-from show.page.browser.recordings import EVIL, PLAIN, expect_weight, recorded, some, spaced, weight_bounds, weights
+from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import (
+    EVIL,
+    PLAIN,
+    draw_queries_and_keys,
+    expect_weight,
+    record_layers,
+    space_words,
+    weight_bounds,
+    weights,
+)
 
 HEADS, T, LONG = 3, 17, 9000
 # whether a line of words stands in the middle of the window
@@ -18,14 +27,14 @@ MIDDLE = """(() => {
     const middle = (window.top + window.bottom) / 2;
     return lines.some(({top, bottom}) => top < middle + 20 && bottom > middle - 20);
 })()"""
-Q, K = some(2, HEADS, T)
+Q, K = draw_queries_and_keys(2, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)))
-    session.add_recording(recorded(*some(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
-    session.add_recording(recorded(*some(1, 2, len(EVIL)), EVIL))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 2, len(EVIL)), EVIL))
     return serving(session)
 
 
@@ -45,66 +54,66 @@ def darker(light: list[int], row) -> None:
             assert light[a] < light[b]
 
 
-def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_are_any(opened, address):
+def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_are_any(open_page, address):
     for q, way, hides in ((11, "", True), (T - 1, "", False), (11, "&way=to", False)):
-        page = settled(opened(f"{address}#view=text&layer=1&head=2&q={q}{way}"))
+        page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2&q={q}{way}"))
         assert ("cannot see the gray words" in page.locator("#caption").inner_text()) == hides
         assert page.locator(".word.hidden-word").count() == (T - 1 - q if not way else q)
 
 
-def test_hovering_a_word_shades_what_it_looked_at(opened, address):
-    page = settled(opened(f"{address}#view=text&layer=1&head=2"))
+def test_hovering_a_word_shades_what_it_looked_at(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
-    until(page, "document.querySelector('#caption').textContent.includes('token 11')")
-    quiet(page)
+    wait_until(page, "document.querySelector('#caption').textContent.includes('token 11')")
+    wait_until_quiet(page)
     row = weights(Q, K, 1, 2)[11]
     seen = light(page)
     darker(seen[:12], row[:12])
     assert seen[12:] == [-1] * (T - 12)
-    until(page, "document.querySelector('.text-links h2').textContent.includes('attends most to')")
-    until(page, "document.querySelector('.text-links .link')")
+    wait_until(page, "document.querySelector('.text-links h2').textContent.includes('attends most to')")
+    wait_until(page, "document.querySelector('.text-links .link')")
     first = page.locator(".text-links .link").first
-    until(page, f"document.querySelector('.text-links .note').textContent === '{int(row.argmax())}'")
+    wait_until(page, f"document.querySelector('.text-links .note').textContent === '{int(row.argmax())}'")
     assert float(first.get_attribute("title")) == expect_weight(Q, K, 1, 2, 11, int(row.argmax()))
 
 
-def test_the_other_way_shades_what_looked_at_it(opened, address):
-    page = settled(opened(f"{address}#view=text&head=1&q=4"))
+def test_the_other_way_shades_what_looked_at_it(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&head=1&q=4"))
     page.get_by_role("button", name="what attends to it").click()
-    until(page, "document.querySelector('#caption').textContent.includes('how much it attends to')")
-    quiet(page)
+    wait_until(page, "document.querySelector('#caption').textContent.includes('how much it attends to')")
+    wait_until_quiet(page)
     seen = light(page)
     assert seen[:4] == [-1] * 4
     darker(seen[4:], weights(Q, K, 0, 1)[4:, 4])
 
 
-def test_several_heads_show_their_mean(opened, address):
-    page = settled(opened(f"{address}#view=text&head=0&q=12"))
+def test_several_heads_show_their_mean(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&head=0&q=12"))
     page.get_by_role("button", name="2", exact=True).click()
-    until(page, "document.querySelector('#caption').textContent.includes('mean of heads 0, 2')")
-    quiet(page)
+    wait_until(page, "document.querySelector('#caption').textContent.includes('mean of heads 0, 2')")
+    wait_until_quiet(page)
     both, allowed = ((found(Q, K, 0, 0)[12] + found(Q, K, 0, 2)[12]) / 2 for found in (weights, weight_bounds))
     darker(light(page)[:13], both[:13])
-    until(page, f"document.querySelector('.text-links .note').textContent === '{int(both.argmax())}'")
+    wait_until(page, f"document.querySelector('.text-links .note').textContent === '{int(both.argmax())}'")
     found = float(page.locator(".text-links .link").first.get_attribute("title"))
     rounded = sum_bound(torch.float32, 1, float(both.max()))  # the mean of the two
     assert found == pytest.approx(float(both.max()), abs=float(allowed[both.argmax()]) + rounded)
     assert link(page)["heads"] == "0,2"
 
 
-def test_a_word_picked_in_the_text_is_the_row_of_the_map(opened, address):
-    page = settled(opened(f"{address}#view=text"))
+def test_a_word_picked_in_the_text_is_the_row_of_the_map(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text"))
     page.locator(".word[data-n='9']").click()
     assert link(page)["q"] == "9"
     page.get_by_role("link", name="Map").click()
-    until(page, "document.querySelector('.readout-links h2')")
+    wait_until(page, "document.querySelector('.readout-links h2')")
     assert link(page)["q"] == "9"
     page.go_back()
-    until(page, "document.querySelector('.word.selected')?.dataset.n === '9'")
+    wait_until(page, "document.querySelector('.word.selected')?.dataset.n === '9'")
 
 
-def test_arrows_step_a_word_and_escape_lets_it_go(opened, address):
-    page = settled(opened(f"{address}#view=text&q=3"))
+def test_arrows_step_a_word_and_escape_lets_it_go(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&q=3"))
     for key, expected in (("ArrowRight", "4"), ("ArrowLeft", "3"), ("End", str(T - 1)), ("Home", "0")):
         page.keyboard.press(key)
         assert link(page).get("q") == expected
@@ -112,35 +121,35 @@ def test_arrows_step_a_word_and_escape_lets_it_go(opened, address):
     assert "q" not in link(page)
 
 
-def test_a_long_text_scrolls_with_few_words_on_the_page(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r2"))
+def test_a_long_text_scrolls_with_few_words_on_the_page(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r2"))
     most = 0
     for share in (0.2, 0.5, 0.8, 1.0):
         page.evaluate(
             f"(() => {{ const one = document.querySelector('.prose'); one.scrollTop = {share} * one.scrollHeight; }})()"
         )
-        until(page, MIDDLE)
-        quiet(page)
+        wait_until(page, MIDDLE)
+        wait_until_quiet(page)
         most = max(most, page.locator(".word").count())
     page.evaluate("(() => { const one = document.querySelector('.prose'); one.scrollTop = one.scrollHeight; })()")
-    until(page, f"document.querySelector(\".word[data-n='{LONG - 1}']\")")
+    wait_until(page, f"document.querySelector(\".word[data-n='{LONG - 1}']\")")
     assert page.locator(f".word[data-n='{LONG - 1}']").inner_text().strip() == f"w{LONG - 1}"
     assert most < 1500
 
 
-def test_a_link_to_a_far_word_shows_it(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r2&q=6543"))
-    until(page, "document.querySelector('.word.selected')?.textContent === ' w6543'")
-    until(page, "document.querySelectorAll('.text-links .link').length > 1")
-    quiet(page)
+def test_a_link_to_a_far_word_shows_it(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r2&q=6543"))
+    wait_until(page, "document.querySelector('.word.selected')?.textContent === ' w6543'")
+    wait_until(page, "document.querySelectorAll('.text-links .link').length > 1")
+    wait_until_quiet(page)
     inside = """() => {
         const [word, frame] = [".word.selected", ".prose"].map((one) => document.querySelector(one).getBoundingClientRect());
         return word.top >= frame.top && word.bottom <= frame.bottom; }"""
     assert page.evaluate(inside)
 
 
-def test_words_that_break_pages_are_shown_as_text(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r3"))
+def test_words_that_break_pages_are_shown_as_text(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r3"))
     assert page.locator(".word").count() == len(EVIL)
     assert page.locator("#stage img, #stage script").count() == 0
     told = page.locator(".word").all_inner_texts()
@@ -150,11 +159,11 @@ def test_words_that_break_pages_are_shown_as_text(opened, address):
     assert "0000" in told[3]
 
 
-def test_a_word_is_found_by_its_letters(opened, address):
-    page = settled(opened(f"{address}#view=text&r=r2"))
+def test_a_word_is_found_by_its_letters(open_page, address):
+    page = wait_until_settled(open_page(f"{address}#view=text&r=r2"))
     page.keyboard.press("/")
     page.get_by_role("searchbox").fill("w8765")
-    until(page, "document.querySelectorAll('.found button').length === 1")
+    wait_until(page, "document.querySelectorAll('.found button').length === 1")
     page.keyboard.press("Enter")
-    until(page, "location.hash.includes('q=8765')")
-    until(page, "document.querySelector('.word.selected')?.textContent === ' w8765'")
+    wait_until(page, "location.hash.includes('q=8765')")
+    wait_until(page, "document.querySelector('.word.selected')?.textContent === ' w8765'")

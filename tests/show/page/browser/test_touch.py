@@ -7,35 +7,46 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.fingers import middle, touched, way
-from show.page.browser.patience import link, quiet, rung, settled, until
-from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
+from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet, wait_until_settled
+from show.page.browser.recordings import (
+    PLAIN,
+    code_bounds,
+    draw_queries_and_keys,
+    expect_digits,
+    expect_weight,
+    record_layers,
+    space_words,
+    weights,
+)
+from show.page.browser.touch import middle, move_fingers, way
 
 HEADS, T, LONG = 3, 13, 600
-Q, K = some(2, HEADS, T)
+Q, K = draw_queries_and_keys(2, HEADS, T)
 
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)), adapt_model(GPT2.load("sorter")))
-    session.add_recording(recorded(*some(1, 1, LONG, seed=3), spaced(PLAIN, LONG)))
+    session = Session(record_layers(Q, K, space_words(PLAIN, T)), adapt_model(GPT2.load("sorter")))
+    session.add_recording(record_layers(*draw_queries_and_keys(1, 1, LONG, seed=3), space_words(PLAIN, LONG)))
     return serving(session)
 
 
 @pytest.fixture
-def phone(opened, address):
+def phone(open_page, address):
     """phone(state) is the page at a link, on a phone that has fingers and no mouse."""
 
     def page_of(state: str):
-        page = opened(f"{address}#{state}", width=390, height=844, has_touch=True, is_mobile=True)
-        return quiet(page) if "generate" in state else settled(page)  # which says nothing before it has written
+        page = open_page(f"{address}#{state}", width=390, height=844, has_touch=True, is_mobile=True)
+        return (
+            wait_until_quiet(page) if "generate" in state else wait_until_settled(page)
+        )  # which says nothing before it has written
 
     return page_of
 
 
-def where(page) -> dict[str, float]:
+def read_camera(page) -> dict[str, float]:
     """Where the map's camera stands, once it rests and the link says so."""
-    rung(page, 500)
+    wait_for_timers(page, 500)
     return {name: float(value) for name, value in link(page).items() if name in ("x", "y", "zoom")}
 
 
@@ -43,20 +54,20 @@ def test_two_fingers_zoom_the_map_about_what_lies_between_them(phone):
     page = phone("view=map&r=r2")
     x, y = middle(page.locator("canvas"))
     x, y = x + (74 - 30) / 2, y + (66 - 40) / 2  # the middle of the plane, between the margins of a narrow map
-    touched(page, way((x - 20, y), (x - 60, y)), way((x + 20, y), (x + 60, y)))
-    near = where(page)
+    move_fingers(page, way((x - 20, y), (x - 60, y)), way((x + 20, y), (x + 60, y)))
+    near = read_camera(page)
     assert near["zoom"] == pytest.approx(3, rel=0.1)  # fingers 40 pixels apart are 120 apart
     assert near["x"] == pytest.approx(LONG / 2, rel=0.05)
-    touched(page, way((x, y - 60), (x, y - 30)), way((x, y + 60), (x, y + 30)))
-    assert where(page)["zoom"] == pytest.approx(near["zoom"] / 2, rel=0.1)
+    move_fingers(page, way((x, y - 60), (x, y - 30)), way((x, y + 60), (x, y + 30)))
+    assert read_camera(page)["zoom"] == pytest.approx(near["zoom"] / 2, rel=0.1)
     assert "q" not in link(page)  # a pinch picks nothing
 
 
 def test_one_finger_drags_the_map_and_picks_nothing(phone):
     page = phone("view=map&r=r2&x=300&y=300&zoom=6")
     x, y = middle(page.locator("canvas"))
-    touched(page, way((x, y), (x - 60, y - 40)))
-    there = where(page)
+    move_fingers(page, way((x, y), (x - 60, y - 40)))
+    there = read_camera(page)
     assert there["x"] > 305
     assert there["y"] > 305
     assert (there["x"] - 300) / (there["y"] - 300) == pytest.approx(60 / 40, rel=0.1)
@@ -68,7 +79,7 @@ def test_a_tap_on_the_map_reads_and_keeps_a_weight(phone):
     assert "Tap the map" in page.locator(".readout-pair").inner_text()
     x, y = middle(page.locator("canvas"))
     page.touchscreen.tap(x - 40, y + 40)
-    until(page, "document.querySelector('.readout dd').title !== ''")
+    wait_until(page, "document.querySelector('.readout dd').title !== ''")
     q, k = int(link(page)["q"]), int(link(page)["k"])
     told = float(page.locator(".readout dd").first.get_attribute("title").split()[0])
     assert told == expect_weight(Q, K, 1, 2, q, k)
@@ -79,24 +90,24 @@ def test_the_map_keeps_its_size_when_a_weight_is_read(phone):
     before = page.locator("canvas").bounding_box()
     x, y = middle(page.locator("canvas"))
     page.touchscreen.tap(x - 40, y + 40)
-    until(page, "document.querySelector('.readout dd').title !== ''")
+    wait_until(page, "document.querySelector('.readout dd').title !== ''")
     assert page.locator("canvas").bounding_box() == before
 
 
 def test_a_tap_picks_a_word_of_the_text_and_another_lets_it_go(phone):
     page = phone("view=text&layer=1&head=2")
     page.locator(".word[data-n='5']").tap()
-    until(page, "document.querySelector('.word.selected')?.dataset.n === '5'")
+    wait_until(page, "document.querySelector('.word.selected')?.dataset.n === '5'")
     assert link(page)["q"] == "5"
     page.locator(".word[data-n='5']").tap()
-    until(page, "!location.hash.includes('q=')")
+    wait_until(page, "!location.hash.includes('q=')")
 
 
 def test_a_finger_scrolls_the_text_and_picks_nothing(phone):
     page = phone("view=text&r=r2")
     x, y = middle(page.locator(".prose"))
-    touched(page, way((x, y + 80), (x, y - 80)))
-    until(page, "document.querySelector('.prose').scrollTop > 60")
+    move_fingers(page, way((x, y + 80), (x, y - 80)))
+    wait_until(page, "document.querySelector('.prose').scrollTop > 60")
     assert "q" not in link(page)
 
 
@@ -104,31 +115,31 @@ def test_a_finger_on_the_strip_goes_through_the_whole_text(phone):
     page = phone("view=text&r=r2")
     box = page.locator(".strip").bounding_box()
     x = box["x"] + box["width"] / 2
-    touched(page, way((x, box["y"] + 10), (x, box["y"] + box["height"] - 5)))
+    move_fingers(page, way((x, box["y"] + 10), (x, box["y"] + box["height"] - 5)))
     prose = "document.querySelector('.prose')"
-    until(page, f"{prose}.scrollTop + {prose}.clientHeight > 0.9 * {prose}.scrollHeight")
+    wait_until(page, f"{prose}.scrollTop + {prose}.clientHeight > 0.9 * {prose}.scrollHeight")
 
 
 def test_a_word_that_is_picked_stays_in_sight_when_its_links_take_room(phone):
     page = phone(f"view=text&r=r2&q={LONG - 1}")
-    until(page, "document.querySelectorAll('.text-links .link').length > 3")
-    until(page, "document.querySelector('.word.selected') !== null")
+    wait_until(page, "document.querySelectorAll('.text-links .link').length > 3")
+    wait_until(page, "document.querySelector('.word.selected') !== null")
     word, paper = (f"document.querySelector('{name}').getBoundingClientRect()" for name in (".word.selected", ".prose"))
-    until(page, f"{word}.top >= {paper}.top - 1 && {word}.bottom <= {paper}.bottom + 1")
+    wait_until(page, f"{word}.top >= {paper}.top - 1 && {word}.bottom <= {paper}.bottom + 1")
 
 
 def test_a_tap_on_a_head_opens_its_map(phone):
     page = phone("view=heads")
     page.locator("[data-layer='1'][data-head='1']").tap()
-    until(page, "location.hash.includes('view=map')")
+    wait_until(page, "location.hash.includes('view=map')")
     assert {name: link(page)[name] for name in ("layer", "head")} == {"layer": "1", "head": "1"}
 
 
 def test_a_tap_picks_a_number_of_the_steps(phone):
     page = phone("view=steps&layer=1&head=2&step=weights")
     page.locator(".panel tbody tr").nth(3).locator("td").nth(2).tap()
-    until(page, "location.hash.includes('k=2')")
-    quiet(page)
+    wait_until(page, "location.hash.includes('k=2')")
+    wait_until_quiet(page)
     assert float(page.locator(".steps-sum span").get_attribute("title")) == pytest.approx(
         float(weights(Q, K, 1, 2)[3, 2]), rel=1e-9
     )
@@ -136,16 +147,16 @@ def test_a_tap_picks_a_number_of_the_steps(phone):
 
 def test_a_phone_compares_one_picture_at_a_time_and_a_tap_reads_both_sides(phone):
     page = phone("view=compare&layer=1&head=0&head2=2")
-    until(page, "document.querySelectorAll('.compare-scale .legend').length === 3")
+    wait_until(page, "document.querySelectorAll('.compare-scale .legend').length === 3")
     assert page.locator(".compare-pane:visible h2").all_inner_texts() == ["second − first"]
     page.get_by_role("button", name="first", exact=True).tap()
-    until(page, "document.querySelector('.compare-pane').checkVisibility()")
+    wait_until(page, "document.querySelector('.compare-pane').checkVisibility()")
     assert page.locator(".compare-pane:visible h2").all_inner_texts() == ["first"]
     box = page.locator(".compare-frame:visible").bounding_box()
     assert box["width"] > 250
     page.touchscreen.tap(box["x"] + 2.5 / T * box["width"], box["y"] + 6.5 / T * box["height"])
-    until(page, "location.hash.includes('k=2')")
-    quiet(page)
+    wait_until(page, "location.hash.includes('k=2')")
+    wait_until_quiet(page)
     assert link(page)["q"] == "6"
     told = float(re.search(r"first\s+(0\.\d+)", page.locator(".compare-read").inner_text())[1])
     assert told == expect_digits(*(found(Q, K, 1, 0)[6, 2] for found in (weights, code_bounds)))
@@ -155,10 +166,10 @@ def test_words_are_typed_and_picked_by_taps(phone):
     page = phone("view=type&r=r1&layer=1")
     page.get_by_role("textbox", name="Your words").fill("CBABBC")
     page.get_by_role("button", name="Run", exact=True).tap()
-    until(page, "document.querySelectorAll('.type-words .word').length === 6")
+    wait_until(page, "document.querySelectorAll('.type-words .word').length === 6")
     page.locator(".type-words .word").nth(2).tap()
-    until(page, "location.hash.includes('q=2')")
-    quiet(page)
+    wait_until(page, "location.hash.includes('q=2')")
+    wait_until_quiet(page)
     assert page.locator(".type-words [aria-pressed]").inner_text() == "A"
 
 
@@ -168,19 +179,19 @@ def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
     page.locator("select[name=tokens]").select_option("5")
     page.get_by_role("button", name="Generate").tap()
     page.wait_for_selector(".generate-after a")
-    quiet(page)
+    wait_until_quiet(page)
     came = page.locator(".generate-came .word")
     last = page.locator(".generate-came [aria-current=step]")  # which is told of before one is picked
     assert last.get_attribute("data-n") == str(came.count() - 1)
     came.nth(1).tap()
-    until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
+    wait_until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
     assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came.nth(1).inner_text()}’"
     chosen = page.locator(".generate-chosen")
     assert chosen.locator("> :first-child").inner_text() == came.nth(1).inner_text()
     share = chosen.locator(".numbers").inner_text()
     assert f"had the probability {share}" in page.locator("#caption").inner_text()
     came.nth(1).tap()
-    until(page, "!document.querySelector('.generate-came [aria-current=true]')")
+    wait_until(page, "!document.querySelector('.generate-came [aria-current=true]')")
 
 
 @pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare", "generate"])

@@ -11,9 +11,9 @@ from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.show.page.translator_adapter import SENTENCE, adapt_translator, record_example, record_translation
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
-from show.page.browser.patience import quiet, until
+from show.page.browser.page_waits import wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
-from show.page.translators import READ, WRITTEN, small
+from show.page.translators import READ, WRITTEN, train_small_translator
 
 ROWS, COLUMNS = "translation", "source"
 MIDDLE = 1  # of the transformer's three layers
@@ -27,27 +27,27 @@ def kind(request):
 
 @pytest.fixture
 def address(serving, kind):
-    return serving(Session(None, adapt_model(small(kind))))
+    return serving(Session(None, adapt_model(train_small_translator(kind))))
 
 
 @pytest.fixture(scope="module")
 def right(kind):
-    return record_translation(adapt_translator("translator", small(kind)), READ, 2048)
+    return record_translation(adapt_translator("translator", train_small_translator(kind)), READ, 2048)
 
 
 @pytest.fixture
-def carried(tmp_path, monkeypatch):
-    small("transformer").save(tmp_path / "translator")
+def translator_package(tmp_path, monkeypatch):
+    train_small_translator("transformer").save(tmp_path / "translator")
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
-def typed(page, text: str = READ):
+def type_text(page, text: str = READ):
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
-    until(
+    wait_until(
         page, "document.querySelectorAll('.type-words').length === 2 && document.querySelector('.type-told').textContent !== ''"
     )
-    quiet(page)
+    wait_until_quiet(page)
     return page
 
 
@@ -69,18 +69,20 @@ def darkness(page, title: str) -> list[float]:
     return [765 - sum(map(int, re.findall(r"\d+", one)[:3])) if "0, 0, 0, 0" not in one else -1 for one in seen]
 
 
-def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(opened, address, right, kind):
-    page = typed(opened(address))
+def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(open_page, address, right, kind):
+    page = type_text(open_page(address))
     assert "".join(words(page, 0)) == READ + END_LABEL
     assert "".join(words(page, 1)) == WRITTEN + END_LABEL
     row = right.tokens.rows.index(" cheval")
     assert page.locator(".type-words [aria-pressed]").inner_text() == " cheval"  # the last that says something
     for q in (row, 1):
         page.locator(".type-words").nth(1).locator(".word").nth(q).click()
-        quiet(page)
+        wait_until_quiet(page)
         mean = right.map(layer(kind), kind="cross")[0, :, q].mean(0)
-        until(page, f"document.querySelector('.type-told').textContent.startsWith('To write ‘{right.tokens.rows[q].strip()}’')")
-        quiet(page)
+        wait_until(
+            page, f"document.querySelector('.type-told').textContent.startsWith('To write ‘{right.tokens.rows[q].strip()}’')"
+        )
+        wait_until_quiet(page)
         told = [
             one.get_attribute("title").removeprefix("weight ")
             for one in page.locator(".type-words").first.locator(".word").all()
@@ -90,24 +92,24 @@ def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(opened
         assert f"the model attended most to ‘{best}’" in page.locator(".type-told").inner_text()
 
 
-def test_words_of_the_sentence_that_was_read_are_no_buttons(opened, address):
-    page = typed(opened(address))
+def test_words_of_the_sentence_that_was_read_are_no_buttons(open_page, address):
+    page = type_text(open_page(address))
     assert page.locator(".type-words").first.locator("[role=button]").count() == 0
     before = page.evaluate("location.hash")
     page.locator(".type-words").first.locator(".word").first.click()
     assert page.evaluate("location.hash") == before
 
 
-def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(opened, address, right, kind):
-    page = typed(opened(address))
+def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(open_page, address, right, kind):
+    page = type_text(open_page(address))
     page.get_by_role("link", name="Read in Text").click()
     pane(page, ROWS).locator(".word").first.wait_for()
-    quiet(page)
+    wait_until_quiet(page)
     table = right.map(layer(kind), kind="cross")[0].mean(0)  # of all heads, as Type has it
     assert "".join(pane(page, COLUMNS).locator(".word").all_inner_texts()) == READ + END_LABEL
     pane(page, ROWS).locator(".word", has_text="homme").hover()
-    until(page, "document.querySelector('.text-links h2').textContent.includes('homme')")
-    quiet(page)
+    wait_until(page, "document.querySelector('.text-links h2').textContent.includes('homme')")
+    wait_until_quiet(page)
     weights = table[right.tokens.rows.index(" homme")]
     shades = darkness(page, COLUMNS)
     assert shades[int(weights.argmax())] == max(shades) > min(shades) == shades[int(weights.argmin())]
@@ -115,8 +117,8 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
     assert right.tokens.columns[int(weights.argmax())].strip() in first
     assert f"{float(weights.max()):.3g}"[:4] in first
     pane(page, COLUMNS).locator(".word", has_text="horse").hover()
-    until(page, "document.querySelector('.text-links h2').textContent.includes('receives most attention from')")
-    quiet(page)
+    wait_until(page, "document.querySelector('.text-links h2').textContent.includes('receives most attention from')")
+    wait_until_quiet(page)
     column = table[:, right.tokens.columns.index(" horse")]
     shades = darkness(page, ROWS)
     assert shades[int(column.argmax())] == max(shades) > min(shades) == shades[int(column.argmin())]
@@ -126,11 +128,11 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
     )
 
 
-def test_the_map_has_the_words_of_both_texts_along_its_axes(opened, address, right, kind):
-    page = typed(opened(address))
+def test_the_map_has_the_words_of_both_texts_along_its_axes(open_page, address, right, kind):
+    page = type_text(open_page(address))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Map").click()
     page.wait_for_selector("#stage svg, #stage canvas")
-    quiet(page)
+    wait_until_quiet(page)
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()
@@ -138,10 +140,10 @@ def test_the_map_has_the_words_of_both_texts_along_its_axes(opened, address, rig
     assert all(f">{word.strip()}<" in drawn for word in (*right.tokens.rows, *right.tokens.columns))
 
 
-def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened, serving):
-    model = small("additive")
+def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_page, serving):
+    model = train_small_translator("additive")
     right = record_translation(adapt_translator("translator", model), READ, 2048)
-    page = typed(opened(serving(Session(None, adapt_model(small("additive"))))))
+    page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("additive"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
@@ -158,13 +160,13 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened
     assert len(shown) == len(right.tokens.rows)
     assert "tanh(" in page.locator(".steps-sum").inner_text()
     page.get_by_role("button", name="q, k, v, weight").click()
-    until(page, "document.querySelector('.steps-sentence').textContent.includes('tanh(q + k)')")
+    wait_until(page, "document.querySelector('.steps-sentence').textContent.includes('tanh(q + k)')")
     assert page.locator(".panel-figure figcaption").all_inner_texts()[-1].startswith("weight")
     assert torch.equal(call.weight, model.attention.weight)
 
 
-def test_steps_of_dot_products_say_so_still(opened, serving):
-    page = typed(opened(serving(Session(None, adapt_model(small("transformer"))))))
+def test_steps_of_dot_products_say_so_still(open_page, serving):
+    page = type_text(open_page(serving(Session(None, adapt_model(train_small_translator("transformer"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     page.locator(".steps-names").get_by_role("button", name="scores").click()
@@ -172,14 +174,14 @@ def test_steps_of_dot_products_say_so_still(opened, serving):
     assert page.get_by_text("divide by √8").is_visible()
 
 
-@pytest.mark.usefixtures("carried")
-def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
-    page = opened(serving(Session(None, adapt_model(GPT2.load("pocket")))))
+@pytest.mark.usefixtures("translator_package")
+def test_from_the_ordinary_page_one_click_shows_a_translation(open_page, serving):
+    page = open_page(serving(Session(None, adapt_model(GPT2.load("pocket")))))
     page.locator("#finding").wait_for()  # its text hides the sentences to try
     page.get_by_role("textbox").fill("")
     page.get_by_role("button", name=f"{SENTENCE} → in French").click()
     pane(page, ROWS).locator(".word").first.wait_for()
-    quiet(page)
+    wait_until_quiet(page)
     assert "r=translation" in page.evaluate("location.hash")
     assert "kind=cross" in page.evaluate("location.hash")
     right = record_example()
@@ -192,26 +194,26 @@ def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
     assert pane(page, COLUMNS).locator(".word").all_inner_texts() == list(right.tokens.columns)
 
 
-@pytest.mark.usefixtures("carried")
-def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(opened, serving):
+@pytest.mark.usefixtures("translator_package")
+def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(open_page, serving):
     address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
-    page = opened(f"{address}#view=map&r=translation&kind=cross&part=decoder&layer=1")
+    page = open_page(f"{address}#view=map&r=translation&kind=cross&part=decoder&layer=1")
     page.wait_for_selector("#stage canvas")
-    quiet(page)
+    wait_until_quiet(page)
     assert page.get_by_role("combobox", name="Attention").locator("option:checked").inner_text() == "decoder cross"
 
 
-def test_where_none_is_carried_none_is_offered(opened, serving, tmp_path, monkeypatch):
+def test_where_none_is_carried_none_is_offered(open_page, serving, tmp_path, monkeypatch):
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
-    page = opened(serving(Session(None, adapt_model(GPT2.load("pocket")))))
+    page = open_page(serving(Session(None, adapt_model(GPT2.load("pocket")))))
     page.locator(".type-offers button").first.wait_for()
     assert page.locator("[data-translation]").count() == 0
 
 
-def test_on_a_phone_a_translation_never_scrolls_sideways(opened, address):
-    page = typed(opened(address, width=390, height=844))
+def test_on_a_phone_a_translation_never_scrolls_sideways(open_page, address):
+    page = type_text(open_page(address, width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
     page.get_by_role("link", name="Read in Text").click()
     pane(page, ROWS).locator(".word").first.wait_for()
-    quiet(page)
+    wait_until_quiet(page)
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")

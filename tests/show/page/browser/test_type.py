@@ -12,7 +12,7 @@ import regard
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from show.page.browser.patience import PATIENCE, quiet, until
+from show.page.browser.page_waits import PATIENCE, wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
 
 TEXT = "CBABBC"
@@ -38,16 +38,16 @@ def right(model):
     return recording, logits[0, -1].softmax(-1)
 
 
-def typed(page, text: str):
+def type_text(page, text: str):
     """The page once it has run the model on a text."""
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
-    return drawn(page, len(text))
+    return wait_for_words(page, len(text))
 
 
-def drawn(page, count: int):
-    until(page, f"document.querySelectorAll('.type-words .word').length === {count}")
-    quiet(page)
+def wait_for_words(page, count: int):
+    wait_until(page, f"document.querySelectorAll('.type-words .word').length === {count}")
+    wait_until_quiet(page)
     return page
 
 
@@ -77,14 +77,14 @@ def layer_of(page) -> int:
     )
 
 
-def test_enter_shows_what_the_last_word_looked_at(opened, address, right):
-    page = typed(opened(address), TEXT)
+def test_enter_shows_what_the_last_word_looked_at(open_page, address, right):
+    page = type_text(open_page(address), TEXT)
     assert "".join(page.locator(".type-words .word").all_inner_texts()) == TEXT
     shows(page, mean(right[0], layer_of(page), 5))
 
 
-def test_a_picked_word_shows_what_it_looked_at(opened, address, right):
-    page = typed(opened(address), TEXT)
+def test_a_picked_word_shows_what_it_looked_at(open_page, address, right):
+    page = type_text(open_page(address), TEXT)
     page.locator(".type-words .word").nth(3).click()
     shows(page, mean(right[0], layer_of(page), 3))
     page.keyboard.press("ArrowLeft")
@@ -92,10 +92,10 @@ def test_a_picked_word_shows_what_it_looked_at(opened, address, right):
     assert "q=2" in page.evaluate("location.hash")
 
 
-def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(opened, address, right):
-    page = typed(opened(address), TEXT)
+def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(open_page, address, right):
+    page = type_text(open_page(address), TEXT)
     page.get_by_role("button", name="head 1", exact=True).click()
-    quiet(page)
+    wait_until_quiet(page)
     row = right[0].map(layer_of(page))[0, 1, 5].tolist()
     shows(page, row)
     page.locator(".type-words .word").nth(5).focus()
@@ -105,8 +105,8 @@ def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(opened, address, righ
     shows(page, mean(right[0], layer_of(page), 5))
 
 
-def test_the_probabilities_of_the_next_word_are_the_models(opened, address, right):
-    page = typed(opened(address), TEXT)
+def test_the_probabilities_of_the_next_word_are_the_models(open_page, address, right):
+    page = type_text(open_page(address), TEXT)
     lines = page.locator(".type-expected").all()
     best = right[1].sort(descending=True).values.tolist()
     shown = [line.locator(".numbers").inner_text() for line in lines]
@@ -114,42 +114,42 @@ def test_the_probabilities_of_the_next_word_are_the_models(opened, address, righ
     assert found == pytest.approx(best[: len(found)], abs=PERCENT)
 
 
-def test_a_next_word_that_is_picked_is_added_and_run(opened, address):
-    page = typed(opened(address), TEXT)
+def test_a_next_word_that_is_picked_is_added_and_run(open_page, address):
+    page = type_text(open_page(address), TEXT)
     word = page.locator(".type-word").first.inner_text()
     page.locator(".type-expected").first.click()
-    drawn(page, len(TEXT) + 1)
+    wait_for_words(page, len(TEXT) + 1)
     assert page.get_by_role("textbox", name="Your words").input_value() == TEXT + word
 
 
-def test_an_empty_box_offers_sentences_that_run_when_picked(opened, address):
-    page = opened(address)
+def test_an_empty_box_offers_sentences_that_run_when_picked(open_page, address):
+    page = open_page(address)
     offers = page.locator(".type-offers .chip:not([data-translation])")
     offers.first.wait_for()
     assert offers.count() == 3
     first = offers.first.inner_text()
     offers.first.click()
-    drawn(page, len(first))
+    wait_for_words(page, len(first))
     assert not page.locator(".type-offers").is_visible()
     page.get_by_role("textbox", name="Your words").fill("")
     assert page.locator(".type-offers").is_visible()
 
 
-def test_nothing_typed_and_what_cannot_be_read_are_told_beside_the_box(opened, address):
-    page = opened(address, quiet=False)  # the browser itself reports the refused request
+def test_nothing_typed_and_what_cannot_be_read_are_told_beside_the_box(open_page, address):
+    page = open_page(address, quiet=False)  # the browser itself reports the refused request
     page.get_by_role("textbox", name="Your words").press("Enter")
     assert page.locator(".type-form + .error").inner_text() == "Type at least one word first."
     page.get_by_role("textbox", name="Your words").fill("hello")
     page.keyboard.press("Enter")
-    until(page, "document.querySelector('.type-form + .error')?.textContent.includes('A')")
-    typed(page, TEXT)
+    wait_until(page, "document.querySelector('.type-form + .error')?.textContent.includes('A')")
+    type_text(page, TEXT)
     assert page.locator(".error").count() == 0
 
 
-def test_the_links_lead_to_the_same_words_and_the_same_word(opened, address):
-    page = typed(opened(address), TEXT)
+def test_the_links_lead_to_the_same_words_and_the_same_word(open_page, address):
+    page = type_text(open_page(address), TEXT)
     page.locator(".type-words .word").nth(2).click()
-    until(page, "document.querySelector('.type-links a').href.includes('q=2')")
+    wait_until(page, "document.querySelector('.type-links a').href.includes('q=2')")
     for name in ("text", "heads", "map", "steps"):
         href = page.locator(".type-links a").nth(["text", "heads", "map", "steps"].index(name)).get_attribute("href")
         assert f"view={name}" in href
@@ -160,13 +160,13 @@ def test_the_links_lead_to_the_same_words_and_the_same_word(opened, address):
     assert page.get_by_role("combobox", name="Query").input_value() == "2"
 
 
-def test_a_link_without_a_recording_runs_its_text(opened, address, right):
-    page = drawn(opened(f"{address}#view=type&text={TEXT}"), len(TEXT))
+def test_a_link_without_a_recording_runs_its_text(open_page, address, right):
+    page = wait_for_words(open_page(f"{address}#view=type&text={TEXT}"), len(TEXT))
     shows(page, mean(right[0], layer_of(page), 5))
 
 
-def test_shift_and_enter_begin_a_new_line_and_do_not_run(opened, address):
-    page = opened(address)
+def test_shift_and_enter_begin_a_new_line_and_do_not_run(open_page, address):
+    page = open_page(address)
     box = page.get_by_role("textbox", name="Your words")
     box.fill("C")
     box.press("Shift+Enter")
@@ -174,20 +174,20 @@ def test_shift_and_enter_begin_a_new_line_and_do_not_run(opened, address):
     assert page.locator(".type-words .word").count() == 0
 
 
-def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
-    page = typed(opened(address, width=390, height=844), TEXT)
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(open_page, address):
+    page = type_text(open_page(address, width=390, height=844), TEXT)
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
 
 
-def test_whoever_comes_first_reads_what_attention_is_until_there_is_some_to_see(opened, address):
-    page = opened(f"{address}#view=type")
+def test_whoever_comes_first_reads_what_attention_is_until_there_is_some_to_see(open_page, address):
+    page = open_page(f"{address}#view=type")
     assert "attention" in page.locator(".type-welcome").inner_text()
-    typed(page, TEXT)
+    type_text(page, TEXT)
     assert not page.locator(".type-welcome").is_visible()
 
 
-def test_the_picture_that_is_kept_shows_the_words_and_what_was_said_of_them(opened, address, tmp_path):
-    page = typed(opened(f"{address}#view=type"), TEXT)
+def test_the_picture_that_is_kept_shows_the_words_and_what_was_said_of_them(open_page, address, tmp_path):
+    page = type_text(open_page(f"{address}#view=type"), TEXT)
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()

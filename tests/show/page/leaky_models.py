@@ -6,7 +6,7 @@ from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
-from show.page.asking import Layer
+from show.page.server_client import Layer
 
 LAYER = 2  # of the pocket model's six
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom."
@@ -20,7 +20,7 @@ class Unmasked(MultiHeadAttention):
         return self.out_proj(heads.join(attention(*self.project(x))))
 
 
-def leaking() -> GPT2Adapter:
+def make_leaky_model() -> GPT2Adapter:
     """The pocket model with a layer that sees what comes later."""
     model = GPT2.load("pocket")
     model.blocks[LAYER].attention.__class__ = Unmasked

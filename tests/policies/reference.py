@@ -36,7 +36,7 @@ def table(policy, inputs):
     return found.expand(len(inputs.q), inputs.q.shape[1], -1, -1)
 
 
-def kept_after_prompt(policy, inputs):
+def list_keys_after_prompt(policy, inputs):
     """The keys of the prompt that the first query after it uses, as sets by batch row and head."""
     row = table(policy, inputs)[:, :, inputs.prompt, : inputs.prompt]
     return [[set(head.nonzero().flatten().tolist()) for head in one] for one in row]

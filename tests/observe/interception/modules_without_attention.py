@@ -19,13 +19,13 @@ class Experts(nn.Module):
         x = x.flatten(0, 1)
         return getattr(self, self.style)(x, self.router(x).softmax(-1))
 
-    def one_by_one(self, x: Tensor, gates: Tensor) -> Tensor:
+    def loop_over_experts(self, x: Tensor, gates: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         for n in range(E):
             out = out + gates[:, n, None] * F.linear(F.silu(F.linear(x, self.up[n])), self.down[n])
         return out
 
-    def by_indices(self, x: Tensor, gates: Tensor) -> Tensor:
+    def index_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         values, chosen = gates.topk(2)
         values = values / values.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
@@ -36,21 +36,21 @@ class Experts(nn.Module):
             )
         return out
 
-    def batched(self, x: Tensor, gates: Tensor) -> Tensor:
+    def batch_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         values, chosen = gates.topk(2)
         up, down = self.up[chosen.flatten()], self.down[chosen.flatten()]
         made = torch.bmm(down, torch.bmm(up, x.repeat_interleave(2, 0).unsqueeze(-1)).relu()).squeeze(-1)
         return (made * values.flatten().unsqueeze(-1)).view(len(x), 2, C).sum(1)
 
-    def all_at_once(self, x: Tensor, gates: Tensor) -> Tensor:
+    def compute_all_experts(self, x: Tensor, gates: Tensor) -> Tensor:
         made = torch.einsum("ech,teh->tec", self.down, torch.einsum("ehc,tc->teh", self.up, x).relu())
         return torch.bmm(gates.unsqueeze(1), made).squeeze(1)
 
-    def repeated(self, x: Tensor, gates: Tensor) -> Tensor:
+    def repeat_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         made = torch.bmm(torch.bmm(x.expand(E, -1, -1), self.up.mT).sigmoid(), self.down.mT)
         return (made * gates.T.unsqueeze(-1)).sum(0)
 
-    def dispatched(self, x: Tensor, gates: Tensor) -> Tensor:
+    def dispatch_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         """As GShard and Switch write it: which token goes to which place of which expert is a mask."""
         chosen = F.one_hot(gates.argmax(-1), E)
         place = F.one_hot((chosen.cumsum(0) * chosen).max(-1).values - 1, len(x))
@@ -206,10 +206,17 @@ class Rotary(nn.Module):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def innocents() -> dict[str, nn.Module]:
+def list_modules() -> dict[str, nn.Module]:
     """Those of which nothing may be told."""
     styles = {
-        Experts: ["one_by_one", "by_indices", "batched", "all_at_once", "repeated", "dispatched"],
+        Experts: [
+            "loop_over_experts",
+            "index_tokens",
+            "batch_tokens",
+            "compute_all_experts",
+            "repeat_tokens",
+            "dispatch_tokens",
+        ],
         Codebook: ["soft", "buffer", "gumbel", "hard"],
         Loss: ["contrast", "supervised contrast", "sigmoids", "distillation", "entropy", "smoothed labels"],
         Mix: ["density", "softmaxes", "clusters", "dynamic kernels", "branches", "places", "channels", "one pooled row"],

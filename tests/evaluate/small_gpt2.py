@@ -23,7 +23,7 @@ def theirs(model: GPT2, folder) -> GPT2LMHeadModel:
     return GPT2LMHeadModel.from_pretrained(folder, dtype=next(model.parameters()).dtype).eval()
 
 
-def written_out(model, tokens: list[int], context: int, stride: int) -> list[float]:
+def compute_losses_by_windows(model, tokens: list[int], context: int, stride: int) -> list[float]:
     """-log p of each token but the first, one window at a time, by the plainest sums."""
     found: dict[int, float] = {}
     start = 0

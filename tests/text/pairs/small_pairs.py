@@ -15,7 +15,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 MOTS = ["un", "deux", "trois", "quatre", "cinq", "six", "sept", "huit", "neuf"]
 
 
-def aligned(folder: Path, name: str, pairs: list[tuple[str, str]]) -> Path:
+def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> Path:
     """name.en and name.fr."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, language in enumerate(("en", "fr")):
@@ -23,7 +23,7 @@ def aligned(folder: Path, name: str, pairs: list[tuple[str, str]]) -> Path:
     return folder / name
 
 
-def many(count: int) -> list[tuple[str, str]]:
+def make_pairs(count: int) -> list[tuple[str, str]]:
     """Pairs of one to nine words, each another."""
     found = []
     for n in range(count):

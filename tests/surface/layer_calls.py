@@ -8,7 +8,7 @@ from torch import nn
 import regard
 from surface import wrong
 from surface.call import Call, method
-from surface.of_mechanism import SIZES, WIDE
+from surface.mechanism_calls import SIZES, WIDE
 from surface.wrong import COUNT, MASK, NUMBER, TENSOR, Wrong, constant, without
 
 X = without(TENSOR, "a vector") | {
@@ -44,7 +44,7 @@ def x() -> dict[str, Any]:
     return {"x": torch.randn(1, 5, 4)}
 
 
-def looked_up() -> dict[str, Any]:
+def draw_queries_keys_and_values() -> dict[str, Any]:
     return {"queries": torch.randn(1, 3, 4), "keys": torch.randn(1, 5, 6), "values": torch.randn(1, 5, 2)}
 
 
@@ -77,6 +77,6 @@ CALLS = [
         lambda: {"query_width": 4, "key_width": 6, "hidden": 5},
         {"query_width": SIZE, "key_width": SIZE, "hidden": SIZE},
     ),
-    method("AdditiveAttention.forward", additive, looked_up, **ADDITIVE),
-    method("AdditiveAttention.steps", additive, looked_up, **ADDITIVE),
+    method("AdditiveAttention.forward", additive, draw_queries_keys_and_values, **ADDITIVE),
+    method("AdditiveAttention.steps", additive, draw_queries_keys_and_values, **ADDITIVE),
 ]

@@ -12,18 +12,18 @@ import transformers.masking_utils
 import transformers.modeling_utils  # noqa: F401
 
 import regard
-from head_atlas import small
+from head_atlas import small_atlas
 from regard.map import DifferentiableMap
 from regard.observe import Recording
 from surface import wrong
 from surface.call import Call, method
-from surface.of_map import BAD_SLICES, INDEX, SIZE, SLICE, a_map
-from surface.of_mechanism import K, Q
+from surface.map_calls import BAD_SLICES, INDEX, SIZE, SLICE, a_map
+from surface.mechanism_calls import K, Q
 from surface.wrong import CHOICE, COUNT, HUGE, NUMBER, OBJECT, PLACE, SCALARS, constant, without
 
 
 @cache
-def recorded() -> Recording:
+def record_layer() -> Recording:
     """Of a layer of two heads on five tokens."""
     torch.manual_seed(0)
     layer = regard.MultiHeadAttention(4, 6, 9, 0.0, 2)
@@ -47,7 +47,7 @@ def graph() -> Recording:
     return differentiable()[0]
 
 
-def recorded_number() -> torch.Tensor:
+def record_number() -> torch.Tensor:
     return differentiable()[1]
 
 
@@ -67,7 +67,7 @@ def language_model() -> regard.GPT2:
 
 
 @cache
-def recorded_residual() -> Recording:
+def record_residual() -> Recording:
     """Of a language model, with the residual stream after its block."""
     with regard.record(language_model(), keep="residual") as recording:
         language_model()(torch.tensor([[1, 2, 3]]))
@@ -86,7 +86,7 @@ def heard() -> Recording:
 
 
 @cache
-def painted() -> Recording:
+def record_image() -> Recording:
     """Of an image of two by three patches that attends to four words."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
@@ -117,7 +117,7 @@ def differentiable_map() -> DifferentiableMap:
 
 
 def table() -> Any:
-    return regard.heads(recorded())
+    return regard.heads(record_layer())
 
 
 FLAG = SCALARS | wrong.FRACTIONS | constant(a_number=3)
@@ -134,8 +134,8 @@ OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_functio
 ONE_LAYER = {"layer": LAYER, **SOUGHT}
 FIRST = {"layer": 0}
 CALLS = [
-    method("Recording.map", recorded, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),
-    method("Recording.residual", recorded_residual, lambda: FIRST, layer=LAYER, part=PART),
+    method("Recording.map", record_layer, lambda: FIRST, **ONE_LAYER, head=HEAD, grad=FLAG),
+    method("Recording.residual", record_residual, lambda: FIRST, layer=LAYER, part=PART),
     Call(
         "map.DifferentiableMap",
         lambda weights, q, k: DifferentiableMap(weights, q, k),
@@ -152,27 +152,27 @@ CALLS = [
         batch=INDEX | wrong.NONE,
         heads=INDEX | wrong.NONE,
     ),
-    *(method(f"Recording.{name}", recorded, lambda: FIRST, **ONE_LAYER) for name in ("heads", "values", "words")),
-    method("Recording.layers", recorded, dict, **SOUGHT),
+    *(method(f"Recording.{name}", record_layer, lambda: FIRST, **ONE_LAYER) for name in ("heads", "values", "words")),
+    method("Recording.layers", record_layer, dict, **SOUGHT),
     Call(
         "Recording.__getitem__",
-        lambda name: recorded()[name],
-        lambda: {"name": recorded().names[0]},
+        lambda name: record_layer()[name],
+        lambda: {"name": record_layer().names[0]},
         {"name": SCALARS | wrong.FRACTIONS | constant(a_number=0)},
     ),
-    method("Recording.__iter__", recorded, dict),
-    method("Recording.__contains__", recorded, lambda: {"name": "x"}, name={}),
+    method("Recording.__iter__", record_layer, dict),
+    method("Recording.__contains__", record_layer, lambda: {"name": "x"}, name={}),
     method(
         "Recording.save",
-        recorded,
+        record_layer,
         lambda: {"path": folder() / "saved.regard"},
         path=without(SCALARS, "a string", "bytes") | wrong.FRACTIONS,
     ),
-    method("Recording.page", recorded, lambda: {"height": 400}, height=wrong.COUNT),
+    method("Recording.page", record_layer, lambda: {"height": 400}, height=wrong.COUNT),
     method(
         "Recording.attribute",
         graph,
-        lambda: {"number": recorded_number()},
+        lambda: {"number": record_number()},
         number=SCALARS | wrong.FRACTIONS | constant(a_number=3, of_parameters=torch.ones((), requires_grad=True)),
         layers=LAYERS,
     ),
@@ -188,7 +188,7 @@ CALLS = [
         lambda: {"places": regard.PatchGrid(2, 3)},
         {"places": without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, of_numbers=[1, 2])},
     ),
-    method("Recording.axis_places", recorded, lambda: FIRST, **ONE_LAYER),
+    method("Recording.axis_places", record_layer, lambda: FIRST, **ONE_LAYER),
     Call(
         "PatchGrid",
         regard.PatchGrid,
@@ -244,7 +244,7 @@ CALLS = [
     Call(
         "heads",
         regard.heads,
-        lambda: {"recording": recorded(), "needle": slice(0, 2), "questions": [3, 4]},
+        lambda: {"recording": record_layer(), "needle": slice(0, 2), "questions": [3, 4]},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             **SOUGHT,
@@ -264,7 +264,12 @@ CALLS = [
     Call(
         "atlas",
         regard.atlas,
-        lambda: {"model": small.make_model(), "source": small.make_texts(1), "folder": folder() / "atlas", **small.SETTINGS},
+        lambda: {
+            "model": small_atlas.make_model(),
+            "source": small_atlas.make_texts(1),
+            "folder": folder() / "atlas",
+            **small_atlas.SETTINGS,
+        },
         {
             "model": OBJECT,
             "source": SCALARS | constant(a_number=3, of_numbers=[1, 2]),
@@ -367,7 +372,7 @@ CALLS = [
     Call(
         "rollout",
         regard.rollout,
-        lambda: {"recording": recorded()},
+        lambda: {"recording": record_layer()},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "queries": INDEX | wrong.NONE,
@@ -379,7 +384,7 @@ CALLS = [
     Call(
         "compare",
         regard.compare,
-        lambda: {"a": recorded(), "b": recorded()},
+        lambda: {"a": record_layer(), "b": record_layer()},
         {
             "a": OBJECT | {"a map": a_map},
             "b": OBJECT | {"a map": a_map},
@@ -391,7 +396,7 @@ CALLS = [
     Call(
         "audit",
         regard.audit,
-        lambda: {"recording": recorded(), "policies": [regard.policies.Knorm(2)]},
+        lambda: {"recording": record_layer(), "policies": [regard.policies.Knorm(2)]},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "policies": SCALARS | constant(a_number=3, of_numbers=[0.1], of_names=["h2o"]),
@@ -404,7 +409,7 @@ CALLS = [
     Call(
         "gather_heads",
         regard.gather_heads,
-        lambda: {"recording": recorded(), "group": one_process()},
+        lambda: {"recording": record_layer(), "group": one_process()},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "group": without(OBJECT, "none"),
@@ -414,7 +419,7 @@ CALLS = [
     Call(
         "word_heat_map",
         regard.word_heat_map,
-        lambda: {"recording": painted(), "word": 1, "size": (2, 3)},
+        lambda: {"recording": record_image(), "word": 1, "size": (2, 3)},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "word": PLACE | wrong.LISTS,

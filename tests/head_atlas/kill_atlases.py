@@ -1,7 +1,7 @@
 """Atlases that are killed: a process that has imported everything forks each of them, which costs no second a run.
 
-python killed.py FOLDER MODEL TEXTS KILLS. Each run is killed at a random moment; the last is let live. Where a run is done
-before it is killed, half of its shards, or its plan, are removed. Prints the number of kills.
+python kill_atlases.py FOLDER MODEL TEXTS KILLS. Each run is killed at a random moment; the last is let live. Where a run is
+done before it is killed, half of its shards, or its plan, are removed. Prints the number of kills.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import regard
-from head_atlas.small import SETTINGS
+from head_atlas.small_atlas import SETTINGS
 from regard import atlas
 from regard.models import GPT2
 

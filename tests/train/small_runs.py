@@ -11,7 +11,7 @@ from regard.text import Letters
 from regard.text import pairs as sentence_pairs
 from regard.text.corpus import prepare
 from regard.train import TrainConfig
-from text.pairs.small import aligned, many
+from text.pairs.small_pairs import make_pairs, write_pairs
 
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again. " * 30
 TRANSLATORS = {
@@ -49,7 +49,9 @@ def in_float64() -> Iterator[None]:
 
 def pairs(folder: Path, count: int = 90) -> str:
     """A folder with small sentence pairs prepared in it, some of them held out."""
-    made = sentence_pairs.prepare(aligned(folder, "some", many(count)), folder / "pairs", vocabulary=290, valid=0.2, test=0.1)
+    made = sentence_pairs.prepare(
+        write_pairs(folder, "some", make_pairs(count)), folder / "pairs", vocabulary=290, valid=0.2, test=0.1
+    )
     return str(made.folder)
 
 

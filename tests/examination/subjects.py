@@ -35,7 +35,7 @@ def later(q, k, diagonal=1):
     return torch.ones(q, k, dtype=torch.bool).triu(diagonal)
 
 
-def ruled(rule):
+def make_hidden_table(rule):
     """What a rule hides."""
     return lambda q, k: ~rule.table(q, k)
 

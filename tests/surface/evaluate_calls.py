@@ -7,7 +7,7 @@ import torch
 from regard import evaluate
 from surface import wrong
 from surface.call import Call
-from surface.of_mechanism import SIZES
+from surface.mechanism_calls import SIZES
 from surface.wrong import COUNT, OBJECT, SCALARS, constant, without
 
 SIZE = without(COUNT, "huge") | SIZES

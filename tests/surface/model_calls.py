@@ -11,9 +11,9 @@ import regard
 from regard.text import BytePair
 from surface import wrong
 from surface.call import Call, method
-from surface.of_map import SLICE
-from surface.of_mechanism import SIZES
-from surface.of_observe import HEAD, LAYER, OWN_SCORES, PART, PATH, folder, recorded
+from surface.map_calls import SLICE
+from surface.mechanism_calls import SIZES
+from surface.observe_calls import HEAD, LAYER, OWN_SCORES, PART, PATH, folder, record_layer
 from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE, Wrong, constant, without
 
 SIZE = COUNT | SIZES
@@ -48,13 +48,13 @@ def read_by_gpt2() -> Any:
     return recording
 
 
-def saved() -> Any:
+def save_recording() -> Any:
     path = folder() / "kept.regard"
-    recorded().save(path)
+    record_layer().save(path)
     return path
 
 
-def intervened(model: Any = None, changes: Any = ()) -> None:
+def run_with_changes(model: Any = None, changes: Any = ()) -> None:
     with regard.intervene(gpt2() if model is None else model, *changes):
         gpt2()(torch.tensor([[1, 2]]))
 
@@ -64,15 +64,15 @@ def record(model: Any = None, **options: Any) -> None:
         pass
 
 
-def changed(change: Any) -> Any:
-    return lambda **options: intervened(changes=[change(**options)])
+def make_run_with(change: Any) -> Any:
+    return lambda **options: run_with_changes(changes=[change(**options)])
 
 
-def generated(tokens: Any = (1, 2), max_new_tokens: Any = 2, **settings: Any) -> Any:
+def generate_tokens(tokens: Any = (1, 2), max_new_tokens: Any = 2, **settings: Any) -> Any:
     return list(gpt2().generate(torch.tensor([tokens]) if tokens == (1, 2) else tokens, max_new_tokens, **settings))
 
 
-def completed(text: Any = "a", max_new_tokens: Any = 2, **settings: Any) -> Any:
+def complete_text(text: Any = "a", max_new_tokens: Any = 2, **settings: Any) -> Any:
     return list(gpt2().complete(text, max_new_tokens, **settings))
 
 
@@ -117,9 +117,12 @@ CALLS = [
     *(Call(f"GPT2Config.{name}", getattr(regard.GPT2Config, name), dict, {}) for name in ("small", "medium", "large", "xl")),
     Call("GPT2", regard.GPT2, lambda: {"config": config()}, {"config": OBJECT}),
     method("GPT2.forward", gpt2, lambda: {"tokens": torch.tensor([[1, 2]])}, tokens=TOKENS, mask=MASK, cache={}),
-    Call("GPT2.generate", generated, dict, {"tokens": without(TOKENS, "sparse"), **SETTINGS}),
+    Call("GPT2.generate", generate_tokens, dict, {"tokens": without(TOKENS, "sparse"), **SETTINGS}),
     Call(
-        "GPT2.complete", completed, dict, {"text": without(SCALARS, "a string", "a long string") | wrong.FRACTIONS, **SETTINGS}
+        "GPT2.complete",
+        complete_text,
+        dict,
+        {"text": without(SCALARS, "a string", "a long string") | wrong.FRACTIONS, **SETTINGS},
     ),
     Call(
         "GPT2.load",
@@ -143,30 +146,33 @@ CALLS = [
     ),
     Call(
         "intervene",
-        intervened,
+        run_with_changes,
         lambda: {"changes": [regard.KnockOut(0)]},
         {"model": without(OBJECT, "none"), "changes": constant(a_number=[3])},
     ),
     Call(
-        "KnockOut", changed(regard.KnockOut), lambda: {"layer": 0}, CHANGE | {"by": CHOICE, "source": without(OBJECT, "none")}
+        "KnockOut",
+        make_run_with(regard.KnockOut),
+        lambda: {"layer": 0},
+        CHANGE | {"by": CHOICE, "source": without(OBJECT, "none")},
     ),
-    Call("CutEdges", changed(regard.CutEdges), lambda: {"layer": 0}, {"queries": PLACES, "keys": PLACES, **CHANGE}),
+    Call("CutEdges", make_run_with(regard.CutEdges), lambda: {"layer": 0}, {"queries": PLACES, "keys": PLACES, **CHANGE}),
     Call(
         "Temperature",
-        changed(regard.Temperature),
+        make_run_with(regard.Temperature),
         lambda: {"layer": 0},
         {"t": NUMBER | constant(zero=0.0, infinity=float("inf")), **CHANGE},
     ),
     Call(
         "Patch",
-        changed(regard.Patch),
+        make_run_with(regard.Patch),
         lambda: {"layer": 0, "recording": read_by_gpt2()},
         {"recording": OBJECT, "of": CHOICE, "queries": PLACES, **CHANGE},
     ),
     Call(
         "load",
         regard.load,
-        lambda: {"path": saved()},
+        lambda: {"path": save_recording()},
         {"path": PATH | constant(nowhere="/no/such"), "verify": FLAG},
     ),
     Call(
@@ -203,7 +209,7 @@ CALLS = [
     Call(
         "figure",
         regard.figure,
-        lambda: {"recording": recorded(), "layer": 0, "head": 0},
+        lambda: {"recording": record_layer(), "layer": 0, "head": 0},
         {
             "recording": OBJECT,
             "layer": LAYER,
@@ -219,13 +225,13 @@ CALLS = [
     Call(
         "page",
         regard.page,
-        lambda: {"recording": recorded(), "path": folder() / "page.html"},
+        lambda: {"recording": record_layer(), "path": folder() / "page.html"},
         {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES, "image": IMAGE},
     ),
     Call(
         "serve",
         lambda **given: regard.serve(**given),
-        lambda: {"subject": recorded()},
+        lambda: {"subject": record_layer()},
         {
             "subject": OBJECT,
             "host": constant(an_object=object(), a_number=3, nowhere="no such host"),

@@ -43,17 +43,17 @@ def squares(size: int, channels: int = 3) -> Any:
     return lambda config, side="none": {"pixel_values": torch.randn(B, channels, size, size)}
 
 
-def seen(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_small_pictures_and_words(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures of 12 x 12 pixels, and words about them."""
     return {"pixel_values": torch.randn(B, 3, 12, 12), **tokens(config, side)}
 
 
-def boxed(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_words_and_boxes(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Words, and where each of them stands on a page."""
     return {**tokens(config, side), "bbox": torch.rand(B, T, 8)}
 
 
-def beside(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_words_and_picture_features(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Words, and features of a picture that are further tokens."""
     given = tokens(config, side)
     masks = {"visual_attention_mask": torch.ones(B, 5)} if "attention_mask" in given else {}
@@ -71,7 +71,7 @@ def entities(config: Any, side: str = "none") -> dict[str, Tensor]:
     return {**tokens(config, side), "entity_ids": torch.randint(1, 10, (B, 4)), "entity_position_ids": places}
 
 
-def prompted(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_prompts(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, and an example of what to do with them."""
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
     return {name: torch.randn(B, 3, 16, 16) for name in names}
@@ -87,14 +87,14 @@ def points(config: Any, side: str = "none") -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 2, 1, 48, 64)}
 
 
-def asked(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_classes(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, the names of classes to find in each, and a task in words."""
     ids = {"classes_input_ids": torch.randint(3, WORDS, (4, 7)), "tasks_input_ids": torch.randint(3, WORDS, (2, 7))}
     masks = {name.replace("input_ids", "attention_mask"): torch.ones_like(x) for name, x in ids.items()}
     return {"pixel_values": torch.randn(2, 3, 64, 64), **ids, **masks, "classes_structure": torch.tensor([2, 2])}
 
 
-def tasked(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_pictures_and_tasks(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Pictures, and in words what to do with them and what is in them."""
     texts = torch.randint(1, WORDS, (B, config.num_queries - config.text_encoder_n_ctx, config.text_encoder_context_length))
     return {
@@ -105,10 +105,16 @@ def tasked(config: Any, side: str = "none") -> dict[str, Tensor]:
 
 
 MEDIA = [
-    Family("blip", "BlipModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 19}, seen, RIGHT),
-    Family("bros", "BrosModel", {**TEXT, "hidden_size": 64, "dim_bbox": 8}, boxed, RIGHT),
-    Family("visual_bert", "VisualBertModel", {**TEXT, "visual_embedding_dim": 20}, beside, RIGHT),
-    Family("vilt", "ViltModel", {**TEXT, "image_size": 12, "patch_size": 4}, seen, RIGHT),
+    Family(
+        "blip",
+        "BlipModel",
+        {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 19},
+        draw_small_pictures_and_words,
+        RIGHT,
+    ),
+    Family("bros", "BrosModel", {**TEXT, "hidden_size": 64, "dim_bbox": 8}, draw_words_and_boxes, RIGHT),
+    Family("visual_bert", "VisualBertModel", {**TEXT, "visual_embedding_dim": 20}, draw_words_and_picture_features, RIGHT),
+    Family("vilt", "ViltModel", {**TEXT, "image_size": 12, "patch_size": 4}, draw_small_pictures_and_words, RIGHT),
     Family("luke", "LukeModel", {**TEXT, "entity_vocab_size": 10, "entity_emb_size": 6}, entities, RIGHT),
     Family(
         "lxmert", "LxmertModel", {**TEXT, "visual_feat_dim": 20, "l_layers": 2, "x_layers": 2, "r_layers": 2}, objects, RIGHT
@@ -211,7 +217,7 @@ MEDIA = [
             "mlp_dim": 36,
             "decoder_hidden_size": 8,
         },
-        prompted,
+        draw_pictures_and_prompts,
     ),
     Family(
         "got_ocr2",
@@ -342,7 +348,7 @@ MEDIA = [
             "hidden_size": WIDTH,
             "projection_dim": 19,
         },
-        seen,
+        draw_small_pictures_and_words,
         RIGHT,
     ),
     *(
@@ -474,7 +480,7 @@ MEDIA = [
             "num_queries": 5,
             "image_size": 64,
         },
-        asked,
+        draw_pictures_and_classes,
     ),
     Family(
         "oneformer",
@@ -507,7 +513,7 @@ MEDIA = [
             "text_encoder_n_ctx": 2,
             "is_training": True,
         },
-        tasked,
+        draw_pictures_and_tasks,
     ),
     Family(
         "dab_detr",
@@ -531,7 +537,7 @@ GRANITE_SPEECH = {
 }
 
 
-def said(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_spectra_and_words(config: Any, side: str = "none") -> dict[str, Tensor]:
     """The spectrum of sound, and words after the tokens that stand for it."""
     ids = torch.cat([torch.full((2, 2), config.audio_token_index), torch.randint(3, 90, (2, 9))], 1)
     masks = {"input_features_mask": torch.ones(2, 2, dtype=torch.bool)}
@@ -551,7 +557,7 @@ KERNELS = [  # that call a kernel of torch themselves
             "downsample_rate": 5,
             "has_lora_adapter": False,
         },
-        said,
+        draw_spectra_and_words,
     )
     for name, model in (
         ("granite_speech", "GraniteSpeechForConditionalGeneration"),

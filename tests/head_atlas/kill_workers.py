@@ -1,4 +1,4 @@
-"""An atlas by Ray, whose workers are killed once: python killed_workers.py FOLDER MODEL TEXTS. Prints how many were killed.
+"""An atlas by Ray, whose workers are killed once: python kill_workers.py FOLDER MODEL TEXTS. Prints how many were killed.
 
 Exit code 3, and why, if Ray does not start on this machine.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 import torch
 
-from head_atlas.small import SETTINGS
+from head_atlas.small_atlas import SETTINGS
 from regard import atlas
 from regard.models import GPT2
 

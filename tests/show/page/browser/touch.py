@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from show.page.browser.patience import frames
+from show.page.browser.page_waits import wait_for_frames
 
 Point = tuple[float, float]
 
 
-def touched(page: Any, *paths: list[Point]) -> None:
+def move_fingers(page: Any, *paths: list[Point]) -> None:
     """Moves a finger along each path, all at once and step by step, and lifts them."""
     session = page.context.new_cdp_session(page)
 
@@ -19,7 +19,7 @@ def touched(page: Any, *paths: list[Point]) -> None:
     send("touchStart", list(first))
     for points in rest:
         send("touchMove", list(points))
-        frames(page)  # or the browser makes one of several moves
+        wait_for_frames(page)  # or the browser makes one of several moves
     send("touchEnd", [])
 
 

@@ -14,7 +14,7 @@ Run = Callable[[nn.Module], Any]
 EQUAL = 1e-10  # of weights between 0 and 1 in float64: far above rounding, far below any mistake
 
 
-def beheld(model: nn.Module, run: Run, missing: bool = False, **options: Any) -> tuple[Recording, Any]:
+def record_and_compare(model: nn.Module, run: Run, missing: bool = False, **options: Any) -> tuple[Recording, Any]:
     """The recording and the result of a run; its result and the random state are to the bit those of a run that nobody saw."""
     torch.manual_seed(7)
     plain = run(model)
@@ -34,19 +34,19 @@ def beheld(model: nn.Module, run: Run, missing: bool = False, **options: Any) ->
             seen = run(model)
         assert not recording.missed, recording.missed
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert same(seen, plain)
+    assert are_equal(seen, plain)
     return recording, seen
 
 
-def same(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
     """Whether two results are equal to the bit, a NaN to a NaN."""
     ours, theirs = list(flat(one)), list(flat(other))
-    return len(ours) == len(theirs) and all(map(identical, ours, theirs))
+    return len(ours) == len(theirs) and all(map(are_identical, ours, theirs))
 
 
-def identical(one: Tensor, other: Tensor) -> bool:
+def are_identical(one: Tensor, other: Tensor) -> bool:
     if one.is_nested:
-        return all(map(identical, one.unbind(), other.unbind()))
+        return all(map(are_identical, one.unbind(), other.unbind()))
     return (
         one.dtype == other.dtype
         and torch.equal(one.isnan(), other.isnan())
@@ -81,7 +81,7 @@ def assert_map(found: AttentionMap, weights: Tensor, q: Tensor, k: Tensor, **set
     assert_within(found.dense(), weights, attention_bounds(dtype, q, k, k, weights, **settings).weights)
 
 
-def softmaxed(
+def compute_weights(
     q: Tensor, k: Tensor, visible: Tensor | None = None, bias: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """softmax(q kᵀ scale + bias) over the visible keys, in float64; a query that sees nothing has weights 0."""

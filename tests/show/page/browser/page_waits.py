@@ -12,7 +12,7 @@ RUNG = "(milliseconds) => new Promise((done) => setTimeout(done, milliseconds))"
 FLYING: WeakKeyDictionary[Any, set] = WeakKeyDictionary()  # what each page has asked for and not had yet
 
 
-def watched(page: Any) -> Any:
+def count_requests(page: Any) -> Any:
     """The page, whose questions are counted from now on: the browser's own "networkidle" comes once a navigation only."""
     flying = FLYING[page] = set()
     page.on("request", lambda request: flying.add(request))
@@ -21,24 +21,24 @@ def watched(page: Any) -> Any:
     return page
 
 
-def frames(page: Any) -> Any:
+def wait_for_frames(page: Any) -> Any:
     """The page once it has drawn what it knows, and done what it put off until then, however slow it is."""
     page.evaluate(DRAWN)
     return page
 
 
-def rung(page: Any, milliseconds: int) -> Any:
+def wait_for_timers(page: Any, milliseconds: int) -> Any:
     """The page once its own timers of less than this have rung: they all go by one clock, however slow it is."""
-    frames(page).evaluate(RUNG, milliseconds)
+    wait_for_frames(page).evaluate(RUNG, milliseconds)
     return page
 
 
-def quiet(page: Any) -> Any:
+def wait_until_quiet(page: Any) -> Any:
     """The page once it has every answer, has drawn what it knows, and has asked for nothing more for a moment."""
     end, since = time.monotonic() + PATIENCE, time.monotonic()
     while time.monotonic() < end:
         asked = len(FLYING[page])
-        frames(page)
+        wait_for_frames(page)
         if asked or FLYING[page]:
             since = time.monotonic()
         elif time.monotonic() - since > STILL:
@@ -46,7 +46,7 @@ def quiet(page: Any) -> Any:
     raise AssertionError(f"the page still waits for {[request.url for request in FLYING[page]]}")
 
 
-def until(page: Any, expression: str) -> Any:
+def wait_until(page: Any, expression: str) -> Any:
     """The value of an expression once it is true; AssertionError where it does not become so."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
@@ -62,7 +62,7 @@ def link(page: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(page.evaluate("location.hash.slice(1)")).items()}
 
 
-def settled(page: Any) -> Any:
+def wait_until_settled(page: Any) -> Any:
     """The page once it has drawn what it was asked for."""
-    until(page, "document.querySelector('#caption').textContent !== '' && document.querySelector('#wait').hidden")
-    return quiet(page)
+    wait_until(page, "document.querySelector('#caption').textContent !== '' && document.querySelector('#wait').hidden")
+    return wait_until_quiet(page)

@@ -79,7 +79,7 @@ def rows(*lengths: int, vocabulary: int = 53, seed: int = 0) -> list[list[int]]:
     return [torch.randint(0, vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
-def taken(steps) -> torch.Tensor:
+def stack_tokens(steps) -> torch.Tensor:
     """What was generated, (b, t)."""
     found = list(steps)
     return torch.stack(found, 1) if found else torch.zeros(0, 0)

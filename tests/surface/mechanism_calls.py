@@ -20,7 +20,7 @@ PAIRED = without(TENSOR, "six axes")
 IDS = without(SHAPES, "a vector")
 
 
-def attended() -> dict[str, Any]:
+def draw_queries_keys_and_values() -> dict[str, Any]:
     return {"q": torch.randn(Q), "k": torch.randn(K), "v": torch.randn(K)}
 
 
@@ -38,11 +38,11 @@ DROPOUT = {"dropout": NUMBER | WIDE | constant(one=1.0, negative=-0.1)}
 SCORES = {"scores": FLOATING | {"a tensor without axes": lambda: torch.ones(())}}
 
 
-def scored() -> dict[str, Any]:
+def draw_scores() -> dict[str, Any]:
     return {"scores": torch.randn(3, 5)}
 
 
-def tabled() -> dict[str, Any]:
+def make_table_sizes() -> dict[str, Any]:
     return {"q": 5, "k": 7}
 
 
@@ -65,9 +65,9 @@ RANKED = (
     | {name: wrong.DTYPES[name] for name in ("a sparse tensor", "a nested tensor", "an array")}
 )
 CALLS = [
-    Call("attend", regard.attend, attended, ATTENDED | DROPOUT),
-    Call("attention", regard.attention, attended, ATTENDED | DROPOUT),
-    Call("mechanism.choose", mechanism.choose, attended, ATTENDED | DROPOUT),
+    Call("attend", regard.attend, draw_queries_keys_and_values, ATTENDED | DROPOUT),
+    Call("attention", regard.attention, draw_queries_keys_and_values, ATTENDED | DROPOUT),
+    Call("mechanism.choose", mechanism.choose, draw_queries_keys_and_values, ATTENDED | DROPOUT),
     Call("Everything", regard.Everything, dict, {}),
     Call("Causal", regard.Causal, dict, {}),
     Call("Window", regard.Window, dict, {"left": BOUND, "right": BOUND}),
@@ -90,17 +90,17 @@ CALLS = [
         lambda: {"table": torch.ones(5, 7).bool()},
         {"table": without(SCALARS, "a bool tensor") | wrong.FRACTIONS | SHAPES},
     ),
-    *(method(f"{name}.table", make, tabled, **TABLE) for name, make in MASKS.items()),
-    *(method(f"{name}.draw", make, tabled, **TABLE) for name, make in MASKS.items()),
+    *(method(f"{name}.table", make, make_table_sizes, **TABLE) for name, make in MASKS.items()),
+    *(method(f"{name}.draw", make, make_table_sizes, **TABLE) for name, make in MASKS.items()),
     *(
         method(f"{name}.{join}", make, lambda: {"other": regard.Causal()}, other=MASK)
         for name, make in MASKS.items()
         for join in ("__and__", "__or__")
     ),
-    Call("mechanism.softmax.by_sum", softmax.by_sum, scored, SCORES),
-    Call("mechanism.softmax.naive", softmax.naive, scored, SCORES),
-    Call("mechanism.softmax.stable", softmax.stable, scored, SCORES),
-    Call("mechanism.softmax.blockwise", softmax.blockwise, scored, SCORES | {"block": COUNT | SIZES}),
+    Call("mechanism.softmax.by_sum", softmax.by_sum, draw_scores, SCORES),
+    Call("mechanism.softmax.naive", softmax.naive, draw_scores, SCORES),
+    Call("mechanism.softmax.stable", softmax.stable, draw_scores, SCORES),
+    Call("mechanism.softmax.blockwise", softmax.blockwise, draw_scores, SCORES | {"block": COUNT | SIZES}),
     Call(
         "mechanism.scores.dot",
         scores.dot,

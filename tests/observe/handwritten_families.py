@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from observe.eager_weights import handed_out, mapped, run
+from observe.eager_weights import find_map, list_attentions, run
 from observe.families import BOTH, ENDS, GPT, IMAGE, SIZES, TEXT, WIDTH, WORDED, WORDS, text
-from observe.family import ANY, RIGHT, Family, Widened, captioned, pairs, pixels, tokens
-from observe.written_out_media import MEDIA
+from observe.family import ANY, RIGHT, Family, Widened, draw_pictures_and_words, pairs, pixels, tokens
+from observe.handwritten_media_families import MEDIA
 
 READING = [
-    Family("git", "GitModel", {**TEXT, "vision_config": IMAGE}, captioned, RIGHT),
+    Family("git", "GitModel", {**TEXT, "vision_config": IMAGE}, draw_pictures_and_words, RIGHT),
     text(
         "gpt_neo",
         "GPTNeoModel",
@@ -305,13 +305,13 @@ def compare_with_attentions(family: Family, side: str) -> tuple[int, float]:
         _, recording = run(model, given, recorded=True)
         output, _ = run(model, given, output_attentions=True)
     found = []
-    for key, expected in handed_out(output).items():
+    for key, expected in list_attentions(output).items():
         if family.name in IN_ORDER:
             m = recording.calls[key[2]].map
         elif family.name in TOWERS:
             m = recording.map(f"{TOWERS[family.name]}.{key[2]}.attention.self")
         else:
-            m = mapped(recording, key)
+            m = find_map(recording, key)
         assert m.shape == expected.shape
         found.append(float((m.dense() - expected).abs().max()))
     return len(found), max(found)

@@ -22,7 +22,7 @@ from regard.show.page.session import Session
 TEXT = "CBABBCABBBC"
 
 
-def recorded(text: str = TEXT, **keep: str) -> Recording:
+def record_sorter(text: str = TEXT, **keep: str) -> Recording:
     """The sorter on a text, in float64: its weights and their codes are the same whatever they are computed with."""
     model = GPT2.load("sorter", torch.float64)
     ids = model.text.encode(text)
@@ -32,12 +32,12 @@ def recorded(text: str = TEXT, **keep: str) -> Recording:
     return recording
 
 
-def sorter(dtype: torch.dtype | None = None) -> GPT2Adapter:
+def make_sorter(dtype: torch.dtype | None = None) -> GPT2Adapter:
     """The sorter and its letters."""
     return GPT2Adapter("sorter", GPT2.load("sorter", dtype))
 
 
-def writer() -> GPT2Adapter:
+def make_writer() -> GPT2Adapter:
     """A model that may write much, of no sense."""
     model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=512, vocabulary=3)).eval()
     model.text = GPT2.load("sorter").text
@@ -88,7 +88,7 @@ class Layer(torch.nn.Module):
         return regard.attention(x, x, x)
 
 
-def of_two_parts() -> Recording:
+def record_encoder_and_decoder() -> Recording:
     """A recording of an encoder and a decoder of one layer each."""
     model = torch.nn.ModuleDict({part: torch.nn.Sequential(Layer()) for part in ("encoder", "decoder")})
     x = torch.randn(1, 1, 7, 5, generator=torch.Generator().manual_seed(0))
@@ -97,7 +97,7 @@ def of_two_parts() -> Recording:
     return recording
 
 
-def named(session: Session, address: str) -> str:
+def fill_in_ids(session: Session, address: str) -> str:
     """An address or a link with the ids of the recordings that all visitors see in place of r1, r2, ..."""
     ids = {f"r{n + 1}": name for n, name in enumerate(session.listed)}
     return re.sub(r"((?<=/r/)|(?<=\br=)|(?<=\br2=))r\d+\b", lambda found: ids.get(found[0], found[0]), address)
@@ -119,7 +119,10 @@ class Client:
         connection = http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=60)
         try:
             connection.request(
-                method, named(self.session, path), body, {name.replace("_", "-"): value for name, value in headers.items()}
+                method,
+                fill_in_ids(self.session, path),
+                body,
+                {name.replace("_", "-"): value for name, value in headers.items()},
             )
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
@@ -128,19 +131,19 @@ class Client:
 
     def json(self, path: str, **query):
         """An answer in JSON."""
-        status, _, body = self.ask(addressed(path, query))
+        status, _, body = self.ask(format_address(path, query))
         assert status == 200, body
         return json.loads(body)
 
     def lines(self, path: str, **query):
         """The objects of a stream."""
-        status, _, body = self.ask(addressed(path, query))
+        status, _, body = self.ask(format_address(path, query))
         assert status == 200, body
         return [json.loads(line) for line in body.splitlines()]
 
     def codes(self, path: str, **query):
         """Codes in their shape."""
-        status, headers, body = self.ask(addressed(path, query))
+        status, headers, body = self.ask(format_address(path, query))
         assert status == 200, body
         return torch.from_numpy(np.frombuffer(body, "<u2").astype(np.int32)).view(*map(int, headers["x-shape"].split(",")))
 
@@ -149,15 +152,15 @@ class Client:
         status, _, body = self.ask(path, "POST", json.dumps(found).encode(), content_type=kind)
         return status, body
 
-    def refused(self, path: str, query=(), **more):
+    def expect_refusal(self, path: str, query=(), **more):
         """The status and the sentence of a refusal."""
         query = query or more
-        status, headers, body = self.ask(addressed(path, query))
+        status, headers, body = self.ask(format_address(path, query))
         assert status >= 400
         assert headers["content-type"] == "application/json"
         return status, json.loads(body)["error"]
 
-    def connected(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         """A connection on which nothing has been said."""
         return socket.create_connection((self.address.hostname, self.address.port), timeout=60)
 
@@ -165,17 +168,17 @@ class Client:
         """A connection on which something has been asked, to be closed before the answer comes."""
         body = b"" if sent is None else json.dumps(sent).encode()
         kind = "Host: localhost\r\nContent-Type: application/json\r\n"
-        head = f"{'GET' if sent is None else 'POST'} {named(self.session, path)} HTTP/1.1\r\n{kind}"
-        found = self.connected()
+        head = f"{'GET' if sent is None else 'POST'} {fill_in_ids(self.session, path)} HTTP/1.1\r\n{kind}"
+        found = self.connect()
         found.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         return found
 
     def idle(self) -> None:
         """Waits until no request is being answered."""
-        until(lambda: self.server.page.executor.request_count == 0)
+        wait_until(lambda: self.server.page.executor.request_count == 0)
 
 
-def until(true: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
     """Waits until something is true."""
     end = time.monotonic() + seconds
     while not true():
@@ -184,7 +187,7 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def join_server_threads() -> Iterator[None]:
     """A block whose servers' threads have ended after it."""
     before = set(threading.enumerate())
     yield
@@ -194,12 +197,12 @@ def joined() -> Iterator[None]:
             assert not one.is_alive(), f"{one.name} goes on"
 
 
-def addressed(path: str, query) -> str:
+def format_address(path: str, query) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
 @contextmanager
-def asking(*given, **more) -> Iterator[Client]:
+def open_client(*given, **more) -> Iterator[Client]:
     """A client of a server that runs as long as the block."""
     with make_server(*given, **more) as running:
         client = Client(running)

@@ -8,7 +8,7 @@ import regard
 from regard.map import Pyramid
 from surface import wrong
 from surface.call import Call, method
-from surface.of_mechanism import FLOATING, OPTIONS, SIZES, K, Q
+from surface.mechanism_calls import FLOATING, OPTIONS, SIZES, K, Q
 from surface.wrong import CHOICE, COUNT, HUGE, MASK, OBJECT, SCALARS, TENSOR, Wrong, constant, without
 
 META: Wrong = {"on the meta device": lambda: torch.ones(Q, device="meta")}

@@ -5,7 +5,7 @@ import functools
 import torch
 
 import regard
-from models.translators import made, padded, sentences
+from models.translators import make_translator, pad_sentences, sentences
 from regard.models import GPT2, GPT2Config
 
 WORDS = [
@@ -30,7 +30,7 @@ WORDS = [
 
 
 @functools.cache
-def small() -> regard.Recording:
+def record_small_model() -> regard.Recording:
     """Two layers of three heads on seventeen words, of which some stand at several places."""
     torch.manual_seed(0)
     model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=32, vocabulary=19)).double()
@@ -47,17 +47,17 @@ WRITTEN, READ = [" un", " chat", " dort"], ["a", " cat", " is", " asleep", "⟨e
 
 
 @functools.cache
-def cross(kind: str = "additive") -> regard.Recording:
+def record_translator(kind: str = "additive") -> regard.Recording:
     """A translator that writes three words and reads five: of cross attention alone where it is additive."""
-    model = made(kind)
+    model = make_translator(kind)
     with torch.no_grad(), regard.record(model) as recording:
-        model(*padded(sentences(5)), torch.tensor([[5, 7, 8]]))
+        model(*pad_sentences(sentences(5)), torch.tensor([[5, 7, 8]]))
     recording.model, recording.tokens = kind, {"rows": WRITTEN, "columns": READ}
     return recording
 
 
 @functools.cache
-def long(tokens: int = 700) -> regard.Recording:
+def record_long_text(tokens: int = 700) -> regard.Recording:
     """One layer of two heads on many words."""
     torch.manual_seed(0)
     model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=tokens, vocabulary=11)).double()
