@@ -122,9 +122,12 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     window = check_count("window", window, 0)
 
     def compute_local_share(rows: slice, heads: slice, queries: Tensor, seen: Tensor) -> Tensor:
+        k = seen.shape[-1]
+        reach = min(window, k)
         own = take_distinct(m.positions[rows])[:, None, queries]
-        distance = own.unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
-        return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
+        near = own.unsqueeze(-1) + torch.arange(-reach, reach + 1, device=seen.device)
+        shown = seen.expand(len(near), -1, -1, -1).gather(-1, near.clamp(0, k - 1).expand(-1, seen.shape[1], -1, -1))
+        return (shown & (near >= 0) & (near < k)).sum(-1) / seen.sum(-1)
 
     return m.score_sample(compute_local_share)
 
@@ -220,10 +223,13 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         squares = torch.zeros((), dtype=torch.float64, device=found.device)
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
-            distance = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
-            sums.index_add_(0, distance, weights[seen].double())
-            counts.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
-            squares += weights[seen].double().square().sum()
+            shown, counted = weights.double().masked_fill_(~seen, 0), seen.double()
+            for first, *query in zip(
+                (highest - own[part]).tolist(), shown, counted, strict=True
+            ):  # keys are neighbors by distance
+                for total, numbers in zip((sums, counts), query, strict=True):
+                    total[first : first + k] += numbers
+            squares += shown.square_().sum()
         found[row, head] = explain_by_distance(sums, counts, squares)
     return found
 

@@ -163,14 +163,14 @@ class MapView:
                 seen = take_distinct(self.can_rows_see(rows, queries.unsqueeze(-1), every))
                 found[rows] = score(rows, slice(None), queries, seen).double()
             return self.score_queries(found, self.is_counted.any(1, keepdim=True))
+        step = h if self.has_shared_mask else 1  # heads at a time
+        count = max(1, BLOCK_NUMBERS // max(step * k, 1))
         for row in range(b):
-            for queries in select_spaced(self.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
+            for queries in select_spaced(self.is_counted[row].any(0), SAMPLE).split(count):
                 sampled[row, 0, queries] = True
-                seen = torch.empty(0)
-                for head in range(h):
-                    if not self.has_shared_mask or not head:
-                        seen = self.can_see(row, head, queries.unsqueeze(-1), every)
-                    place = slice(row, row + 1), slice(head, head + 1), queries
+                for head in range(0, h, step):
+                    seen = self.can_see(row, head, queries.unsqueeze(-1), every)
+                    place = slice(row, row + 1), slice(head, head + step), queries
                     found[place] = score(*place, seen[None, None]).double()
         return self.score_queries(found, sampled)
 
