@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bounds import assert_within, attention_bounds, sum_bound
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
-from regard.compiled import processor
+from regard.compiled.threads import can_run_loops
 from regard.map import compiled_passes, small_maps
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
@@ -105,7 +105,7 @@ def test_float32_is_within_its_error_of_the_formula():
     assert_within(found, weights, bounds.weights)
 
 
-@pytest.mark.skipif(not processor.has_numba(), reason="the compiled pass over many matrices needs numba")
+@pytest.mark.skipif(not can_run_loops(), reason="the compiled pass over many matrices needs numba and torch's OpenMP")
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from(sorted(MASKS)),
@@ -154,6 +154,28 @@ def test_the_compiled_overview_takes_rows_of_any_length(keys, threads):
     assert_within(found.entropy, expected.entropy, allowed.row_statistics(expected.logsumexp)["entropy"])
     assert_within(found.mean, expected.mean, allowed.weights)
     assert_within(found.received, expected.received, allowed.received)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_neither_the_layout_of_memory_nor_the_threads_change_a_bit(threads):
+    parts = build(4, "a table of rows", {"bias of keys", "softcap", "sinks"}, torch.float32)
+    expected = AttentionMap(**parts).overview()
+    layouts = {
+        "q": parts["q"].transpose(1, 2).contiguous().transpose(1, 2),  # (b, q, h, d)
+        "k": torch.stack([parts["k"], parts["k"] + 1], -1)[..., 0],  # every other number
+        "bias": parts["bias"].expand(B, H, Q, K).contiguous().mT.contiguous().mT,
+    }
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch.object(compiled_passes, "SMALL", 0):
+            m = AttentionMap(**{**parts, **layouts})
+            found, dense = m.overview(), m.dense()
+    finally:
+        torch.set_num_threads(usual)
+    assert torch.equal(dense, expected.mean)
+    for name, x in vars(expected).items():
+        assert torch.equal(getattr(found, name), x), name
 
 
 def test_a_part_of_the_heads_and_rows_is_answered_alone():

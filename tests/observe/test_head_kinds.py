@@ -305,7 +305,7 @@ def test_a_users_score_of_another_shape_is_refused():
         """The matrix."""
         return m.dense()
 
-    with pytest.raises(ShapeError, match=r"'whole' must be a tensor \(b, h\)"):
+    with pytest.raises(ShapeError, match=r"'return matrix' must be a tensor \(b, h\)"):
         heads(Recorded(maps(1)), scores=[return_matrix])
 
 

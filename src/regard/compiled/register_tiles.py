@@ -128,8 +128,11 @@ def make_extreme_intrinsic(a, comparison, start):
                     get_vector_pointer(builder, a, builder.add(at, builder.mul(loop.index, SIZE(COLUMNS))), c), align=4
                 )
                 builder.store(choose(here, builder.load(top)), top)
-        top = functools.reduce(choose, [builder.load(top) for top in tops])
-        return functools.reduce(choose, [builder.extract_element(top, ir.IntType(32)(n)) for n in range(LANES)])
+        top, lane, half = functools.reduce(choose, [builder.load(top) for top in tops]), ir.IntType(32), LANES
+        while half := half // 2:  # the first lanes against those after them: half as many each time
+            order = ir.Constant(ir.VectorType(lane, LANES), [(n + half) % LANES for n in range(LANES)])
+            top = choose(top, builder.shuffle_vector(top, top, order))
+        return builder.extract_element(top, lane(0))
 
     return signature, generate
 

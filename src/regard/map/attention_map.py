@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
 from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Plane
 from regard.map.pooling import BinnedWeights, How
 from regard.mechanism import heads
 from regard.mechanism.arguments import (
@@ -95,7 +95,7 @@ class AttentionMap(HtmlRepr):
         batch, heads = self._request.q.shape[:2]
         self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
         self._head_count = heads  # of a map without batch rows, too
-        self._denominators: dict[tuple[int, int], Denominators] = {}  # by batch row and head
+        self._denominators = DenominatorCache()
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -112,8 +112,8 @@ class AttentionMap(HtmlRepr):
     def nbytes(self) -> int:
         """The bytes stored: q, k, bias, sinks, weight, and the denominators of the rows computed so far."""
         tensors = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
-        tensors += [x for below in self._denominators.values() for x in (below.shift, below.total)]
-        return sum(x.nbytes for x in tensors if x is not None)
+        given: int = sum(x.nbytes for x in tensors if x is not None)
+        return given + self._denominators.nbytes
 
     @property
     def mT(self) -> "Transposed":
@@ -261,7 +261,7 @@ class AttentionMap(HtmlRepr):
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
         if self._is_batch:
-            return self._apply_to_batch(small_maps.get_weights)
+            return small_maps.compute_weights(self._request, self._list_pairs()).view(b, h, q, k)
         return self._apply_to_planes(passes.compute_dense)
 
     def certificate(self, rows: int = CERTIFIED_ROWS) -> Certificate:
@@ -299,15 +299,10 @@ class AttentionMap(HtmlRepr):
     def _gather_batch_overview(self) -> Overview:
         """Compute the overview of many small matrices, whose picture is the matrix itself."""
         found, below = small_maps.gather_statistics(self._request, self._list_pairs(), list(passes.ROWS), has_picture=True)
-        self._cache_denominators(self._list_pairs(), below)
+        self._denominators.add(self._list_pairs(), below)
         weights = found.pop("weights")
         shaped = {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
         return Overview(**shaped)
-
-    def _cache_denominators(self, pairs: Sequence[tuple[int, int]], below: Denominators) -> None:
-        """Keep the denominators (n, q) of several matrices."""
-        for pair, shift, total in zip(pairs, below.shift.unbind(), below.total.unbind(), strict=True):
-            self._denominators.setdefault(pair, Denominators(shift, total))
 
     def _list_planes(self) -> list[Plane]:
         """List the matrices of this map, or raise ShapeError if there are none."""
@@ -333,7 +328,7 @@ class AttentionMap(HtmlRepr):
         )
         for plane, one in zip(planes, quick, strict=True):
             gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
-            self._denominators.setdefault((plane.b, plane.h), gathered.denominators)
+            self._denominators.add([(plane.b, plane.h)], gathered.denominators[None])
             found.append((gathered, picture))
         return found
 
@@ -360,7 +355,7 @@ class AttentionMap(HtmlRepr):
         """Return the statistics of many small planes, from one pass."""
         pairs = [(plane.b, plane.h) for plane in planes]
         found, below = small_maps.gather_statistics(self._request, pairs, names)
-        self._cache_denominators(pairs, below)
+        self._denominators.add(pairs, below)
         columns = found.pop("received").unbind()
         by_name = {name: x.unbind() for name, x in found.items()}
         return [

@@ -6,6 +6,7 @@ here, on one thread: after a parallel operation of torch its other threads would
 these passes are about to use.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from regard.compiled import processor
-from regard.compiled.threads import run_parts
+from regard.compiled.threads import run_callback, run_parts
 from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
+from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.request import Request
 
 LARGEST = 256  # most rows of a bin for one thread
 SMALL = 2**19  # scores up to which one thread is used
@@ -67,22 +70,46 @@ def gather_statistics(
     return TraversalResult(statistics, summed, below), bins.to_picture()
 
 
-def summarize_batch(scores: Tensor, sinks: Tensor | None, positions: Tensor) -> dict[str, Tensor] | None:
-    """Turn scores (n, q, k) into weights in place; return all row statistics (n, q) by name, and the column sums, "received".
+def summarize_planes(request: Request, pairs: Tensor, has_weights: bool) -> dict[str, Tensor] | None:
+    """Compute all row statistics (n, q) by name of many small matrices, their column sums, "received", and their "weights".
 
-    sinks (n,) are None or one for each matrix, positions (n,) those of the first queries. Return None if there is a NaN; the
-    scores are lost then.
+    pairs (n, 2) are batch rows and heads. Return None if there is a NaN, which comparisons would lose.
     """
-    from regard.map.compiled.small_planes import summarize_planes
+    from regard.map.compiled import small_planes
 
-    n, q, k = scores.shape
-    found, received = np.empty((len(NAMES), n, q), np.float32), np.empty((n, k), np.float32)
-    sink = np.full(n, -np.inf, np.float32) if sinks is None else sinks.numpy()
-    threads = torch.get_num_threads() if scores.numel() > SMALL else 1
-    run_parts(lambda part: summarize_planes(scores.numpy(), sink, positions.numpy(), part, threads, found, received), threads)
-    if not np.isfinite(found[:2]).all():
+    (units, _), (b, h, q, width), (g, k) = pairs.shape, request.q.shape, request.k.shape[1:3]
+    found, received = torch.empty(len(NAMES), units, q), torch.empty(units, k)
+    weights = torch.empty(units, q, k) if has_weights else None
+    bias, sinks = (None if x is None else x.float() for x in (request.bias, request.sinks))
+    seen = None if request.mask == EVERYTHING else request.mask.block(torch.arange(q), torch.arange(k), request.offset)
+    tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
+    strided = {name: make_rows_contiguous(x) for name, x in ({"q": request.q, "k": request.k} | tables).items()}
+    strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
+    sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
+    run_callback(
+        small_planes.summarize_planes,
+        min(torch.get_num_threads(), units) if units * q * k > SMALL else 1,
+        **sizes,
+        strides=(ctypes.c_int64 * 12)(*strides),
+        pairs=pairs,
+        positions=torch.as_tensor(request.offset).expand(b)[pairs[:, 0]],
+        **strided,
+        sinks=sinks,
+        weights=weights,
+        found=found,
+        received=received,
+        scale=request.scale,
+        softcap=request.softcap or 0.0,
+    )
+    if not found[:2].isfinite().all():
         return None
-    return {**dict(zip(NAMES, torch.from_numpy(found), strict=True)), "received": torch.from_numpy(received)}
+    statistics = {**dict(zip(NAMES, found, strict=True)), "received": received}
+    return statistics if weights is None else {**statistics, "weights": weights}
+
+
+def make_rows_contiguous(x: Tensor | None) -> Tensor | None:
+    """Return a tensor whose last axis has a stride of 1, without a copy if it has."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
 def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> BinnedWeights | None:

@@ -1,6 +1,6 @@
 """One matrix of a map, for one batch row and one head: its scores and weights, a run of complete rows at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from regard.mechanism.spans import Spans
 
 BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
 MOST_ROWS = 256  # of a run
+Pair = tuple[int, int]  # batch row and head
 ALIGNED, GAP = 64, 256  # keys: ranges are aligned to the first; gaps up to the second are computed, which is cheaper
 
 
@@ -42,8 +43,31 @@ class Denominators:
         """Turn exp(scores - shift) (n, m) into weights, in place."""
         return exponentials.div_(self.total.masked_fill(self.total == 0, 1).unsqueeze(-1))
 
-    def __getitem__(self, rows: Tensor | slice) -> "Denominators":
+    def __getitem__(self, rows: Tensor | slice | int | None) -> "Denominators":
         return Denominators(self.shift[rows], self.total[rows])
+
+
+class DenominatorCache:
+    """The denominators of the matrices of a map, by batch row and head; those computed together stay one tensor."""
+
+    def __init__(self) -> None:
+        self._found: dict[Pair, tuple[Denominators, int]] = {}  # denominators (n, q), and which of them
+
+    def __contains__(self, pair: Pair) -> bool:
+        return pair in self._found
+
+    def __getitem__(self, pair: Pair) -> Denominators:
+        below, place = self._found[pair]
+        return below[place]
+
+    def add(self, pairs: Sequence[Pair], below: Denominators) -> None:
+        """Add the denominators (n, q) of n matrices, of which none is replaced."""
+        self._found.update({pair: (below, place) for place, pair in enumerate(pairs) if pair not in self._found})
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the denominators."""
+        return sum(x[place].nbytes for below, place in self._found.values() for x in (below.shift, below.total))
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,7 +199,7 @@ class Pyramid:
         """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
         if self._data.denominators:
             shift, total = (torch.cat([getattr(one, name) for one in self._data.denominators]) for name in ("shift", "total"))
-            self.map._denominators.setdefault((plane.b, plane.h), Denominators(shift, total))
+            self.map._denominators.add([(plane.b, plane.h)], Denominators(shift, total)[None])
             self._data.denominators = []
             while len(self._data.pooled_levels) < self.levels - self._find_level(KEPT):
                 total, largest = self._data.pooled_levels[-1]

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.compiled import threads
 from regard.map import compiled_passes
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, exponentiate_rows
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Pair, Plane, exponentiate_rows
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
 from regard.mechanism.scores import score_dtype
@@ -20,7 +21,6 @@ from regard.mechanism.scores import score_dtype
 MANY = 32  # planes from which a batch is worth it
 LONGEST = 256  # queries and keys, of which a picture of an overview shows each by itself
 MOST_SCORES = 2**18  # of the rows of a plane, up to which its own product is not worth it
-Pair = tuple[int, int]  # batch row and head
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,16 +216,14 @@ def gather_statistics(
     return found, Denominators(found.pop("shift"), found.pop("total"))
 
 
+def compute_weights(request: Request, pairs: Sequence[Pair]) -> Tensor:
+    """Compute the weights (n, q, k) of some pairs."""
+    found = gather_compiled_statistics(request, pairs, has_picture=True)
+    return compute_rows(request, pairs, get_weights)[0] if found is None else found["weights"]
+
+
 def gather_compiled_statistics(request: Request, pairs: Sequence[Pair], has_picture: bool) -> dict[str, Tensor] | None:
     """Compute what `gather_statistics` does by compiled loops; None where they do not apply, or if there is a NaN."""
-    if not compiled_passes.can_run_compiled(Plane(request, *pairs[0])):
+    if not (compiled_passes.can_run_compiled(Plane(request, *pairs[0])) and threads.can_run_loops()):
         return None
-    found = []
-    for b, h, scores in iterate_scores(request, pairs):
-        sinks = select_sinks(request, h)
-        sinks = None if sinks is None else sinks.flatten()
-        statistics = compiled_passes.summarize_batch(scores, sinks, select_offsets(request, b))
-        if statistics is None:
-            return None
-        found.append(statistics | ({"weights": scores} if has_picture else {}))
-    return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found]) for name in found[0]}
+    return compiled_passes.summarize_planes(request, torch.tensor(pairs), has_picture)

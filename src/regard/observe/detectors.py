@@ -18,7 +18,7 @@ from regard.map import AttentionMap
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.mechanism.arguments import check_count, check_number, describe_value
-from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, view_map
+from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, take_distinct, view_map
 from regard.observe.score_interval import QueryScores
 
 NEAR = 16  # tokens on either side that count as local
@@ -122,8 +122,12 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     window = check_count("window", window, 0)
 
     def compute_local_share(rows: slice, heads: slice, queries: Tensor, seen: Tensor) -> Tensor:
-        distance = m.positions[rows, None, queries].unsqueeze(-1) - torch.arange(seen.shape[-1], device=seen.device)
-        return (seen & (distance.abs() <= window)).sum(-1) / seen.sum(-1)
+        k = seen.shape[-1]
+        reach = min(window, k)
+        own = take_distinct(m.positions[rows])[:, None, queries]
+        near = own.unsqueeze(-1) + torch.arange(-reach, reach + 1, device=seen.device)
+        shown = seen.expand(len(near), -1, -1, -1).gather(-1, near.clamp(0, k - 1).expand(-1, seen.shape[1], -1, -1))
+        return (shown & (near >= 0) & (near < k)).sum(-1) / seen.sum(-1)
 
     return m.score_sample(compute_local_share)
 
@@ -134,10 +138,11 @@ def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tenso
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
     look, share = view_map(m), check_number("share", share)
-    ranked = sum_columns(look).where(look.is_real_key, 0).sort(-1, descending=True).values
+    received = sum_columns(look).where(look.is_real_key, 0)
     most = (look.is_real_key.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
-    among = torch.arange(ranked.shape[-1], device=ranked.device) < most
-    return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
+    largest = received.topk(min(int(most.max()), received.shape[-1])).values
+    among = torch.arange(largest.shape[-1], device=most.device) < most
+    return largest.where(among, 0).sum(-1) / received.sum(-1)
 
 
 def sum_columns(look: MapView) -> Tensor:
@@ -164,8 +169,15 @@ def stripe_weight(m: MapView, share: float = HEAVY) -> QueryScores:
         for row, head in itertools.product(*map(range, m.map.shape[:2])):
             found[row, head] = m.map.select(batch=[row], heads=[head]).mass(marked[row, head])[0, 0].double()
     scores = m.score_queries(found)
-    keys = m.score_sample(lambda rows, heads, queries, seen: (seen & marked[rows, heads].unsqueeze(2)).sum(-1))
+    keys = m.score_sample(lambda rows, heads, queries, seen: count_common_keys(seen, marked[rows, heads]))
     return add_chance(m, scores, keys.values)
+
+
+def count_common_keys(seen: Tensor, marked: Tensor) -> Tensor:
+    """Return how many of the marked keys (n, h, k) each query sees, (n, h, q), by its table (n or 1, h or 1, q, k)."""
+    if seen.shape[1] == 1:
+        return multiply_exactly(marked.float(), seen[:, 0].mT.float())
+    return (seen & marked.unsqueeze(2)).sum(-1)
 
 
 def mark_stripes(look: MapView, share: float = HEAVY) -> Tensor:
@@ -173,8 +185,9 @@ def mark_stripes(look: MapView, share: float = HEAVY) -> Tensor:
     received = sum_columns(look).where(look.is_real_key, -1)
     received[torch.arange(len(received)), :, look.first_token_indices] = -1
     most = (look.is_real_key.sum(-1, keepdim=True) * check_number("share", share)).ceil().clamp(min=1)
-    places = received.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-    return (places < most) & (received > 0)
+    order = received.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return (torch.empty_like(order).scatter_(-1, order, places) < most) & (received > 0)
 
 
 def add_chance(look: MapView, found: QueryScores, keys: Tensor | int) -> QueryScores:
@@ -210,32 +223,38 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         squares = torch.zeros((), dtype=torch.float64, device=found.device)
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
-            distance = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
-            sums.index_add_(0, distance, weights[seen].double())
-            counts.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
-            squares += weights[seen].double().square().sum()
+            shown, counted = weights.double().masked_fill_(~seen, 0), seen.double()
+            for first, *query in zip(
+                (highest - own[part]).tolist(), shown, counted, strict=True
+            ):  # keys are neighbors by distance
+                for total, numbers in zip((sums, counts), query, strict=True):
+                    total[first : first + k] += numbers
+            squares += shown.square_().sum()
         found[row, head] = explain_by_distance(sums, counts, squares)
     return found
 
 
 def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums and counts of weights (n, h, q, k) of some batch rows by distance, (n, h, distances), and of squares."""
-    n, h, q, k = weights.shape
+    q, k = weights.shape[2:]
     queries, keys = (torch.arange(size, device=weights.device) for size in (q, k))
-    seen = look.can_rows_see(rows, queries.unsqueeze(-1), keys) & look.is_counted[rows].unsqueeze(-1)
-    own = look.positions[rows]
-    lowest, highest = int(own.min()), int(own.max())
-    distances = own.unsqueeze(-1) - keys - lowest + k - 1  # (n, q, k), from 0
-    shown, counted = (x.flatten(2).double() for x in (weights.where(seen, 0), seen))
-    sums, counts = torch.zeros(2, n, h, highest - lowest + k, dtype=torch.float64, device=weights.device)
-    if torch.equal(own, own[:1].expand_as(own)):  # faster, see docs/benchmarks.md
-        sums.index_add_(2, distances[0].flatten(), shown)
-        counts.index_add_(2, distances[0].flatten(), counted)
-    else:
-        places = distances.unsqueeze(1).expand(n, h, q, k).flatten(2)
-        sums.scatter_add_(2, places, shown)
-        counts.scatter_add_(2, places, counted)
+    seen = take_distinct(look.can_rows_see(rows, queries.unsqueeze(-1), keys))
+    if not bool(look.is_counted[rows].all()):
+        seen = seen & look.is_counted[rows].unsqueeze(-1)
+        weights = weights.where(seen, 0)
+    shown = weights.flatten(2).double()
+    own = take_distinct(look.positions[rows])
+    distances = (own.unsqueeze(-1) - keys - own.min() + k - 1).flatten(1)  # (n or 1, q k), from 0
+    sums, counts = (sum_by_number(x, distances, int(distances.max()) + 1) for x in (shown, seen.flatten(2).double()))
     return sums, counts, shown.square_().sum(-1)
+
+
+def sum_by_number(x: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Return the sums of x (n, h, m) by number (n or 1, m), from 0 to below `count`: (n, h, count)."""
+    if len(numbers) == 1:  # faster, see docs/benchmarks.md
+        return x.new_zeros(*x.shape[:2], count).index_add_(2, numbers[0], x)
+    x = x.expand(len(numbers), -1, -1)
+    return x.new_zeros(*x.shape[:2], count).scatter_add_(2, numbers.unsqueeze(1).expand_as(x), x)
 
 
 def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:
@@ -343,7 +362,7 @@ def sum_nearby_weight(look: MapView, window: int) -> Tensor:
     if look.is_batch:
         keys = torch.arange(k, device=found.device)
         for rows, every in look.iterate_row_blocks():
-            near = (look.positions[rows].unsqueeze(-1) - keys).abs() <= window
+            near = (take_distinct(look.positions[rows]).unsqueeze(-1) - keys).abs() <= window
             found[rows] = (every * near.unsqueeze(1)).sum(-1)
         return found
     step = max(1, min(ROWS, BLOCK_NUMBERS // (h * (ROWS + 2 * window))))

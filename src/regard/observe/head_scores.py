@@ -1,6 +1,5 @@
 """The scores of the heads of one layer on a text, by the detectors that the settings select, with their intervals."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from regard.observe import detectors, words
 from regard.observe.detectors import NEAR, Queries, add_chance
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction, Pattern
-from regard.observe.score_interval import QueryScores, Score, estimate_scores
+from regard.observe.score_interval import UNLIMITED, QueryScores, Score, estimate_all_scores
 from regard.observe.value_norms import weight_by_norm
 from regard.observe.words import Class, Tokens
 
@@ -142,11 +141,9 @@ def estimate_heads(
         weighted = weight_by_norm(look, values, projection)
         found |= {"first by norm": weighted.score_first(), "first value": weighted.first_value_ratio()}
     own = {get_score_name(score) for score in wanted.scores}
-    estimates = {
-        name: estimate_scores(score, (-math.inf, math.inf) if name in own or name in UNBOUNDED_SCORES else (0.0, 1.0))
-        for name, score in found.items()
-    }
-    return [{name: heads[head] for name, heads in estimates.items()} for head in range(look.map.shape[1])]
+    limits = [UNLIMITED if name in own or name in UNBOUNDED_SCORES else (0.0, 1.0) for name in found]
+    heads = zip(*estimate_all_scores(list(found.values()), limits), strict=True)
+    return [dict(zip(found, scores, strict=True)) for scores in heads]
 
 
 def get_score_name(score: UserScore) -> str:

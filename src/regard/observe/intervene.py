@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class Change:
     layer: Layer = None
     head: Heads = None
     kind: str = "self"
+    can_change_parts: ClassVar[bool] = False  # whether a rank can change its heads of a call, whose others it does not have
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -68,6 +69,14 @@ class Change:
         """Return whether the change applies to a layer."""
         return kind == self.kind and (self.layer is None or self.layer in (name, number))
 
+    def find_heads(self, call: AttentionCall) -> list[int]:
+        """Return the heads to change by their places in a call: of those that this rank computes, if ranks share a call."""
+        part = call.rank_part
+        if part is None:
+            return self.resolve_heads(call.q.shape[1])
+        places = {head: place for place, head in enumerate(part.heads)}
+        return [places[head] for head in self.resolve_heads(part.head_count) if head in places]
+
     def resolve_heads(self, count: int) -> list[int]:
         """Return the heads to change, of `count`. Raises OutOfRangeError for a head that does not exist."""
         chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
@@ -89,6 +98,7 @@ class KnockOut(Change):
     each position by row r of the source, which starts again at row 0 after its last.
     """
 
+    can_change_parts = True
     layer: Layer = None
     head: Heads = None
     by: str = "zero"
@@ -104,7 +114,12 @@ class KnockOut(Change):
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
-        chosen[self.resolve_heads(context.shape[1])] = True
+        chosen[self.find_heads(call)] = True
+        if self.by != "zero" and self.source is None and call.rank_part is not None and not call.rank_part.has_whole_batch:
+            raise ConfigError(
+                f"by={self.by!r} replaces a head's context by that of other rows of the batch, but the DTensors of {name} are "
+                "split along the batch: pass source=, a recording of other inputs on this rank."
+            )
         return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number), context)
 
     def make_replacement(self, context: Tensor, name: str, number: int) -> Tensor:
@@ -132,6 +147,7 @@ class KnockOut(Change):
 class CutEdges(Change):
     """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly."""
 
+    can_change_parts = True
     queries: Places = None  # all
     keys: Places = None
 
@@ -140,7 +156,7 @@ class CutEdges(Change):
         rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
         columns = mark_positions(self.keys, k, "keys").view(1, 1, 1, -1)
         heads = torch.zeros(1, call.q.shape[1], 1, 1, dtype=torch.bool)
-        heads[:, self.resolve_heads(call.q.shape[1])] = True
+        heads[:, self.find_heads(call)] = True
         cut = [Given(x.to(call.q.device)) for x in (rows, columns, heads)]
         hidden = cut[0] & cut[1] if self.head is None else cut[0] & cut[1] & cut[2]
         return replace(call, mask=call.mask & ~hidden)
@@ -150,6 +166,7 @@ class CutEdges(Change):
 class Temperature(Change):
     """Divide the scaled scores of a head by t, before softcap, bias and sinks: t > 1 flattens its weights."""
 
+    can_change_parts = True
     layer: Layer = None
     head: Heads = None
     t: float = 1.0
@@ -163,7 +180,7 @@ class Temperature(Change):
         if call.weight is not None:
             return self.change_additive_call(call)
         by = torch.ones(call.q.shape[1], dtype=call.q.dtype, device=call.q.device)
-        by[self.resolve_heads(len(by))] = self.t
+        by[self.find_heads(call)] = self.t
         return replace(call, q=call.q / by.view(-1, 1, 1))
 
     def change_additive_call(self, call: AttentionCall) -> AttentionCall:
@@ -186,6 +203,7 @@ class Patch(Change):
     Nanda 2024).
     """
 
+    can_change_parts = True
     recording: Recording
     of: str = "weights"
     queries: Places = None
@@ -198,7 +216,9 @@ class Patch(Change):
             raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        v, heads = call.v, self.resolve_heads(context.shape[1])
+        v, heads = call.v, self.find_heads(call)
+        if not heads:  # those of other ranks
+            return context
         if self.of == "output":
             theirs = compute_recorded_context(self.recording, name, number, self.kind)
             if theirs.shape != context.shape:
@@ -289,7 +309,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     for change in changes:
         if change not in intervention.applied_changes:
             warnings.warn(
-                f"{type(change).__name__} of layer {change.layer!r} was not applied: no {change.kind} attention ran there.",
+                f"{type(change).__name__} of layer {change.layer!r} was not applied: {intervention.explain_unused(change)}.",
                 stacklevel=3,
             )
 
@@ -305,6 +325,7 @@ class Intervention:
         self.requested_changes = [one for one in asked if one not in self.residual_patches]
         self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
         self.applied_changes: list[Change] = []
+        self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.layer_numbers = LayerNumbers()
         self.numbered: dict[Change, str] = {}  # the module that the number of a change's layer meant
 
@@ -321,7 +342,15 @@ class Intervention:
         """Do nothing when a module that mixes tokens ran."""
 
     def report_missed(self, missed: MissedCall) -> None:
-        """Do nothing for a call that could not be intercepted: it stays unchanged."""
+        """Note a call that could not be intercepted: it stays unchanged."""
+        self.missed[missed.module] = missed.reason
+
+    def explain_unused(self, change: Change) -> str:
+        """Return why a change applied to no call: the reason why calls of its layer were missed, or that there were none."""
+        reasons = [
+            f"{name}: {why}" for name, why in self.missed.items() if change.layer in (None, name) or type(change.layer) is int
+        ]
+        return "; ".join(dict.fromkeys(reasons)) or f"no {change.kind} attention ran there"
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
@@ -336,6 +365,9 @@ class Intervention:
         meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
         if not meant:
             return proceed(call, adapter)
+        whole = [type(change).__name__ for change in meant if not change.can_change_parts]
+        if call.rank_part is not None and whole:
+            raise ConfigError(f"{whole[0]} needs all heads of {name}, but they are DTensors, of which this rank has a part.")
         if adapter.context is None or adapter.result is None or call.v is None:
             raise ConfigError(
                 f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "

@@ -4,12 +4,15 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 CONFIDENCE = 0.95
 SEGMENTS = 8  # of one document
+Limits = tuple[float, float]
+UNLIMITED: Limits = (-math.inf, math.inf)
 MOST_FREEDOM = 1000  # degrees of freedom; above, Student's t is the normal distribution to 0.2 %
 
 
@@ -63,12 +66,17 @@ class QueryScores:
     among: Tensor
     chance: Tensor | None = None
 
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of queries that count, (b, h)."""
+        return self.among.sum(-1)
+
     def mean(self) -> Tensor:
         """Return the mean over the queries that count, (b, h); NaN where there are none."""
-        return self.values.where(self.among, 0).sum(-1, dtype=torch.float64) / self.among.sum(-1)
+        return self.values.where(self.among, 0).sum(-1, dtype=torch.float64) / self.counts
 
 
-def estimate_scores(found: QueryScores | Tensor, limits: tuple[float, float] = (-math.inf, math.inf)) -> list[Score]:
+def estimate_scores(found: QueryScores | Tensor, limits: Limits = UNLIMITED) -> list[Score]:
     """Return a Score for each head: the mean over documents (batch rows) of the mean over the queries that count.
 
     Of several documents the interval is Student's, over the means of the documents: between which limits the mean over more
@@ -76,30 +84,44 @@ def estimate_scores(found: QueryScores | Tensor, limits: tuple[float, float] = (
     many queries each (method of batch means): how sure the mean is for this text, not for others. Of fewer than two queries
     there is none, nor of a single number (b, h) that is no mean of queries. `limits` are those that a score cannot exceed.
     """
-    if isinstance(found, Tensor):
-        means, counts = found.double(), torch.zeros(found.shape, dtype=torch.int64)
-    else:
-        means, counts = found.mean(), found.among.sum(-1)
-    chance = None if isinstance(found, Tensor) or found.chance is None else found.chance.nanmean(0).tolist()
-    numbers = (~means.isnan()).sum(0)
-    middles = means.nansum(0) / numbers
-    variances = (means - middles).square().nansum(0) / (numbers - 1)
-    scores = []
-    for head, (number, middle, variance) in enumerate(zip(numbers.tolist(), middles.tolist(), variances.tolist(), strict=True)):
-        count, by_chance = int(counts[:, head].sum()), math.nan if chance is None else chance[head]
-        if number > 1:
-            scores.append(make_score(middle, variance, number, count, limits, by_chance))
-        else:
-            segments = [] if isinstance(found, Tensor) else average_segments(found, head)
-            scores.append(estimate_score(means[:, head].tolist(), segments, count, limits, by_chance))
-    return scores
+    return estimate_all_scores([found], [limits])[0]
+
+
+def estimate_all_scores(scores: Sequence[QueryScores | Tensor], limits: Sequence[Limits]) -> list[list[Score]]:
+    """Return what `estimate_scores` returns, for each of several scores of the same heads."""
+    means = torch.stack([one.double() if isinstance(one, Tensor) else one.mean() for one in scores])  # (scores, b, h)
+    numbers = (~means.isnan()).sum(1)
+    middles = means.nansum(1) / numbers
+    variances = (means - middles.unsqueeze(1)).square().nansum(1) / (numbers - 1)
+    known = zip(scores, limits, means, *(x.tolist() for x in (numbers, middles, variances)), strict=True)
+    found = []
+    for score, ends, documents, *columns in known:
+        counts, chances = count_queries(score, documents.shape[1])
+        heads = enumerate(zip(*columns, counts, chances, strict=True))
+        found.append(
+            [
+                make_score(middle, variance, number, count, ends, chance)
+                if number > 1
+                else estimate_score(documents[:, head].tolist(), average_segments(score, head), count, ends, chance)
+                for head, (number, middle, variance, count, chance) in heads
+            ]
+        )
+    return found
+
+
+def count_queries(score: QueryScores | Tensor, heads: int) -> tuple[list[int], list[float]]:
+    """Return the number of queries that count for each head, 0 if the score is no mean of queries, and its chance or NaN."""
+    if isinstance(score, Tensor):
+        return [0] * heads, [math.nan] * heads
+    chances = [math.nan] * heads if score.chance is None else score.chance.nanmean(0).tolist()
+    return score.counts.sum(0).tolist(), chances
 
 
 def estimate_score(
     documents: Sequence[float],
     segments: Sequence[float],
     count: int,
-    limits: tuple[float, float] = (-math.inf, math.inf),
+    limits: Limits = UNLIMITED,
     chance: float = math.nan,
 ) -> Score:
     """Return the Score of a head from its means by document, NaN for a document that has none, and by segment if it is one."""
@@ -115,7 +137,7 @@ def estimate_score(
     return make_score(mean, variance, len(sample), count, limits, chance)
 
 
-def estimate_from_sums(documents: int, total: float, squares: float, count: int, limits: tuple[float, float]) -> Score:
+def estimate_from_sums(documents: int, total: float, squares: float, count: int, limits: Limits) -> Score:
     """Return the Score of a head from the number of its documents, and the sums of their means and of the squares of these."""
     if not documents:
         return Score(math.nan)
@@ -125,16 +147,16 @@ def estimate_from_sums(documents: int, total: float, squares: float, count: int,
     return make_score(total / documents, variance, documents, count, limits)
 
 
-def make_score(
-    mean: float, variance: float, number: int, count: int, limits: tuple[float, float], chance: float = math.nan
-) -> Score:
+def make_score(mean: float, variance: float, number: int, count: int, limits: Limits, chance: float = math.nan) -> Score:
     """Return the Score with Student's interval, of a sample of this variance and number."""
     half = compute_student_quantile(number - 1) * math.sqrt(variance / number)
     return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count, chance)
 
 
-def average_segments(found: QueryScores, head: int) -> list[float]:
-    """Return the means of the segments of the first document in which a head has queries that count; at most eight."""
+def average_segments(found: QueryScores | Tensor, head: int) -> list[float]:
+    """Return the means of the segments of the only document in which a head has queries that count; at most eight."""
+    if isinstance(found, Tensor):
+        return []
     rows = found.among[:, head].any(-1).nonzero().flatten()
     if len(rows) != 1:
         return []

@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import regard
 from observe.family import Widened, widen
 from observe.recording_checks import EQUAL, distance
+from regard.observe.intervene import Change
 
 B, H, T, D = 4, 6, 7, 5
 HEADS, ROWS = (Shard(1),), (Shard(0),)
@@ -230,6 +231,81 @@ def check_joined_rows(mesh: DeviceMesh) -> None:
     assert ("different rows of the batch" in message) == (dist.get_rank() == 0)
 
 
+def list_changes(heads: int, recording: regard.Recording) -> list[Change]:
+    """Return changes of some heads by their numbers in the whole model, each of which leaves others as they are."""
+    return [
+        regard.KnockOut(0, [1, heads - 1]),
+        regard.KnockOut(0, [0, heads - 1], by="resample", source=recording),
+        regard.CutEdges(layer=0, head=heads - 2, queries=slice(3, None), keys=2),
+        regard.Temperature(0, [0, 2], t=3.0),
+        regard.Patch(layer=0, head=[1, heads - 1], recording=recording, of="output", queries=4),
+        regard.Patch(layer=0, head=heads - 1, recording=recording),
+    ]
+
+
+def check_changes(meshes: dict[Any, DeviceMesh]) -> None:
+    """Fail unless changed attention is that of the tensors that are not split, with as many messages, and with gradients."""
+    for function in (attend, attend_causally, attend_grouped, attend_by_bmm, attend_by_einsum, attend_by_kernel):
+        heads, own = FORMS[function]
+        tensors, others = ([draw(n, seed + more) for seed, n in enumerate((heads, own, own))] for more in (0, 5))
+        model = Function(function)
+        for (_, placements), mesh in meshes.items():
+            split, other_split = ([distribute_tensor(x, mesh, placements) for x in one] for one in (tensors, others))
+            with implicit_replication():
+                with regard.record(model, keep="values") as whole:
+                    model(*others)
+                with regard.record(model, keep="values") as part:
+                    model(*other_split)
+            for change, change_of_part in zip(list_changes(heads, whole), list_changes(heads, part), strict=True):
+                with count_messages() as before:
+                    model(*split)
+                leaf = [x.detach().clone().requires_grad_() for x in split]
+                with count_messages() as inside, regard.intervene(model, change_of_part):
+                    found = model(*leaf)
+                with implicit_replication():
+                    found.to_local().square().sum().backward()
+                with regard.intervene(model, change):
+                    expected = model(*(x.requires_grad_() for x in tensors))
+                assert inside.get_comm_counts() == before.get_comm_counts(), (function.__name__, placements, change)
+                assert found.placements == tuple(placements)
+                whole_context = model(*tensors)
+                assert not torch.allclose(whole_context, expected)
+                compared = take_part(expected.detach(), mesh, placements)
+                assert float((found.to_local() - compared).abs().max()) < EQUAL, (function.__name__, placements, change)
+                (gradient,) = torch.autograd.grad(expected.square().sum(), tensors[0])
+                compared = take_part(gradient, mesh, placements)
+                assert float((leaf[0].grad.to_local() - compared).abs().max()) < 10 * EQUAL, (function.__name__, change)
+
+
+def check_refused_changes(mesh: DeviceMesh) -> None:
+    """Fail unless a change that needs what other ranks have, or that no rank can make, says so."""
+    tensors = [draw(H, seed) for seed in range(3)]
+    rows = [distribute_tensor(x, mesh, ROWS) for x in tensors]
+    tokens = [distribute_tensor(x, mesh, (Shard(2),)) for x in tensors]
+    model = Function(attend)
+    try:
+        with regard.intervene(model, regard.KnockOut(0, 1, by="mean")):
+            model(*rows)
+        message = ""
+    except regard.ConfigError as error:
+        message = str(error)
+    assert "split along the batch" in message, message
+    try:
+        with regard.intervene(model, regard.KnockOut(0, H)):
+            model(*[distribute_tensor(x, mesh, HEADS) for x in tensors])
+        message = ""
+    except regard.ConfigError as error:
+        message = str(error)
+    except IndexError as error:
+        message = str(error)
+    assert f"the heads are 0 to {H - 1}" in message, message
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with count_messages(), regard.intervene(model, regard.KnockOut(0, 1)):
+            model(*tokens)
+    assert any("full_tensor()" in str(one.message) for one in said), [str(one.message) for one in said]
+
+
 GPT_NEO = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4}
 BERT = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
 SMALL = {"hidden_size": 32, "vocab_size": 64, "intermediate_size": 48}
@@ -268,7 +344,7 @@ def compare_joined(recording: regard.Recording, whole: regard.Recording) -> None
 
 
 def check_family(name: str, mesh: DeviceMesh) -> None:
-    """Fail unless a model whose projections return DTensors is recorded as it is when it is not split."""
+    """Fail unless a model whose projections return DTensors is recorded, and changed, as it is when it is not split."""
     settings, heads, back = FAMILIES[name]
     model = build_family(name, **settings)
     inputs = {"input_ids": IDS, "attention_mask": PADDED, **({} if name == "MPNet" else {"use_cache": False})}
@@ -278,13 +354,20 @@ def check_family(name: str, mesh: DeviceMesh) -> None:
             return model(**inputs).last_hidden_state
 
     with regard.record(model, keep="values") as whole:
-        run()
+        unchanged = run()
+    change = regard.KnockOut(1, [0, 3])
+    with regard.intervene(model, change):
+        expected = run()
+    assert not torch.allclose(unchanged, expected)
     for path, module in model.named_modules():
         if path.endswith(back):
             parallelize_module(module, mesh, RowwiseParallel())
         elif isinstance(module, nn.Linear) and path.rpartition(".")[2] in heads:
             parallelize_module(module, mesh, ColwiseParallel(use_local_output=False))
     compare_joined(record_unchanged(model, run), whole)
+    with count_messages(), regard.intervene(model, change):
+        found = run()
+    assert float((found - expected).abs().max()) < 10 * EQUAL
 
 
 def check_tensor_parallel_plan(name: str, folder: Path) -> None:
@@ -323,8 +406,9 @@ def build_checks(folder: Path) -> dict[str, Callable[[], None]]:
         checks[name] = lambda name=name: check_family(name, mesh)
     for name in ("Llama", "Gemma2"):
         checks[f"{name} by its plan"] = lambda name=name: check_tensor_parallel_plan(name, folder)
-    for check in (check_split_tokens, check_unlike_splits, check_mixed_heads, check_joined_rows):
+    for check in (check_split_tokens, check_unlike_splits, check_mixed_heads, check_joined_rows, check_refused_changes):
         checks[check.__name__] = lambda check=check: check(mesh)
+    checks["check_changes"] = lambda: check_changes(meshes)
     return checks
 
 

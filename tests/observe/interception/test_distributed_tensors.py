@@ -12,6 +12,7 @@ CHECKS = [  # of distributed_tensors.py
     *("attend_with_dropout", "attend_to_top_keys", "attend_by_relu", "attend_by_difference", "attend_by_kernel"),
     *("GPTNeo", "GPTJ", "MPNet", "Llama by its plan", "Gemma2 by its plan"),
     *("check_split_tokens", "check_unlike_splits", "check_mixed_heads", "check_joined_rows"),
+    *("check_changes", "check_refused_changes"),
 ]
 
 
@@ -23,7 +24,7 @@ def rank_results(tmp_path_factory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_what_a_rank_computes_of_dtensors_is_recorded(rank_results, check):
+def test_what_a_rank_computes_of_dtensors_is_recorded_and_changed(rank_results, check):
     assert [rank.get(check) for rank in rank_results] == ["", ""]
 
 

@@ -30,6 +30,15 @@ class CallArguments:
         return AttentionMap(**given | {"k": k} | changes)
 
 
+@dataclass(frozen=True)
+class RankPart:
+    """The part of a call that this rank computes: the numbers of its heads among all heads, and whether all batch rows."""
+
+    heads: tuple[int, ...]
+    head_count: int
+    has_whole_batch: bool
+
+
 @dataclass(eq=False, kw_only=True)
 class AttentionCall(CallArguments):
     """An intercepted call of an attention kernel: its arguments, and what the interception found out about its caller."""
@@ -45,6 +54,7 @@ class AttentionCall(CallArguments):
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees
     can_be_packed: bool = True  # whether several calls of one visit may be sequences that were packed
     note: str = ""  # how much of it is stored as it is, and why
+    rank_part: RankPart | None = None  # which part of the model's call this is, if ranks share it
     parent_rows: Tensor | None = None  # each row's parent row in the previous step, if that was observed
 
 

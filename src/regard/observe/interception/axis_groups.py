@@ -14,6 +14,7 @@ HEADS = (
     *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head"),
     *("query_heads", "num_query_heads", "n_query_heads"),
 )
+NAMES = frozenset(HEADS)
 
 
 class Groups(NamedTuple):
@@ -122,7 +123,8 @@ def find_head_counts() -> list[int]:
     for frame in reversed(STATE.frames[-3:]):
         own = vars(frame.module)
         for attributes in (own, getattr(own.get("config"), "__dict__", {})):
-            counts += [n for name in HEADS if type(n := attributes.get(name)) is int and n > 1]
+            if not NAMES.isdisjoint(attributes):
+                counts += [n for name in HEADS if type(n := attributes.get(name)) is int and n > 1]
     return counts
 
 

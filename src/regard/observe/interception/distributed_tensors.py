@@ -4,12 +4,15 @@ Each rank computes whole rows of some heads or batch rows, so that its part is a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from regard.errors import ConfigError
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, RankPart
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import is_distributed
 
@@ -55,8 +58,12 @@ def find_split_axes(x: Any, name: str) -> list[int | None]:
     return axes
 
 
-def take_local_heads(query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, Tensor, Tensor, Any, str]:
-    """Return queries, keys, values and a mask of the heads and batch rows that this rank computes, and a note on the latter.
+def take_local_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any = None
+) -> tuple[Tensor, Tensor, Tensor, Any, RankPart | None, str]:
+    """Return queries, keys, values and a mask of the heads and batch rows that this rank computes, which, and a note on them.
+
+    Which they are is None for queries without an axis of heads of its own, (..., t, d) or (n, t, d).
 
     Raises UnreadableError if no head is whole on this rank, or if keys or a mask are not of the same heads.
     """
@@ -75,7 +82,49 @@ def take_local_heads(query: Tensor, key: Tensor, value: Tensor, mask: Any = None
                 raise UnreadableError(UNEVEN)
     dims = [n for n, axis in enumerate(axes) if axis is not None and axis < HEADS]
     note = describe_batch_part(query.device_mesh, dims) if dims else ""  # type: ignore[attr-defined]
-    return take_local(query), take_local(key), take_local(value), take_local(mask), note
+    part = None
+    if is_distributed(query) and query.dim() > -HEADS:
+        span = Span(0, query.shape[HEADS], query.shape[HEADS])
+        for n, axis in enumerate(axes):
+            span = span.narrow(query.device_mesh.size(n), query.device_mesh.get_local_rank(n)) if axis == HEADS else span  # type: ignore[attr-defined]
+        part = RankPart(tuple(range(span.start, span.start + span.length)), span.total, not note)
+    return take_local(query), take_local(key), take_local(value), take_local(mask), part, note
+
+
+def make_part_adapter(
+    call: AttentionCall,
+    query: Any,
+    run: Callable[[], Any],
+    read: Callable[[Any], Any] = lambda out: out,
+    write: Callable[[Tensor, Any], Any] = lambda new, out: distribute_like(new, out),
+) -> CallAdapter:
+    """Return the adapter of this rank's part of a call, whose context is split as its queries are.
+
+    read takes a result to its context, a DTensor (..., h, q, e); write takes this rank's context (b, h, q, e) and the result to
+    another result. Raises ConfigError when the context turns out to be split otherwise.
+    """
+    if call.rank_part is None or len(call.rank_part.heads) != call.q.shape[1]:
+        return CallAdapter(run)
+
+    def read_context(out: Any) -> Tensor:
+        context = read(out)
+        if describe_placements(context) != describe_placements(query):
+            raise ConfigError(
+                UNLIKE.format("queries", "context", describe_placements(query), describe_placements(context))
+                + ", so that it cannot be changed."
+            )
+        local: Tensor = take_local(context)
+        return local.reshape(-1, *local.shape[HEADS:])
+
+    return CallAdapter(run, read_context, write, is_reversible=False)
+
+
+def distribute_like(part: Tensor, like: Any) -> Any:
+    """Return this rank's part of a tensor, in any shape, as a DTensor of the shape and placements of another one."""
+    local = part.reshape(like.to_local().shape)
+    strides = [math.prod(like.shape[n + 1 :]) for n in range(like.dim())]
+    place = {"shape": like.shape, "stride": tuple(strides), "run_check": False}
+    return type(like).from_local(local.contiguous(), like.device_mesh, like.placements, **place)
 
 
 class Span(NamedTuple):
@@ -101,6 +150,16 @@ class RankSplit:
     spans: Mapping[int, Span]  # of each axis that is split
     placements: str
     note: str
+
+    def find_part(self, batch: Axes, heads: Axes, sizes: Mapping[int, int]) -> RankPart:
+        """Return which heads this rank computes, and whether all batch rows; `sizes` are those of all ranks together."""
+        shape = [sizes[axis] for axis in heads]
+        numbers = torch.arange(math.prod(shape)).reshape(shape)
+        for n, axis in enumerate(heads):
+            if axis in self.spans:
+                numbers = numbers.narrow(n, self.spans[axis].start, self.spans[axis].length)
+        is_whole = all(span.length == span.total for axis, span in self.spans.items() if axis in batch)
+        return RankPart(tuple(numbers.flatten().tolist()), math.prod(shape), is_whole)
 
     def take_part(self, x: Tensor, dims: Dims, sizes: Mapping[int, int]) -> Tensor:
         """Return this rank's part of a tensor, with one dimension for each of its axes; `sizes` are those of a part.

@@ -70,7 +70,8 @@ def is_nonlinear(role: Role | None, args: Any) -> bool:
     return role is Role.NONLINEAR or (role is Role.POWER and not root)
 
 
+@cache
 def strip_affixes(name: str) -> str:
-    """Return a function's name without operator, private and in-place affixes: `__iadd__` is `add`."""
+    """Return a function's name without operator, private and in-place affixes: `__iadd__` is `add`. Cached per name."""
     found = ARITHMETIC.match(name)
     return found[1] if found else name.strip("_")

@@ -6,7 +6,7 @@ queries and keys, which keeps q x k numbers and is exact.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from regard.mechanism.scores import dot, score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
-from regard.observe.interception.distributed_tensors import find_split, take_local
+from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.labelled_product import LabelledProduct
 from regard.observe.interception.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.plain_tensors import UnreadableError
@@ -73,8 +73,26 @@ def read_call(
     if rank_split is None:
         return call, adapter
     if isinstance(call, AttentionCall):
-        return replace(call, note="; ".join(filter(None, (call.note, rank_split.note)))), CallAdapter(adapter.run)
+        note, part = "; ".join(filter(None, (call.note, rank_split.note))), rank_split.find_part(batch, heads, table.sizes)
+        return replace(call, note=note, rank_part=part), adapt_to_part(adapter, table, rank_split)
     return replace(call, read_softmaxes=list), CallAdapter(adapter.run)
+
+
+def adapt_to_part(adapter: CallAdapter, table: AxisTable, rank_split: RankSplit) -> CallAdapter:
+    """Return the adapter of a call whose tensors are split among ranks: contexts are those of this rank."""
+    read, write = adapter.context, adapter.result
+    if read is None or write is None:
+        return CallAdapter(adapter.run)
+
+    def read_context(out: Tensor) -> Tensor:
+        with table.use_rank_split(rank_split):
+            return read(out)
+
+    def write_context(new: Tensor, out: Tensor) -> Any:
+        with table.use_rank_split(rank_split):
+            return distribute_like(write(new, take_local(out)), out)
+
+    return CallAdapter(adapter.run, read_context, write_context, is_reversible=False)
 
 
 def read_grouped_call(
@@ -210,12 +228,12 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
     kind = score_dtype(matrix.dtype)
     ours, theirs = compute_weights(call, q, k, bias, table).to(kind), matrix[:, :, rows].to(kind)
-    is_number = ~theirs.isnan().any(-1, keepdim=True)
-    difference = ((ours - theirs).abs() * is_number).nan_to_num()
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    tolerance = 4 * eps * (1 + theirs * q.shape[-1])
+    difference, tolerance = (ours - theirs).abs(), 4 * eps * (1 + theirs * q.shape[-1])
     if bool((difference <= tolerance).all()):
         return None
+    is_number = ~theirs.isnan().any(-1, keepdim=True)
+    difference = (difference * is_number).nan_to_num()
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.distributed_tensors import take_local_heads
+from regard.observe.interception.distributed_tensors import distribute_like, make_part_adapter, take_local_heads
 from regard.observe.interception.flex import infer_block_mask
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError, unwrap_tensor
@@ -109,7 +109,13 @@ def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple
     """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
     call = build_call(implementation, *asked)
     if any(map(is_distributed, asked[1:4])):
-        return call, CallAdapter(run)
+        return call, make_part_adapter(
+            call,
+            asked[1],
+            run,
+            lambda out: out[0].transpose(1, 2),
+            lambda new, out: (distribute_like(new.transpose(1, 2), out[0]), *out[1:]),
+        )
     adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
     )
@@ -127,9 +133,9 @@ def build_call(
     if is_paged(implementation, options):
         raise UnreadableError(PAGES)
     sources = has_separate_sources(STATE.frames, query, key)
-    note = ""
+    note, part = "", None
     if any(map(is_distributed, (query, key, value))):
-        query, key, value, mask, note = take_local_heads(query, key, value, mask)
+        query, key, value, mask, part, note = take_local_heads(query, key, value, mask)
     q, k, v = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     if not q.shape[0] == k.shape[0] == v.shape[0]:  # a batch of 1 broadcasts
         b = max(q.shape[0], k.shape[0])
@@ -162,6 +168,7 @@ def build_call(
         unwritten_keys=room,
         has_separate_sources=sources,
         note=note,
+        rank_part=part,
     )
 
 

@@ -103,7 +103,8 @@ class ModuleFrame:
         )
         tensors = [x for x in values if isinstance(x, Tensor)]
         inputs = [*map(weakref.ref, tensors)]
-        sizes = [x.numel() if is_readable(x) else 0 for x in tensors]  # numel() of a wrapper subclass would be traced
+        # numel() of a wrapper subclass would be traced
+        sizes = [x.numel() if type(x) is Tensor or is_readable(x) else 0 for x in tensors]
         results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.distributed_tensors import take_local_heads
+from regard.observe.interception.distributed_tensors import make_part_adapter, take_local_heads
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources, is_distributed
 from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule
@@ -44,9 +44,9 @@ def read_call(
     Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
     """
     are_separate = has_separate_sources(STATE.frames, query, key)
-    has_ranks, note = any(map(is_distributed, (query, key, value))), ""
+    has_ranks, note, part, whole = any(map(is_distributed, (query, key, value))), "", None, query
     if has_ranks:
-        query, key, value, attn_mask, note = take_local_heads(query, key, value, attn_mask)
+        query, key, value, attn_mask, part, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
     batch_and_heads = infer_batch_and_heads(query)
     q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
@@ -77,10 +77,11 @@ def read_call(
         is_cross=STATE.is_cross,
         can_use_cache=STATE.is_cross is None,  # nn.MultiheadAttention, which sets it, has no cache
         note=note,
+        rank_part=part,
     )
     four = q.shape[0], heads, q.shape[2], v.shape[3]
     if has_ranks:
-        return call, CallAdapter(run)
+        return call, make_part_adapter(call, whole, run)
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
 
 

@@ -49,7 +49,7 @@ class AxisTable:
 
     def expand_dims(self, dims: Dims) -> Dims:
         """Return dimensions with axes that were split replaced by their parts."""
-        return tuple(map(self.expand_axes, dims))
+        return tuple(map(self.expand_axes, dims)) if self.parts else dims
 
     def get_sizes(self, axes: Axes) -> list[int]:
         """Return the sizes of axes."""
@@ -124,6 +124,9 @@ class AxisTable:
         Raises UnreadableError if it has an axis that is in no group.
         """
         dims, groups = self.expand_dims(dims), self.expand_dims(groups)
+        if dims == groups and self.rank_split is None:
+            plain: Tensor = unwrap_tensor(x)
+            return plain
         have = [axis for axes in dims for axis in axes]
         wanted = [axis for group in groups for axis in group]
         if not set(have) <= set(wanted) or len(set(have)) < len(have):
