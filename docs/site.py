@@ -13,7 +13,7 @@ from pathlib import Path
 from regard.cli.arguments.look import SMOLLM2
 from regard.cli.model_loading import is_smollm2_installed
 from regard.cli.serve import load_page_model
-from regard.show.page.finding import Finding
+from regard.show.page.finding import OpeningFinding
 from regard.show.page.gallery import LONG, GalleryItem, list_gallery
 from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import Session
@@ -55,7 +55,7 @@ def write_gallery(folder: Path, session: Session) -> None:
     (folder / "index.html").write_text(render_index(cards), encoding="utf-8")
 
 
-def render_card(item: GalleryItem, model: str, finding: Finding | None) -> str:
+def render_card(item: GalleryItem, model: str, finding: OpeningFinding | None) -> str:
     """Return a link to an item, with the sentences of its finding."""
     view = "text" if item.view == "type" else item.view  # a file runs no model
     said = " ".join(finding.sentences[:-1]) if finding is not None else ""

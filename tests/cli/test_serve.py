@@ -8,7 +8,7 @@ from regard.cli.serve import load_page_model, load_page_models
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.recurrent import RecurrentTranslator
-from regard.show.page.recording_entry import Place
+from regard.show.page.recording_entry import HeadPlace
 from regard.show.page.session import Session
 from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.translators import READ, train_small_translator
@@ -80,7 +80,7 @@ def test_smollm2_reads_a_text_and_says_what_moved_its_next_word():
     found = session.run_text("The dog chased the rabbit because it was", lambda: None)
     assert len(found["next"]) == 10
     entry = session.get_entry(found["id"])
-    pulls = session.get_attribution_map(entry, Place(layer=18, head=6), "pull", None, None, lambda: None)
+    pulls = session.get_attribution_map(entry, HeadPlace(layer=18, head=6), "pull", None, None, lambda: None)
     assert pulls.shape == (1, 9, 8, 8)
     assert float(pulls.row_sums().abs().max()) > 0
     opening = session.open_gallery("opening", lambda: None)  # the first picture of the README

@@ -6,11 +6,11 @@ import torch
 import regard
 from regard import Causal, ConfigError
 from regard.show.page import exact_weights
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from show.page.server_client import rows_and_keys
 
 B, H, G, T, D = 2, 4, 2, 13, 5
-PLACE = Place(b=1, head=2)
+PLACE = HeadPlace(b=1, head=2)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from regard.map.codes import encode_weights
 from regard.map.pooling import bin_edges
 from regard.show.page import head_pictures
 from regard.show.page.head_pictures import OpenedHead, compute_profile, make_thumbnails
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
 NAN = float("nan")
@@ -39,7 +39,7 @@ def long():
 
 def test_a_small_picture_has_the_largest_weight_of_each_pixel():
     entry = RecordingEntry("r1", long())
-    found, sampled = make_thumbnails(entry, Place())
+    found, sampled = make_thumbnails(entry, HeadPlace())
     assert (found.shape, sampled) == ((2, 48, 48), False)
     dense, cuts = entry.recording.map(0)[0, 1], bin_edges(0, 97, 48).tolist()
     for r, c in ((0, 0), (30, 7), (47, 46), (7, 30)):
@@ -51,10 +51,10 @@ def test_of_a_large_layer_some_rows_are_examined(monkeypatch):
     monkeypatch.setattr(head_pictures, "MAX_FULL_WEIGHTS", 2 * 97 * 97 - 1)
     monkeypatch.setattr(head_pictures, "SAMPLED_ROWS", 2)  # of a pixel of two rows, and so all, but for the odd ones
     entry = RecordingEntry("r1", long())
-    found, sampled = make_thumbnails(entry, Place())
+    found, sampled = make_thumbnails(entry, HeadPlace())
     assert sampled
     monkeypatch.setattr(head_pictures, "MAX_FULL_WEIGHTS", 2 * 97 * 97)
-    whole, sampled = make_thumbnails(entry, Place())
+    whole, sampled = make_thumbnails(entry, HeadPlace())
     assert not sampled
     apart = whole.to(torch.int32) - found.to(torch.int32)
     assert apart.min() >= -1
@@ -63,7 +63,7 @@ def test_of_a_large_layer_some_rows_are_examined(monkeypatch):
 
 def test_small_pictures_of_calls_that_are_joined_are_those_of_the_map():
     recording = in_steps(dtype=torch.float32)
-    found, _ = make_thumbnails(RecordingEntry("r1", recording), Place(b=1, layer=1))
+    found, _ = make_thumbnails(RecordingEntry("r1", recording), HeadPlace(b=1, layer=1))
     seen = Causal().table(13, 13).reshape(13, 13)
     expected = torch.stack([encode_weights(recording.map(1, n)[1, 0], seen) for n in range(4)])
     assert (found.to(torch.int32) - expected.to(torch.int32)).abs().max() <= 1

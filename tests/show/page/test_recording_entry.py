@@ -10,7 +10,7 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory
 from regard.show.page import recording_entry as entries
 from regard.show.page.head_table import stream_head_table
-from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, summarize_entry
 from regard.show.page.steps_json import compute_head_steps
 from show.page.server_client import in_steps, record_sorter, rows_and_keys
 
@@ -55,7 +55,7 @@ def test_shapes_are_those_of_the_maps_that_are_not_made(entry):
 
 def test_the_map_of_a_place_is_that_of_its_row_and_head(entry):
     for one in entry.attention_layers:
-        place = Place(one.kind, one.part, 1, 0, 3)
+        place = HeadPlace(one.kind, one.part, 1, 0, 3)
         expected = entry.recording.map(0, 3, kind=one.kind, part=one.part)[1, 0]
         torch.testing.assert_close(entry.get_map(place)[0, 0], expected, rtol=0, atol=1e-12)
 
@@ -63,8 +63,8 @@ def test_the_map_of_a_place_is_that_of_its_row_and_head(entry):
 def test_values_are_those_of_the_heads_group(entry):
     one = entry.attention_layers[0]
     values = entry.recording.values(0, kind=one.kind, part=one.part)
-    assert torch.equal(entry.get_values(Place(one.kind, one.part, 1, 0, 3)), values[1, 1])
-    assert torch.equal(entry.get_values(Place(one.kind, one.part, 1, 0, 1)), values[1, 0])
+    assert torch.equal(entry.get_values(HeadPlace(one.kind, one.part, 1, 0, 3)), values[1, 1])
+    assert torch.equal(entry.get_values(HeadPlace(one.kind, one.part, 1, 0, 1)), values[1, 0])
 
 
 def test_words_of_queries_are_the_last_of_those_of_the_keys():
@@ -73,7 +73,7 @@ def test_words_of_queries_are_the_last_of_those_of_the_keys():
     recording = rows_and_keys(q, k, offset=PAST)
     recording.tokens = [[f"{row}{n}" for n in range(T + PAST)] for row in "ab"]
     entry = RecordingEntry("r1", recording)
-    rows, columns = entry.get_axis_words(Place(b=1))
+    rows, columns = entry.get_axis_words(HeadPlace(b=1))
     assert columns == [f"b{n}" for n in range(T + PAST)]
     assert rows == columns[PAST:]
     (found,) = summarize_entry(entry)["attentions"]
@@ -83,17 +83,17 @@ def test_words_of_queries_are_the_last_of_those_of_the_keys():
 def test_an_axis_whose_length_the_words_have_not_has_numbers(entry):
     one = next(one for one in entry.attention_layers if 11 in (shape[3] for shape in one.shapes))
     layer = next(layer for layer, shape in enumerate(one.shapes) if shape[3] == 11)
-    assert entry.get_axis_words(Place(one.kind, one.part, 0, layer))[1] == [str(n) for n in range(11)]
+    assert entry.get_axis_words(HeadPlace(one.kind, one.part, 0, layer))[1] == [str(n) for n in range(11)]
 
 
 def test_few_maps_are_kept_and_the_last_in_any_case(monkeypatch):
     entry = RecordingEntry("r1", record_sorter())
     monkeypatch.setattr(entries, "MAX_MAPS_BYTES", 2 * entries.ROW_BYTES * 3 * 11)
     for layer in (0, 1, 2, 0):
-        entry.get_map(Place(layer=layer))
+        entry.get_map(HeadPlace(layer=layer))
     assert [key[2] for key in entry._maps] == [2, 0]
     monkeypatch.setattr(entries, "MAX_MAPS_BYTES", 0)
-    entry.get_map(Place(layer=1))
+    entry.get_map(HeadPlace(layer=1))
     assert [key[2] for key in entry._maps] == [1]
 
 
@@ -104,7 +104,7 @@ def test_calls_that_are_joined_have_the_map_of_all_of_them(limit, monkeypatch):
     entry = RecordingEntry("r1", recording)
     for layer in range(2):
         for head in range(4):
-            place = Place(b=1, layer=layer, head=head)
+            place = HeadPlace(b=1, layer=layer, head=head)
             torch.testing.assert_close(entry.get_map(place)[0, 0], recording.map(layer, head)[1, 0], rtol=0, atol=1e-12)
             assert torch.equal(entry.get_values(place), recording.values(layer)[1, head // 2])
 
@@ -114,10 +114,10 @@ def test_of_a_large_layer_that_is_joined_one_head_is_copied(monkeypatch):
     monkeypatch.setattr(KVHistory, "build_map", counted := Counted(KVHistory.build_map))
     recording = in_steps()
     entry = RecordingEntry("r1", recording)
-    m, count = entry.get_sized_map(Place(layer=1, head=3))
+    m, count = entry.get_sized_map(HeadPlace(layer=1, head=3))
     assert m.nbytes == 2 * 2 * 13 * 5 * 8  # q and k of one head, of both batch rows
     assert count >= m.nbytes
-    entry.get_sized_map(Place(layer=1, head=3))
+    entry.get_sized_map(HeadPlace(layer=1, head=3))
     assert counted.times == 1
 
 
@@ -154,7 +154,7 @@ def test_heads_that_were_chosen_keep_the_models_numbers():
     assert [(layer["heads"], layer["numbers"]) for layer in attention["layers"]] == [(2, [0, 2])] * 3
     (whole,) = summarize_entry(RecordingEntry("r1", record_sorter()))["attentions"]
     assert "numbers" not in whole["layers"][0]
-    place = Place(layer=1, head=1)
+    place = HeadPlace(layer=1, head=1)
     torch.testing.assert_close(entry.get_map(place)[0, 0], record_sorter().map(1, 2)[0, 0], rtol=0, atol=1e-12)
     *_, last = stream_head_table(entry, place, lambda: None)
     assert last["detectors"]
@@ -166,10 +166,12 @@ def test_heads_that_were_chosen_keep_the_models_numbers():
 def test_a_recording_without_words_is_shown_by_numbers():
     entry = RecordingEntry("r1", rows_and_keys(torch.zeros(1, 1, T, D), torch.zeros(1, 1, T, D)))
     assert summarize_entry(entry)["words"] == {}
-    assert entry.get_axis_words(Place())[0] == [str(n) for n in range(T)]
+    assert entry.get_axis_words(HeadPlace())[0] == [str(n) for n in range(T)]
 
 
-@pytest.mark.parametrize("place", [Place(layer=9), Place(head=H), Place(b=B), Place(head=-1), Place("self", "nowhere")])
+@pytest.mark.parametrize(
+    "place", [HeadPlace(layer=9), HeadPlace(head=H), HeadPlace(b=B), HeadPlace(head=-1), HeadPlace("self", "nowhere")]
+)
 def test_a_place_that_is_not_there_is_refused(entry, place):
     with pytest.raises(ConfigError):
         entry.get_map(place)
@@ -189,4 +191,4 @@ def test_the_words_of_two_texts_go_to_the_axes_that_they_are_of():
         ("cross", "decoder", target, source),
     ):
         for b in range(2):
-            assert one.get_axis_words(Place(kind, part, b)) == (rows[b], columns[b])
+            assert one.get_axis_words(HeadPlace(kind, part, b)) == (rows[b], columns[b])

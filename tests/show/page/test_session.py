@@ -6,7 +6,7 @@ import torch
 from regard import ConfigError
 from regard.show.page import memory_size
 from regard.show.page import session as sessions
-from regard.show.page.recording_entry import Place
+from regard.show.page.recording_entry import HeadPlace
 from show.page.server_client import TEXT, make_sorter, open_client, record_encoder_and_decoder
 
 
@@ -34,7 +34,7 @@ def test_a_head_of_a_recording_that_is_gone_is_not_kept(recording):
     entry = session.add_recording(recording)
     session.remove_recording(entry.id)
     with pytest.raises(ConfigError, match="make room"):
-        session.open_head(entry, Place())
+        session.open_head(entry, HeadPlace())
     assert not session.list_opened()
 
 
@@ -42,5 +42,5 @@ def test_a_head_is_opened_once_whether_its_part_is_named_or_not():
     session = sessions.Session(record_encoder_and_decoder())
     entry = session.get_entry(session.listed[0])
     assert [one.part for one in entry.attention_layers] == ["encoder", "decoder"]
-    assert session.open_head(entry, Place(part="encoder")) is session.open_head(entry, Place())
-    assert session.open_head(entry, Place(part="decoder")) is not session.open_head(entry, Place())
+    assert session.open_head(entry, HeadPlace(part="encoder")) is session.open_head(entry, HeadPlace())
+    assert session.open_head(entry, HeadPlace(part="decoder")) is not session.open_head(entry, HeadPlace())

@@ -12,7 +12,7 @@ from regard.errors import ConfigError, DataError
 from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import Given
 from regard.models import GPT2, GPT2Config
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from regard.show.page.steps_json import MAX_ROW_KEYS, compute_head_steps, get_example_steps
 from show.page.step_bounds import step_bounds
 
@@ -55,7 +55,7 @@ def compute_steps(found: dict) -> regard.Steps:
 
 @pytest.mark.parametrize("model", [None, Biased()], ids=["causal", "biased"])
 def test_the_steps_of_a_short_text_are_those_of_its_map(model):
-    one, place = entry(7, model), Place(layer=0, head=1)
+    one, place = entry(7, model), HeadPlace(layer=0, head=1)
     found = compute_head_steps(one, place, None, MOST)
     torch.testing.assert_close(compute_steps(found).weights[0], one.get_map(place).dense()[0, 0], rtol=0, atol=1e-12)
     assert (found["rows"], found["columns"], found["focus"]) == (
@@ -67,7 +67,7 @@ def test_the_steps_of_a_short_text_are_those_of_its_map(model):
 
 
 def test_a_long_text_is_shown_by_one_row_whose_weights_are_those_of_the_whole():
-    one, place = entry(211), Place(layer=2, head=1)
+    one, place = entry(211), HeadPlace(layer=2, head=1)
     found = compute_head_steps(one, place, 200, MOST)
     row = one.get_map(place)[0, 0, 200]
     torch.testing.assert_close(compute_steps(found).weights[0, 0], row[found["places"]], rtol=0, atol=1e-12)
@@ -79,19 +79,19 @@ def test_a_long_text_is_shown_by_one_row_whose_weights_are_those_of_the_whole():
 
 
 def test_a_row_of_few_keys_needs_no_others():
-    found = compute_head_steps(entry(211), Place(), 3, MOST)
+    found = compute_head_steps(entry(211), HeadPlace(), 3, MOST)
     assert found["places"] == [0, 1, 2, 3]
     assert found["sink"] is None
 
 
 def test_a_query_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="q must be at least 0 and at most 6, got 7"):
-        compute_head_steps(entry(7), Place(), 7, MOST)
+        compute_head_steps(entry(7), HeadPlace(), 7, MOST)
 
 
 def test_numbers_that_json_cannot_hold_are_refused_in_words():
     with pytest.raises(DataError, match="q of this head contains numbers that are not finite"):
-        compute_head_steps(entry(7, Biased(broken=True)), Place(head=1), None, MOST)
+        compute_head_steps(entry(7, Biased(broken=True)), HeadPlace(head=1), None, MOST)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -138,7 +138,7 @@ def test_additive_scores_are_described_as_they_are():
     model = regard.AdditiveAttention(5, 6, 7).double()
     with regard.record(model, keep="values") as recording, torch.no_grad():
         model(torch.randn(1, 3, 5).double(), torch.randn(1, 4, 6).double())
-    one, place = RecordingEntry("r1", recording), Place(kind="cross")
+    one, place = RecordingEntry("r1", recording), HeadPlace(kind="cross")
     found = compute_head_steps(one, place, None, MOST)
     weights = torch.tensor(found["scores"], dtype=torch.float64).mul(found["scale"]).softmax(-1)
     torch.testing.assert_close(weights, one.get_map(place).dense()[0, 0], rtol=0, atol=1e-12)

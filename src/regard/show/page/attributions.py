@@ -22,7 +22,7 @@ from regard.observe.map_view import MapView
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.memory_size import count_storage_bytes
 from regard.show.page.model_adapter import ModelAdapter, get_device
-from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, check_index, truncate_word
 
 SETTINGS = ("carried", "pull", "cut")  # besides the weight itself
 MAX_LIKELIEST = 10  # next words that are offered
@@ -94,7 +94,7 @@ class AttributionCache:
                 if isinstance(found, Target):
                     self._maps[key] = found.attribution.map(layer, kind=setting)
                 else:
-                    weights = entry.get_layer_map(Place(layer=layer))
+                    weights = entry.get_layer_map(HeadPlace(layer=layer))
                     self._maps[key] = AttributionMap(weights, found[layer].new_ones(*weights.shape[:3], 1), found[layer])
             self._maps.move_to_end(key)
             while len(self._maps) > MAX_MAPS:
@@ -110,7 +110,7 @@ class AttributionCache:
             self._norms.pop(name, None)
 
 
-def require_ids(entry: RecordingEntry, place: Place) -> Tensor:
+def require_ids(entry: RecordingEntry, place: HeadPlace) -> Tensor:
     """Return the tokens (1, t) of a recording. Raises ConfigError unless the page's model, a language model, read them."""
     if entry.ids is None or place.kind != "self":
         raise ConfigError(

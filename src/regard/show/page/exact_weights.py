@@ -12,12 +12,12 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.codes import encode_weights
 from regard.observe.map_view import MapView
-from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, check_index, truncate_word
 
 MAX_LARGEST = 100  # maximum count of the largest weights of a row or a column
 
 
-def get_cell(entry: RecordingEntry, place: Place, q: int, k: int) -> dict[str, Any]:
+def get_cell(entry: RecordingEntry, place: HeadPlace, q: int, k: int) -> dict[str, Any]:
     """Return one weight with its score, its rank in its row, 1 the largest, and the number of keys that its query sees."""
     m = entry.get_map(place)
     check_index("q", q, m.shape[2])
@@ -40,7 +40,7 @@ def get_cell(entry: RecordingEntry, place: Place, q: int, k: int) -> dict[str, A
     return found
 
 
-def get_row(entry: RecordingEntry, place: Place, q: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+def get_row(entry: RecordingEntry, place: HeadPlace, q: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """Compute the weights (k,) of query q, the mean of some heads or of the place's own, and which keys it may see."""
     check_index("q", q, entry.get_shape(place)[2])
     weights, seen = zip(*(get_map_row(entry.get_map(one), q) for one in list_places(entry, place, heads)), strict=True)
@@ -85,7 +85,7 @@ def encode_visible_weights(weights: Tensor, seen: Tensor) -> Tensor:
     return encode_weights(weights, seen)
 
 
-def list_places(entry: RecordingEntry, place: Place, heads: Sequence[int]) -> list[Place]:
+def list_places(entry: RecordingEntry, place: HeadPlace, heads: Sequence[int]) -> list[HeadPlace]:
     """Return the places of some heads of a place's layer, or the place itself where none are given."""
     count = entry.get_shape(place)[1]
     for head in heads:

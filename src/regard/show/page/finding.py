@@ -16,7 +16,7 @@ from regard.observe.score_interval import QueryScores
 from regard.observe.words import convert_to_ids
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import stream_head_table
-from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry
+from regard.show.page.recording_entry import AttentionLayers, HeadPlace, RecordingEntry
 
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
@@ -48,11 +48,11 @@ FINDINGS = (*DOES, LEAK)
 
 
 @dataclass(frozen=True)
-class Finding:
+class OpeningFinding:
     """What is shown, one of FINDINGS or None where no head has a clear kind; its head, a query and a key, and sentences."""
 
     what: str | None
-    place: Place
+    place: HeadPlace
     q: int
     k: int
     sentences: tuple[str, ...]
@@ -64,7 +64,7 @@ class Finding:
         return {"what": self.what, "state": state, "sentences": list(self.sentences)}
 
 
-def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None) -> Finding | None:
+def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None) -> OpeningFinding | None:
     """Return the finding of a recording, `wanted` where there is one; None for a recording that is too long to classify.
 
     The head is the one whose score is surely the largest, by the lower end of its interval, of the most telling kind for
@@ -78,14 +78,14 @@ def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None)
         return leak
     row = None
     if attention.kind == "self":
-        first = Place(attention.kind, attention.part)
+        first = HeadPlace(attention.kind, attention.part)
         for _ in stream_head_table(entry, first, alive):  # stores its rows
             pass
         row = choose_head(entry.head_rows[attention.kind, attention.part][0], wanted)
     return find_strongest_weight(entry, attention, alive, wanted) if row is None else describe_head(entry, attention, row)
 
 
-def find_head_finding(entry: RecordingEntry, place: Place) -> Finding:
+def find_head_finding(entry: RecordingEntry, place: HeadPlace) -> OpeningFinding:
     """Return the finding of one head, whose text may be long: what it does, or its largest scores if it has no clear kind."""
     attention = entry.get_layers(place)
     options = HeadOptions(entry.recording.tokens or None)
@@ -95,7 +95,7 @@ def find_head_finding(entry: RecordingEntry, place: Place) -> Finding:
         return describe_head(entry, attention, row)
     q = attention.shapes[place.layer][2] - 1
     sentences = (f"{name_head(row.layer, row.head)} has {row.sentence}.", describe_controls(attention))
-    return Finding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), sentences)
+    return OpeningFinding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), sentences)
 
 
 def choose_attention(entry: RecordingEntry) -> AttentionLayers:
@@ -118,10 +118,10 @@ def choose_head(rows: Sequence[Head], wanted: str | None = None) -> Head | None:
     return None
 
 
-def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) -> Finding:
+def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) -> OpeningFinding:
     """Describe a head of a clear kind, at the word that shows it best."""
     head = attention.head_numbers[row.layer].index(row.head)
-    place = Place(attention.kind, attention.part, 0, row.layer, head)
+    place = HeadPlace(attention.kind, attention.part, 0, row.layer, head)
     words, _ = entry.get_axis_words(place)
     scores = compute_query_scores(entry, place, row.kind)
     q = choose_query(scores, words)
@@ -136,10 +136,10 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
         f"({score.count:,} words).",
         describe_controls(attention),
     )
-    return Finding(row.kind, place, q, k, sentences)
+    return OpeningFinding(row.kind, place, q, k, sentences)
 
 
-def compute_query_scores(entry: RecordingEntry, place: Place, kind: str) -> tuple[Tensor, Tensor]:
+def compute_query_scores(entry: RecordingEntry, place: HeadPlace, kind: str) -> tuple[Tensor, Tensor]:
     """Return the score of each query of a head by its kind, and whether the query counts, both (q,)."""
     m = entry.get_map(place)
     words = entry.word_rows[0] if entry.word_rows and len(entry.word_rows[0]) == m.shape[3] else None
@@ -182,7 +182,7 @@ def describe_average(kind: str, score: Tensor, largest: Tensor, reason: str) -> 
     return f"{'all such words get' if reason else GETS[kind]} {format_share(score)}, on average "
 
 
-def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Finding | None:
+def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> OpeningFinding | None:
     """Return the largest weight on a later word, of layers that see later words while others do not; None without a leak."""
     if attention.kind != "self" or any(q != k for _, _, q, k in attention.shapes):
         return None
@@ -202,12 +202,12 @@ def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -
         f"{name_word(words, k)}, which comes later.",
         describe_controls(attention),
     )
-    return Finding(LEAK, place, q, k, sentences)
+    return OpeningFinding(LEAK, place, q, k, sentences)
 
 
 def find_strongest_weight(
     entry: RecordingEntry, attention: AttentionLayers, alive: Alive, wanted: str | None = None
-) -> Finding:
+) -> OpeningFinding:
     """Return the largest weight of all heads, in self attention on another word than itself and the first: it is exact."""
     best: tuple[float, int, Tensor] | None = None
     for layer, weights in iterate_layers(entry, attention, alive):
@@ -229,7 +229,7 @@ def find_strongest_weight(
         f"{format_share(weights[place.head, q, k])} of its attention on {name_word(columns, k)}.",
         describe_controls(attention),
     )
-    return Finding(None, place, q, k, sentences)
+    return OpeningFinding(None, place, q, k, sentences)
 
 
 def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
@@ -247,13 +247,13 @@ def iterate_layers(entry: RecordingEntry, attention: AttentionLayers, alive: Ali
     """Generate each layer with the weights of its heads on the first text of the batch, (h, q, k); NaN as 0."""
     for layer in range(len(attention.names)):
         alive()
-        yield layer, entry.get_layer_map(Place(attention.kind, attention.part, 0, layer)).dense()[0].nan_to_num(0.0)
+        yield layer, entry.get_layer_map(HeadPlace(attention.kind, attention.part, 0, layer)).dense()[0].nan_to_num(0.0)
 
 
-def find_maximum(attention: AttentionLayers, layer: int, weights: Tensor) -> tuple[Place, int, int]:
+def find_maximum(attention: AttentionLayers, layer: int, weights: Tensor) -> tuple[HeadPlace, int, int]:
     """Return the head, the query and the key of the largest of a layer's weights (h, q, k)."""
     head, q, k = (int(one) for one in torch.unravel_index(weights.argmax(), weights.shape))
-    return Place(attention.kind, attention.part, 0, layer, head), q, k
+    return HeadPlace(attention.kind, attention.part, 0, layer, head), q, k
 
 
 def describe_controls(attention: AttentionLayers) -> str:

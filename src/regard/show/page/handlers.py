@@ -15,13 +15,13 @@ from regard.show.page.finding import FINDINGS
 from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.params import MissingError
-from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, check_index, truncate_word
 from regard.show.page.session import MAX_STEP_WORDS, Session
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
 
 MAX_WORDS = 5000  # maximum words of one answer
 HeadData = list[Any]  # what a handler needs of each head, computed before it runs
-NeededHeads = list[tuple[RecordingEntry, Place]]
+NeededHeads = list[tuple[RecordingEntry, HeadPlace]]
 
 
 class Handler(NamedTuple):
@@ -200,7 +200,7 @@ def handle_influence(session: Session, request: Request, alive: Alive) -> Respon
     query, entry = request.query_params, get_entry(session, request)
     setting = params.parse_choice(query, "show", ("weight", *attributions.SETTINGS))
     at, token = params.parse_integer(query, "at"), params.parse_integer(query, "token")
-    check_index("at", at, entry.get_shape(Place())[2])
+    check_index("at", at, entry.get_shape(HeadPlace())[2])
     return make_json_response(session.get_influence(entry, setting, at, token, alive))
 
 

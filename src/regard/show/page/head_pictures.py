@@ -14,7 +14,7 @@ from regard.map.pooling import bin_edges
 from regard.map.visible_pixels import find_visible_pixels
 from regard.mechanism import Causal
 from regard.observe.map_view import MapView
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 
 THUMBNAIL_PIXELS = 48  # pixels along each side of a small picture
 MAX_FULL_WEIGHTS = 2**24  # maximum weights of a layer whose small pictures use all of them
@@ -72,7 +72,7 @@ def load_passes() -> None:
     m.draw_picture(torch.tensor([0, 2, 4]), torch.tensor([0, 2, 4]))
 
 
-def stream_head(entry: RecordingEntry, place: Place, opened: OpenedHead, alive: Alive) -> Iterator[dict[str, Any]]:
+def stream_head(entry: RecordingEntry, place: HeadPlace, opened: OpenedHead, alive: Alive) -> Iterator[dict[str, Any]]:
     """Generate the progress, and then the statistics of a head: its size, its kind, and profiles of its rows and columns."""
     for share in opened.compute_strips(alive):
         yield {"done": share}
@@ -96,7 +96,7 @@ def compute_profile(numbers: Tensor) -> list[float | None]:
     return [None if some else mean for mean, some in zip(means, lost.diff().tolist(), strict=True)]
 
 
-def make_thumbnails(entry: RecordingEntry, place: Place) -> tuple[Tensor, bool]:
+def make_thumbnails(entry: RecordingEntry, place: HeadPlace) -> tuple[Tensor, bool]:
     """Compute small pictures of all heads of a place's layer: codes (h, r, c), the largest weight of each pixel.
 
     The second result is whether only some rows were read, as in a layer of more than 16 million weights.

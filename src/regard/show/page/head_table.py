@@ -8,13 +8,13 @@ from regard.observe import head_kinds
 from regard.observe.head_kinds import Head
 from regard.observe.head_scores import HeadOptions, define_user_scores
 from regard.show.page.head_pictures import Alive
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from regard.show.page.select_head import select_head
 
 MAX_LAYER_WEIGHTS = 2**22  # weights of a head, over which the heads of a layer are processed one by one
 
 
-def stream_head_table(entry: RecordingEntry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]:
+def stream_head_table(entry: RecordingEntry, place: HeadPlace, alive: Alive) -> Iterator[dict[str, Any]]:
     """Generate a line per head with the score of every detector and the progress; then the detectors and notes.
 
     The result is stored with the recording, so that later requests have it at once.
@@ -35,7 +35,7 @@ def stream_head_table(entry: RecordingEntry, place: Place, alive: Alive) -> Iter
     yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
 
 
-def compute_rows(entry: RecordingEntry, place: Place, wanted: HeadOptions, alive: Alive) -> Iterator[Head]:
+def compute_rows(entry: RecordingEntry, place: HeadPlace, wanted: HeadOptions, alive: Alive) -> Iterator[Head]:
     """Generate the rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
     attention = entry.get_layers(place)
     for number, (b, h, q, k) in enumerate(attention.shapes):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from regard.errors import ConfigError, DataError
 from regard.observe.run import KINDS
-from regard.show.page.recording_entry import Place
+from regard.show.page.recording_entry import HeadPlace
 
 INTEGER = re.compile(r"[0-9]{1,9}")
 INTEGER_LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
@@ -74,22 +74,24 @@ def parse_choice(query: Mapping[str, str], name: str, choices: Sequence[str]) ->
     return came
 
 
-def parse_place(query: Mapping[str, str]) -> Place:
+def parse_place(query: Mapping[str, str]) -> HeadPlace:
     """Parse a place in a recording."""
     kind = parse_name(query, "kind", "self")
     if kind not in KINDS:
         raise ConfigError(f"kind must be self or cross, got {quote_value(kind)}.")
     part = parse_name(query, "part") if query.get("part") else None
-    return Place(kind, part, parse_integer(query, "b", 0), parse_integer(query, "layer", 0), parse_integer(query, "head", 0))
+    return HeadPlace(
+        kind, part, parse_integer(query, "b", 0), parse_integer(query, "layer", 0), parse_integer(query, "head", 0)
+    )
 
 
-def parse_heads(query: Mapping[str, str], name: str) -> list[Place]:
+def parse_heads(query: Mapping[str, str], name: str) -> list[HeadPlace]:
     """Parse heads LAYER.HEAD separated by commas, at least one. Raises ConfigError where they are none."""
     came = query.get(name)
     if came is None or not HEAD_LIST.fullmatch(came):
         raise ConfigError(f"{name} must be heads such as 3.1,3.4, layer and head, got {quote_value(came)}.")
     pairs = dict.fromkeys(tuple(map(int, one.split("."))) for one in came.split(","))
-    return [Place(layer=layer, head=head) for layer, head in pairs]
+    return [HeadPlace(layer=layer, head=head) for layer, head in pairs]
 
 
 def parse_json(data: bytes) -> dict[str, Any]:

@@ -40,7 +40,7 @@ MapKey = tuple[str, str | None, int, int | None]  # kind, part, layer, and head 
 
 
 @dataclass(frozen=True)
-class Place:
+class HeadPlace:
     """Position of a head: the kind of attention and the part of the model, the batch row, the layer within these, the head.
 
     `head` counts the recorded heads; the model may have others before it, see `Entry.number`.
@@ -113,14 +113,14 @@ class RecordingEntry:
             choose_attention_kind(self.recording)  # raises ConfigError, with what the recording has instead
         return found
 
-    def get_layers(self, place: Place) -> AttentionLayers:
+    def get_layers(self, place: HeadPlace) -> AttentionLayers:
         """Return the layers of a place's kind and part. Raises ConfigError where there are none."""
         for one in self.attention_layers:
             if one.kind == place.kind and place.part in (one.part, None):
                 return one
         raise ConfigError(f"this recording has no {place.kind} attention of part {place.part!r}.")
 
-    def get_shape(self, place: Place) -> tuple[int, int, int, int]:
+    def get_shape(self, place: HeadPlace) -> tuple[int, int, int, int]:
         """Return the axes (b, h, q, k) of a place's layer. Raises ConfigError where the place does not exist."""
         attention = self.get_layers(place)
         check_index("layer", place.layer, len(attention.names))
@@ -129,16 +129,16 @@ class RecordingEntry:
         check_index("head", place.head, h)
         return b, h, q, k
 
-    def get_layer_map(self, place: Place) -> AttentionMap:
+    def get_layer_map(self, place: HeadPlace) -> AttentionMap:
         """Return the map (1, h, q, k) of all heads of a place's layer, of its batch row."""
         self.get_shape(place)
         return self.get_cached_map(place, None)[0].select(batch=place.b)
 
-    def get_map(self, place: Place) -> AttentionMap:
+    def get_map(self, place: HeadPlace) -> AttentionMap:
         """Return the map (1, 1, q, k) of a place's head."""
         return self.get_sized_map(place)[0]
 
-    def get_sized_map(self, place: Place) -> tuple[AttentionMap, int]:
+    def get_sized_map(self, place: HeadPlace) -> tuple[AttentionMap, int]:
         """Return the map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
         self.get_shape(place)
         histories = self.find_histories(place)
@@ -148,7 +148,7 @@ class RecordingEntry:
         found, count = self.get_cached_map(place, None)
         return found.select(batch=place.b, heads=place.head), count
 
-    def get_cached_map(self, place: Place, head: int | None) -> tuple[AttentionMap, int]:
+    def get_cached_map(self, place: HeadPlace, head: int | None) -> tuple[AttentionMap, int]:
         """Return the map of a place's layer, or of one of its heads, and its bytes, from a cache of the last few."""
         part = self.get_layers(place).part
         key = place.kind, part, place.layer, head
@@ -163,11 +163,11 @@ class RecordingEntry:
                 self._maps.popitem(last=False)
             return self._maps[key]
 
-    def find_histories(self, place: Place) -> list[KVHistory]:
+    def find_histories(self, place: HeadPlace) -> list[KVHistory]:
         """Return the recorded calls of a place's layer."""
         return self.recording.last.find_histories(place.layer, place.kind, self.get_layers(place).part)
 
-    def get_values(self, place: Place) -> Tensor | None:
+    def get_values(self, place: HeadPlace) -> Tensor | None:
         """Return the values (k, e) of a place's head, or None where they were not kept."""
         self.get_shape(place)
         part = self.get_layers(place).part
@@ -175,17 +175,17 @@ class RecordingEntry:
         found = one.values(place.layer, kind=place.kind, part=part)
         return None if found is None else found[place.b, 0]
 
-    def get_kind(self, place: Place) -> str | None:
+    def get_kind(self, place: HeadPlace) -> str | None:
         """Return the kind of a place's head, or None where it is not computed yet."""
         rows, _ = self.head_rows.get((place.kind, self.get_layers(place).part), ([], []))
         return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, self.get_head_number(place))), None)
 
-    def get_head_number(self, place: Place) -> int:
+    def get_head_number(self, place: HeadPlace) -> int:
         """Return the number in the model of a place's head, which counts the recorded heads."""
         self.get_shape(place)
         return self.get_layers(place).head_numbers[place.layer][place.head]
 
-    def get_axis_words(self, place: Place) -> tuple[Sequence[str], Sequence[str]]:
+    def get_axis_words(self, place: HeadPlace) -> tuple[Sequence[str], Sequence[str]]:
         """Return the words along the rows and the columns of a place, or their indices."""
         _, _, q, k = self.get_shape(place)
         attention = self.get_layers(place)

@@ -17,7 +17,7 @@ from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import UserScore
 from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
-from regard.show.page.finding import LEAK, Finding, find_finding, find_head_finding
+from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
 from regard.show.page.head_pictures import Alive, OpenedHead
 from regard.show.page.head_table import convert_row
 from regard.show.page.json_encoding import encode_json
@@ -34,7 +34,7 @@ from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import hold_model_lock
 from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
-from regard.show.page.recording_entry import WITHOUT_FIRST, Place, RecordingEntry, summarize_entry
+from regard.show.page.recording_entry import WITHOUT_FIRST, HeadPlace, RecordingEntry, summarize_entry
 from regard.show.page.recording_id import encode_text, identify_model, identify_recording, make_id
 from regard.show.page.translator_adapter import TranslatorAdapter
 
@@ -75,9 +75,9 @@ class Session:
         self.loading: Callable[[], dict[str, Any]] | None = None  # describes what is loaded before the page can be shown
         self.add_models([one for one in (adapter, *others) if one is not None])
         self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
-        self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, HeadPlace], OpenedHead] = OrderedDict()
         self._attributions = attributions.AttributionCache()
-        self._findings: dict[tuple[str, str | None], Finding | None] = {}  # by recording and the kind that is wanted
+        self._findings: dict[tuple[str, str | None], OpeningFinding | None] = {}  # by recording and the kind that is wanted
         self._probes: dict[str, Heads] = {}  # by model
         self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
         self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
@@ -172,7 +172,7 @@ class Session:
             f"there is no recording {name[:20]!r}; the oldest recordings of typed texts are removed to make room for new ones."
         )
 
-    def open_head(self, entry: RecordingEntry, place: Place) -> OpenedHead:
+    def open_head(self, entry: RecordingEntry, place: HeadPlace) -> OpenedHead:
         """Return an opened head; the least recently used ones are removed to make room, before it is computed."""
         key = entry.id, replace(place, part=entry.get_layers(place).part)
         with self._lock:
@@ -219,7 +219,7 @@ class Session:
 
     def explain_settings(self, entry: RecordingEntry, alive: Alive) -> dict[str, str | None]:
         """Return for each setting why the page cannot show it for a recording, None where it can."""
-        adapter, ids = self.require_attributable(entry, Place())
+        adapter, ids = self.require_attributable(entry, HeadPlace())
         if adapter.name not in self._projection_reasons:
             with hold_model_lock(self._model_lock, alive):
                 self._projection_reasons[adapter.name] = attributions.explain_missing_projection(adapter, ids)
@@ -230,8 +230,8 @@ class Session:
 
         The first request runs the model on the text and the gradient backward, once.
         """
-        adapter, ids = self.require_attributable(entry, Place())
-        at = entry.get_shape(Place())[2] - 1 if at is None else at
+        adapter, ids = self.require_attributable(entry, HeadPlace())
+        at = entry.get_shape(HeadPlace())[2] - 1 if at is None else at
         known = self._attributions.find_target(entry, at, token)
         if known is not None:
             return known
@@ -246,10 +246,10 @@ class Session:
     def describe_target(self, entry: RecordingEntry, at: int | None, token: int | None, alive: Alive) -> dict[str, Any]:
         """Describe a target, see `get_target`."""
         found = self.get_target(entry, at, token, alive)
-        return attributions.describe_target(self.require_attributable(entry, Place())[0], found)
+        return attributions.describe_target(self.require_attributable(entry, HeadPlace())[0], found)
 
     def get_attribution_map(
-        self, entry: RecordingEntry, place: Place, setting: str, at: int | None, token: int | None, alive: Alive
+        self, entry: RecordingEntry, place: HeadPlace, setting: str, at: int | None, token: int | None, alive: Alive
     ) -> AttributionMap:
         """Return the map (1, h, q, k) of a setting other than the weight, of all heads of a place's layer."""
         self.require_attributable(entry, place)
@@ -259,15 +259,15 @@ class Session:
 
     def get_influence(self, entry: RecordingEntry, setting: str, at: int, token: int, alive: Alive) -> dict[str, Any]:
         """Return what every word did to the token after a position, by a setting; weights and norms are of that query alone."""
-        self.require_attributable(entry, Place())
+        self.require_attributable(entry, HeadPlace())
         if setting in ("weight", "carried"):
             norms = self.get_norms(entry, alive) if setting == "carried" else None
             return word_influence.encode_row(word_influence.average_last_rows(entry, at, norms))
         return word_influence.sum_influence(self.get_target(entry, at, token, alive).attribution, setting)
 
-    def predict_without_heads(self, entry: RecordingEntry, off: Sequence[Place], alive: Alive) -> dict[str, Any]:
+    def predict_without_heads(self, entry: RecordingEntry, off: Sequence[HeadPlace], alive: Alive) -> dict[str, Any]:
         """Return the next words after the text of a recording with all heads, and with some of them off."""
-        adapter, ids = self.require_attributable(entry, Place())
+        adapter, ids = self.require_attributable(entry, HeadPlace())
         heads: dict[str, list[int]] = {}
         for place in off:
             number = entry.get_head_number(place)
@@ -280,7 +280,7 @@ class Session:
 
         The model reads repeated random tokens once; the result is stored.
         """
-        adapter, _ = self.require_attributable(entry, Place())
+        adapter, _ = self.require_attributable(entry, HeadPlace())
         with hold_model_lock(self._model_lock, alive):
             table = self._probes.get(adapter.name) or probe_heads(adapter.model)
         self._probes[adapter.name] = table
@@ -290,7 +290,7 @@ class Session:
 
     def get_norms(self, entry: RecordingEntry, alive: Alive) -> list[Tensor]:
         """Return how long the values of each layer are after the output projection, (1, h, k, 1), computed once."""
-        adapter, ids = self.require_attributable(entry, Place())
+        adapter, ids = self.require_attributable(entry, HeadPlace())
         norms = self._attributions.find_norms(entry)
         if norms is None:
             with hold_model_lock(self._model_lock, alive):
@@ -301,7 +301,7 @@ class Session:
                     self._attributions.add_norms(entry, norms)
         return norms
 
-    def require_attributable(self, entry: RecordingEntry, place: Place) -> tuple[ModelAdapter, Tensor]:
+    def require_attributable(self, entry: RecordingEntry, place: HeadPlace) -> tuple[ModelAdapter, Tensor]:
         """Return the model that read a recording and the tokens (1, t). Raises ConfigError where no gradient can be taken."""
         ids = attributions.require_ids(entry, place)
         adapter = self.find_adapter(entry)
@@ -322,7 +322,7 @@ class Session:
             entry = known or RecordingEntry(TRANSLATION_ID, translator_adapter.record_example(), scores=self.scores)
             return summarize_entry(self.add_entry(entry))
 
-    def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> Finding | None:
+    def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> OpeningFinding | None:
         """Return the finding of a recording, see `find_finding`; it is computed once."""
         with hold_model_lock(self._finding_lock, alive):
             if (entry.id, wanted) not in self._findings:
@@ -349,9 +349,9 @@ class Session:
         """Return the item of the gallery that the page opens on."""
         return self.show_item(*self.find_opening(alive))
 
-    def find_opening(self, alive: Alive) -> tuple[gallery.GalleryItem, RecordingEntry, Finding | None]:
+    def find_opening(self, alive: Alive) -> tuple[gallery.GalleryItem, RecordingEntry, OpeningFinding | None]:
         """Return the first item of the gallery whose kind of head the model has, else the first of all, with its finding."""
-        found: list[tuple[gallery.GalleryItem, RecordingEntry, Finding | None]] = []
+        found: list[tuple[gallery.GalleryItem, RecordingEntry, OpeningFinding | None]] = []
         for item in gallery.list_openings(self.adapter):
             found.append((item, *self.make_item(item, alive)))
             _, _, finding = found[-1]
@@ -361,7 +361,7 @@ class Session:
             raise MissingError("this page has no text that its model can read: type one.")
         return found[0]
 
-    def make_item(self, item: gallery.GalleryItem, alive: Alive) -> tuple[RecordingEntry, Finding | None]:
+    def make_item(self, item: gallery.GalleryItem, alive: Alive) -> tuple[RecordingEntry, OpeningFinding | None]:
         """Make the recording of an item of the gallery, and its finding."""
         head = self.find_opening(alive)[2] if item.name == gallery.LONG else None  # before the long one, which has to stay
         if item.text:
@@ -375,7 +375,7 @@ class Session:
             return entry, self.get_finding(entry, item.what, alive)
         return entry, None if head is None else find_head_finding(entry, head.place)
 
-    def show_item(self, item: gallery.GalleryItem, entry: RecordingEntry, finding: Finding | None) -> dict[str, Any]:
+    def show_item(self, item: gallery.GalleryItem, entry: RecordingEntry, finding: OpeningFinding | None) -> dict[str, Any]:
         """Return an item of the gallery as JSON."""
         shown = None if finding is None else finding.to_dict()
         return {"name": item.name, "view": item.view, "recording": summarize_entry(entry), "finding": shown}

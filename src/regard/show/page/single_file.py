@@ -30,7 +30,7 @@ from regard.show.page.head_table import stream_head_table
 from regard.show.page.image_places import encode_image, iterate_rollout_codes
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.module_bundle import bundle_modules
-from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
+from regard.show.page.recording_entry import AttentionLayers, HeadPlace, RecordingEntry, summarize_entry, truncate_word
 from regard.show.page.recording_id import identify_recording
 from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
 from regard.show.page.steps_json import compute_head_steps, get_example_steps
@@ -142,7 +142,7 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
     for name, words in entry.get_word_lists().items():
         yield f"{entry.id}/words?list={name}", encode_json({"words": [truncate_word(word) for word in words]})
     for attention in entry.attention_layers:
-        first = Place(attention.kind, attention.part)
+        first = HeadPlace(attention.kind, attention.part)
         lines = b"".join(encode_json(line) + b"\n" for line in stream_head_table(entry, first, do_nothing))
         yield f"{entry.id}/heads?kind={first.kind}&part={first.part or ''}", lines
         for place in iterate_places(attention):
@@ -160,15 +160,15 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
             yield f"example?name={one['name']}&head={head}", encode_json(get_example_steps(one["name"], head))
 
 
-def iterate_places(attention: AttentionLayers) -> Iterator[Place]:
+def iterate_places(attention: AttentionLayers) -> Iterator[HeadPlace]:
     """Generate the places of all heads of a kind and a part."""
     for layer, (b, h, _, _) in enumerate(attention.shapes):
         for row in range(b):
             for head in range(h):
-                yield Place(attention.kind, attention.part, row, layer, head)
+                yield HeadPlace(attention.kind, attention.part, row, layer, head)
 
 
-def iterate_head_answers(entry: RecordingEntry, place: Place, finest: int) -> Iterator[NamedAnswer]:
+def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -> Iterator[NamedAnswer]:
     """Generate the answers about one head."""
     named = f"kind={place.kind}&part={place.part or ''}&b={place.b}&layer={place.layer}&head={place.head}"
     opened = OpenedHead(entry.get_map(place))

@@ -14,12 +14,12 @@ from regard.map.plane import Plane
 from regard.mechanism import Steps
 from regard.observe.map_view import MapView
 from regard.show.number_format import format_rounded
-from regard.show.page.recording_entry import Place, RecordingEntry, truncate_word
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry, truncate_word
 
 MAX_ROW_KEYS = 24  # keys of the single row that is shown of a long text
 
 
-def compute_head_steps(entry: RecordingEntry, place: Place, q: int | None, most: int) -> dict[str, Any]:
+def compute_head_steps(entry: RecordingEntry, place: HeadPlace, q: int | None, most: int) -> dict[str, Any]:
     """Return the STEPS of a head: of all its queries and keys if at most `most`, else of query q with its largest keys.
 
     Raises ConfigError where there is no such query, DataError where a number is not finite.
@@ -38,7 +38,7 @@ def compute_head_steps(entry: RecordingEntry, place: Place, q: int | None, most:
 
 
 def compute_row_steps(
-    entry: RecordingEntry, place: Place, plane: Plane, q: int, asks: str, columns: Sequence[str]
+    entry: RecordingEntry, place: HeadPlace, plane: Plane, q: int, asks: str, columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return the STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
     query, everywhere = torch.tensor([q]), torch.arange(plane.shape[1])
@@ -59,7 +59,7 @@ def compute_row_steps(
 
 
 def describe_head(
-    entry: RecordingEntry, place: Place, rows: Sequence[str], columns: Sequence[str], focus: int
+    entry: RecordingEntry, place: HeadPlace, rows: Sequence[str], columns: Sequence[str], focus: int
 ) -> dict[str, Any]:
     """Return the texts of the STEPS of a head."""
     return {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.observe.attribution import Attribution
 from regard.show.generated_tokens import select_last_layers
-from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.recording_entry import HeadPlace, RecordingEntry
 from regard.show.word_pulls import find_largest_part, sum_over_queries
 
 
@@ -17,8 +17,8 @@ def average_last_rows(entry: RecordingEntry, at: int, norms: list[Tensor] | None
 
     The layers are those of the list of what a generated word attends to; hidden keys are NaN.
     """
-    layers = select_last_layers(len(entry.get_layers(Place()).names))
-    maps = [entry.get_layer_map(Place(layer=layer)) for layer in layers]
+    layers = select_last_layers(len(entry.get_layers(HeadPlace()).names))
+    maps = [entry.get_layer_map(HeadPlace(layer=layer)) for layer in layers]
     rows = [one[0, :, at] for one in maps]
     if norms is not None:
         rows = [row * norms[layer][0, :, :, 0] for layer, row in zip(layers, rows, strict=True)]
