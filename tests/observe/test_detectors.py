@@ -302,7 +302,7 @@ def test_the_receiver_kurtosis_is_that_of_the_mean_weights_from_later_sentences(
         detectors.receiver_kurtosis(m, numbers)
 
 
-@pytest.mark.parametrize("mask", ["causal", "padding", "heads", "none of own"])
+@pytest.mark.parametrize("mask", ["causal", "padding", "heads", "none of own", "offsets"])
 def test_the_scores_of_many_small_maps_are_those_of_one_matrix_at_a_time(mask):
     torch.manual_seed(4)
     b, h, t = 13, 3, 7
@@ -311,13 +311,16 @@ def test_the_scores_of_many_small_maps_are_those_of_one_matrix_at_a_time(mask):
         "padding": Padding([3 + n % 5 for n in range(b)]),
         "heads": Given(torch.rand(1, h, t, t) < 0.7),
         "none of own": Causal() & Padding([t] * b),
+        "offsets": Causal(),
     }
     q, k = torch.randn(2, b, h, t, D, dtype=torch.float64)
+    offset = torch.arange(b) % 3 if mask == "offsets" else 0
+    q = q[:, :, : t - 2] if mask == "offsets" else q
     tokens, own = torch.arange(t).expand(b, t) % 4, mask != "none of own"
     options = HeadOptions(offsets=(2,), needle=slice(2, 4), window=2)
 
     def list_scores():
-        found = compute_scores(MapView(AttentionMap(q, k, rules[mask]), tokens, own), options)
+        found = compute_scores(MapView(AttentionMap(q, k, rules[mask], offset=offset), tokens, own), options)
         return {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in found.items()}
 
     ours = list_scores()
