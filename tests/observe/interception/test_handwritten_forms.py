@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from observe.interception import modules_without_attention
-from observe.interception.handwritten import MODULES, B, C, D, H, Own, Separate, T, list_batched_forms, list_unbatched_forms
+from observe.interception.handwritten import CAUSAL, MODULES, B, C, D, H, Own, Separate, T, list_batched_forms, list_unbatched_forms, scores
 from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe import record
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in list_unbatched_forms().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in list_batched_forms().items()}
@@ -66,6 +67,18 @@ def test_every_form_is_recorded_as_the_weights_that_its_output_has_of_its_values
         found = torch.cat([call.map.dense().flatten() for call in recording.calls])
         torch.testing.assert_close(found, weights.flatten(), rtol=0, atol=EQUAL)
     assert bool(recording.notes) == (name in STORED), recording.notes
+
+
+def test_rows_of_nan_where_a_query_sees_no_key_do_not_hide_the_formula():
+    hidden = ~CAUSAL.tril(-1)  # the first query sees no key, and has NaN
+    part, x = Own(lambda q, k, v: scores(q, k).masked_fill(hidden, -torch.inf).softmax(-1) @ v), torch.randn(B, T, C)
+    model = build_model(part)
+    with record(model) as recording:
+        output = model(x)
+    assert output[:, :, 0].isnan().all()
+    assert not recording.notes
+    found = recording.calls[0].map.dense() @ part.values
+    torch.testing.assert_close(found[:, :, 1:], output[:, :, 1:], rtol=0, atol=EQUAL)
 
 
 class Softmaxes(TorchFunctionMode):

@@ -232,13 +232,13 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     difference, tolerance = (ours - theirs).abs(), 4 * eps * (1 + theirs * q.shape[-1])
     if bool((difference <= tolerance).all()):
         return None
-    is_number = ~theirs.isnan().any(-1, keepdim=True)
-    difference = (difference * is_number).nan_to_num()
+    has_nan = theirs.isnan().any(-1, keepdim=True)
+    difference = difference.masked_fill(has_nan, 0)
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
     tolerance += 4 * eps * theirs * size
-    return None if bool((difference <= tolerance).all()) else float(difference.amax())
+    return None if bool((difference <= tolerance).logical_or(has_nan).all()) else float(difference.nan_to_num(1).amax())
 
 
 def compute_weights(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
