@@ -6,7 +6,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from observe.interception import modules_without_attention
-from observe.interception.handwritten import CAUSAL, MODULES, B, C, D, H, Own, Separate, T, list_batched_forms, list_unbatched_forms, scores
+from observe.interception.handwritten import (
+    CAUSAL,
+    MODULES,
+    B,
+    C,
+    D,
+    H,
+    Own,
+    Separate,
+    T,
+    list_batched_forms,
+    list_unbatched_forms,
+    scores,
+)
 from observe.recording_checks import EQUAL, record_and_compare
 from regard.observe import record
 
