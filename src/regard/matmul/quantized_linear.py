@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.compiled.kernel_choice import is_bfloat16_product_faster
+from regard.compiled.kernel_choice import count_vectors_in_one_call, is_bfloat16_product_faster
 from regard.compiled.matrix_formats import DTYPES, GROUP, pad_columns
 from regard.errors import ConfigError
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
@@ -15,7 +15,10 @@ WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.i
 LARGEST = 32767  # largest integer of a quantized vector
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
-PAIRED = {torch.bfloat16: MOST + 1, torch.uint8: 128}  # fewest vectors for products of bfloat16, by the dtype of values
+PAIRED = {  # fewest vectors for products of bfloat16, by the dtype of values; a decoder in one compiled call has none of them
+    torch.bfloat16: count_vectors_in_one_call(torch.bfloat16) + 1,
+    torch.uint8: 128,
+}
 TINY = torch.finfo(torch.float32).tiny
 
 

@@ -123,11 +123,10 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
 
     def compute_local_share(rows: slice, heads: slice, queries: Tensor, seen: Tensor) -> Tensor:
         k = seen.shape[-1]
-        reach = min(window, k)
-        own = take_distinct(m.positions[rows])[:, None, queries]
-        near = own.unsqueeze(-1) + torch.arange(-reach, reach + 1, device=seen.device)
-        shown = seen.expand(len(near), -1, -1, -1).gather(-1, near.clamp(0, k - 1).expand(-1, seen.shape[1], -1, -1))
-        return (shown & (near >= 0) & (near < k)).sum(-1) / seen.sum(-1)
+        own = take_distinct(m.positions[rows])[:, None, queries].unsqueeze(-1)
+        near = (own - window).clamp(min=0) + torch.arange(min(2 * window + 1, k), device=seen.device)
+        shown = seen.expand(len(near), -1, -1, -1).gather(-1, near.clamp(max=k - 1).expand(-1, seen.shape[1], -1, -1))
+        return (shown & (near <= own + window) & (near < k)).sum(-1) / seen.sum(-1)
 
     return m.score_sample(compute_local_share)
 
