@@ -292,9 +292,9 @@ def test_a_recording_shows_weights_alone_and_says_why(open_page, address):
         for setting in SETTINGS[1:]:
             button = page.get_by_role("button", name=setting, exact=True)
             assert button.get_attribute("aria-disabled") == "true"
-            assert "regard serve --model" in button.get_attribute("title")
+            assert "press Run in Type" in button.get_attribute("title")
         button.click(force=True)  # playwright waits for what is marked as disabled
-        assert "regard serve --model" in page.locator(".error").inner_text()
+        assert "press Run in Type" in page.locator(".error").inner_text()
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
 
 
@@ -422,5 +422,5 @@ def test_a_head_is_switched_off_from_the_map_and_the_text(open_page, address, vi
 def test_a_recording_says_why_no_head_can_be_switched_off(open_page, address):
     page = wait_until_settled(open_page(f"{address}#view=map&r=r2"))
     page.locator("[data-control=off]").click(force=True)  # it says why not
-    assert "regard serve --model" in page.get_by_role("alert").first.inner_text()
+    assert "press Run in Type" in page.get_by_role("alert").first.inner_text()
     assert link(page)["view"] == "map"
