@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.map import additive
+from regard.map.pair_products import multiply_pairs
 from regard.mechanism import spans
 from regard.mechanism.mask_algebra import EVERYTHING, QueryBlock
 from regard.mechanism.request import Request, disable_autocast
@@ -200,8 +201,10 @@ class Plane:
 
     def score_pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the scores (n,) that the softmax takes, of queries (n,) and keys (n,) by index, pair by pair."""
-        q, k = self.q[queries], self.k[keys]
-        scores = (q * k).sum(-1) if self.weight is None else additive.score_pairs(q, k, self.weight)
+        if self.weight is None:
+            scores = multiply_pairs(self.q, self.k, queries, keys)
+        else:
+            scores = additive.score_pairs(self.q[queries], self.k[keys], self.weight)
         return self.apply_bias_and_mask(self.scale_and_cap(scores), queries, keys)
 
     def compute_scores(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:

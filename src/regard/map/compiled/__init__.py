@@ -1,1 +1,1 @@
-"""The passes of `compiled_passes.py`, compiled by numba. Only that module imports this package, if numba is installed."""
+"""The loops of `compiled_passes.py` and `pair_products.py`, compiled by numba. Only these two import this package."""
