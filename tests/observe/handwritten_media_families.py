@@ -77,7 +77,7 @@ def draw_pictures_and_prompts(config: Any, side: str = "none") -> dict[str, Tens
     return {name: torch.randn(B, 3, 16, 16) for name in names}
 
 
-def heard(config: Any, side: str = "none") -> dict[str, Tensor]:
+def draw_spectra_and_voices(config: Any, side: str = "none") -> dict[str, Tensor]:
     """Words, and the spectrum and the voice of what was said so far."""
     return {**tokens(config, side), "decoder_input_values": torch.randn(B, 6, 8), "speaker_embeddings": torch.randn(B, 6)}
 
@@ -280,7 +280,7 @@ MEDIA = [
             "speaker_embedding_dim": 6,
             "reduction_factor": 1,
         },
-        heard,
+        draw_spectra_and_voices,
         RIGHT,
     ),
     Family(

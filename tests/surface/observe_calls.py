@@ -74,13 +74,19 @@ def record_residual() -> Recording:
     return recording
 
 
-@cache
-def heard() -> Recording:
-    """Of a decoder layer that attends to five frames of sound."""
+def record_cross_attention(queries: int, keys: int) -> Recording:
+    """Of a decoder layer that attends from so many tokens to so many others."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
     with regard.record(layer) as recording:
-        layer(torch.randn(1, 3, 4), torch.randn(1, 5, 4))
+        layer(torch.randn(1, queries, 4), torch.randn(1, keys, 4))
+    return recording
+
+
+@cache
+def record_sound() -> Recording:
+    """Of a decoder layer that attends to five frames of sound."""
+    recording = record_cross_attention(3, 5)
     recording.places = {"cross": regard.AudioFrames(0.5)}
     return recording
 
@@ -88,11 +94,7 @@ def heard() -> Recording:
 @cache
 def record_image() -> Recording:
     """Of an image of two by three patches that attends to four words."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-    with regard.record(layer) as recording:
-        layer(torch.randn(1, 6, 4), torch.randn(1, 4, 4))
-    return recording
+    return record_cross_attention(6, 4)
 
 
 @cache
@@ -232,7 +234,7 @@ CALLS = [
     Call(
         "token_times",
         regard.token_times,
-        lambda: {"recording": heard()},
+        lambda: {"recording": record_sound()},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
             "heads": without(SCALARS, "none") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
