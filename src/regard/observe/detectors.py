@@ -223,11 +223,10 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
             shown, counted = weights.double().masked_fill_(~seen, 0), seen.double()
-            for first, *query in zip(
-                (highest - own[part]).tolist(), shown, counted, strict=True
-            ):  # keys are neighbors by distance
-                for total, numbers in zip((sums, counts), query, strict=True):
-                    total[first : first + k] += numbers
+            firsts = (highest - own[part]).tolist()  # of the distances, which are neighbors where keys are
+            for first, row_weights, is_seen in zip(firsts, shown, counted, strict=True):
+                sums[first : first + k] += row_weights
+                counts[first : first + k] += is_seen
             squares += shown.square_().sum()
         found[row, head] = explain_by_distance(sums, counts, squares)
     return found

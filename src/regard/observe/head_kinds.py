@@ -45,6 +45,7 @@ ACTIONS = {
     "broad": "attends to half of its keys or more",
     "local": "attends to tokens nearby",
 }
+TELLING_KINDS = ("induction", "duplicate", "previous token", "first token", STRIPE, "itself")  # the most telling first
 RETRIEVAL, RETRIEVED = "retrieval", 0.1  # a score, and above what it makes a retrieval head: Wu et al. 2024
 SUCCESSION, SUCCEEDS = "succession", 0.5  # a score, and above what the next word is raised more often than not
 EFFECT, TEXT_EFFECT = "effect", "effect on text"  # scores that are the rise of the loss without the head

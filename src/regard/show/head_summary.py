@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.head_kinds import ACTIONS, STRIPE, UNCLEAR, Head, Heads
+from regard.observe.head_kinds import ACTIONS, TELLING_KINDS, UNCLEAR, Head, Heads
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
 from regard.show.shaded_text import BREAK, get_visible_text
@@ -21,7 +21,7 @@ from regard.show.terminal import get_heat_style, join_blocks, pack_blocks, trunc
 
 MAX_PER_KIND = 3  # heads of a kind in a short table
 RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "unclear": "entropy"}  # ranks a kind
-KIND_ORDER = ("induction", "duplicate", "previous token", "first token", STRIPE, "itself", "local", "broad", UNCLEAR)
+KIND_ORDER = (*TELLING_KINDS, "local", "broad", UNCLEAR)
 UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
 KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is clearly above its threshold and the others"}
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import MIN_SUPPORT, Head, classify_heads, quote_word
+from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS, Head, classify_heads, quote_word
 from regard.observe.head_scores import HeadOptions
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
@@ -20,7 +20,7 @@ from regard.show.page.recording_entry import AttentionLayers, HeadPlace, Recordi
 
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
-DOES = {  # what a head of each kind does, the most telling kinds first
+DOES = {  # what a head of each kind does
     "induction": "is an induction head: where a word occurs again, it looks at what followed that word before",
     "duplicate": "is a duplicate-token head: it looks at earlier places of the same word",
     "previous token": "is a previous-token head: each word looks at the one just before it",
@@ -111,7 +111,7 @@ def count_weights(attention: AttentionLayers) -> int:
 
 def choose_head(rows: Sequence[Head], wanted: str | None = None) -> Head | None:
     """Return the head whose score has the highest lower limit, of the first kind with a head; None if no kind has one."""
-    for kind in DOES if wanted is None else (wanted,):
+    for kind in TELLING_KINDS if wanted is None else (wanted,):
         found = [row for row in rows if row.kind == kind and row.scores[kind].count >= MIN_SUPPORT]
         if found:
             return max(found, key=lambda row: row.scores[row.kind].low)
