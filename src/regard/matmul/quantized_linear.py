@@ -15,10 +15,7 @@ WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.i
 LARGEST = 32767  # largest integer of a quantized vector
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
-PAIRED = {  # fewest vectors for products of bfloat16, by the dtype of values; a decoder in one compiled call has none of them
-    torch.bfloat16: count_vectors_in_one_call(torch.bfloat16) + 1,
-    torch.uint8: 128,
-}
+PAIRED = 128  # fewest vectors for products of bfloat16 with weights of 4 bits
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -81,10 +78,12 @@ class QuantizedLinear(nn.Module):
 
     def is_bfloat16_faster(self, x: Tensor) -> bool:
         """Return whether the product is faster in bfloat16, with an error that W's own rounding outweighs or equals."""
-        least = PAIRED.get(self.values.dtype)
-        if least is None or x.numel() < least * self.columns or len(self.values) * self.columns < LEAST:
+        kind = self.values.dtype
+        if kind not in (torch.bfloat16, torch.uint8) or len(self.values) * self.columns < LEAST or not can_bypass_torch(x):
             return False
-        return can_bypass_torch(x) and is_bfloat16_product_faster()
+        # a decoder in one compiled call computes no products of bfloat16: they begin where it ends
+        least = PAIRED if kind == torch.uint8 else count_vectors_in_one_call(kind) + 1
+        return x.numel() >= least * self.columns and is_bfloat16_product_faster()
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""

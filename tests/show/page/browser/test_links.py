@@ -134,7 +134,8 @@ def test_a_head_that_is_chosen_in_one_view_is_shown_in_the_others(open_page, add
 
 
 def type_text(page, text: str):
-    """The page once it has read a text in Type."""
+    """The page once it has read a text in Type; its own first text is there before, or it would follow what is typed."""
+    wait_until_quiet(page)
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
     wait_until(page, f"document.querySelector('.type-words')?.innerText.replaceAll('\\n', '') === {text!r}")

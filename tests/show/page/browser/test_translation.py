@@ -42,6 +42,7 @@ def translator_package(tmp_path, monkeypatch):
 
 
 def type_text(page, text: str = READ):
+    wait_until_quiet(page)
     page.get_by_role("textbox", name="Your words").fill(text)
     page.keyboard.press("Enter")
     wait_until(
