@@ -1,7 +1,7 @@
 """The kind of each head of a recording, computed head by head."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from regard.observe import head_kinds
@@ -32,7 +32,12 @@ def stream_head_table(entry: RecordingEntry, place: HeadPlace, alive: Alive) -> 
     own = [f"{name}: {text.splitlines()[0]}" for name, text in define_user_scores(entry.scores).items()]
     notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind), *own]
     entry.head_rows[key] = rows, notes
-    yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
+    yield describe_table(rows[0].scores if rows else (), notes)
+
+
+def describe_table(detectors: Iterable[str], notes: Iterable[str]) -> dict[str, Any]:
+    """Describe a table in JSON: its detectors, its notes, and the kinds whose heads the page names first, in this order."""
+    return {"detectors": list(detectors), "notes": list(notes), "telling": list(head_kinds.TELLING_KINDS)}
 
 
 def compute_rows(entry: RecordingEntry, place: HeadPlace, wanted: HeadOptions, alive: Alive) -> Iterator[Head]:

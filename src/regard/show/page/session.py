@@ -19,7 +19,7 @@ from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
 from regard.show.page.head_pictures import Alive, OpenedHead
-from regard.show.page.head_table import convert_row
+from regard.show.page.head_table import convert_row, describe_table
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.model_adapter import (
     ModelAdapter,
@@ -286,7 +286,7 @@ class Session:
         self._probes[adapter.name] = table
         for n, row in enumerate(table):
             yield {"done": n + 1, "of": len(table), "row": convert_row(row)}
-        yield {"detectors": list(table.detectors), "notes": list(table.notes)}
+        yield describe_table(table.detectors, table.notes)
 
     def get_norms(self, entry: RecordingEntry, alive: Alive) -> list[Tensor]:
         """Return how long the values of each layer are after the output projection, (1, h, k, 1), computed once."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import regard
+from regard.observe.head_kinds import TELLING_KINDS
 from regard.show.page.session import Session
 from show.page.browser.page_waits import link, wait_until, wait_until_quiet, wait_until_settled
 from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_digits, record_layers, space_words
@@ -48,6 +49,8 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(open_page, address, 
             row for row in sure if card.locator("h3").inner_text() == f"Head {row.head} of layer {row.layer} · {row.kind}"
         ]
         assert card.locator("p").first.inner_text().lower() == f"{row.sentence}.".lower()
+    kinds = [card.inner_text().partition(" · ")[2] for card in cards.locator("h3").all()]
+    assert kinds[: len(set(kinds))] == [kind for kind in (*TELLING_KINDS, "local", "broad") if kind in kinds]
     cards.first.get_by_role("link", name="Text").click()
     wait_until(page, "location.hash.includes('view=text')")
     assert cards.count() == 0

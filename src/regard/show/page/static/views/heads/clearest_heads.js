@@ -3,13 +3,12 @@
 import { el } from "../../drawing/elements.js";
 
 const MOST = 5;
-const TELLING = ["induction", "duplicate", "previous token", "stripe", "first token", "itself"]; // the most telling kind first
 const OTHERS = ["local", "broad"]; // these only fill up
 
 // Select at most five heads of a clear kind: the clearest of each telling kind, then the next of each, then others; by the lower
-// limit of the score.
-export function selectClearestHeads(rows) {
-  return [...takeTurns(rows, TELLING), ...takeTurns(rows, OTHERS)].slice(0, MOST);
+// limit of the score. `telling` are kinds, the most telling first.
+export function selectClearestHeads(rows, telling) {
+  return [...takeTurns(rows, telling), ...takeTurns(rows, OTHERS)].slice(0, MOST);
 }
 
 // Order the heads of some kinds: the clearest of each kind, then the next of each.
@@ -19,9 +18,9 @@ function takeTurns(rows, kinds) {
   return Array.from({ length: longest }, (_, n) => byKind.map((some) => some[n])).flat().filter(Boolean);
 }
 
-// Render a card for each of these heads; place(row) returns its layer and head in the recording.
-export function renderClearestHeads(app, rows, place) {
-  const found = selectClearestHeads(rows);
+// Render a card for each of these heads, which the kinds `telling` order; place(row) returns its layer and head in the recording.
+export function renderClearestHeads(app, rows, telling, place) {
+  const found = selectClearestHeads(rows, telling);
   if (!found.length) return [el("p", { class: "note" }, "On these words no head has a clear kind: the scores are below their thresholds, or too few words count.")];
   const link = (row, view) => app.link({ view, ...place(row), heads: null, x: null, y: null, zoom: null });
   const card = (row) => el("li", {},

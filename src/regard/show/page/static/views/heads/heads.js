@@ -22,7 +22,7 @@ export const view = {
   mount,
 };
 
-const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" });
+const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], telling: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" });
 
 // `it` is the state that the functions below share: the parts of the page, and for its recording the scores of the heads by
 // name, the detectors once all heads are scored, the thumbnails by layer, and the tiles by name.
@@ -131,7 +131,7 @@ async function fetchKinds(it) {
       app.wait(said, line.done / line.of);
       labelTiles(it, app.state());
     } else {
-      Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
+      Object.assign(it, { detectors: line.detectors, notes: line.notes, telling: line.telling, whole: true });
       selectTile(it, app.state());
     }
   }
@@ -242,7 +242,7 @@ function selectTile(it, state) {
   renderHeadControls(it.controls, it.app, state, it);
   layOutTiles(it, state);
   labelTiles(it, state);
-  if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], (row) => findPlace(it, row)));
+  if (it.whole) it.clearest.replaceChildren(...renderClearestHeads(it.app, [...it.rows.values()], it.telling, (row) => findPlace(it, row)));
   it.said.textContent = describeKind(it, state);
   it.told.textContent = [isProbed(it.app, state) && "Kinds and scores are those of the probe, repeated random words; the pictures show this text.", ...it.notes].filter(Boolean).join(" ");
   describePicture(it, state);
