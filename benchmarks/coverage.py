@@ -13,7 +13,7 @@ import transformers
 
 from benchmarks.families import FAMILIES, HAND, KERNELS, OTHERS, RECURRENT, SHARED
 from benchmarks.tables import Table
-from regard.observe.interception.recurrences import is_recurrent_name
+from regard.observe.interception.recurrent.recurrences import is_recurrent_name
 
 TITLE = "Families of the installed transformers, by how they attend"
 COLUMNS = ["how", "recorded by", "families", "tried", "not tried"]

@@ -21,7 +21,7 @@ from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
 from regard.observe import interception
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.record import refuse_compiled
 
 SCALE_NAMES = ("scaling", "scale", "softmax_scale", "attn_scale", "sm_scale")

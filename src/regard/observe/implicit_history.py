@@ -15,7 +15,7 @@ from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.relative_bias import compress_bias
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import JoinedMatrices, StoredMatrix
-from regard.observe.interception.recurrence_call import RecurrenceFactors
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceFactors
 from regard.observe.kv_history import RowMatch, match_rows, reorder_rows
 from regard.observe.tensor_store import Store
 

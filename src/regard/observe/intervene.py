@@ -19,7 +19,7 @@ from regard.mechanism.masks import Given
 from regard.observe import interception
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end

@@ -19,8 +19,8 @@ from regard.observe.call_store import CallStore, cast_for_autocast, fold_unwritt
 from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, StoredRecurrence
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.recurrence_call import RecurrenceCall
-from regard.observe.interception.recurrences import is_recurrent_name
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrences import is_recurrent_name
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import Media, join_media, read_media

@@ -12,7 +12,7 @@ from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers

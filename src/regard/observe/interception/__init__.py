@@ -19,7 +19,6 @@ from regard.observe.interception import (
     function_mode,
     hf_registry,
     module_calls,
-    recurrences,
     reentrant_checkpoints,
     shared_rows,
     started_threads,
@@ -27,6 +26,7 @@ from regard.observe.interception import (
     torchscript,
 )
 from regard.observe.interception.patching import AttributePatch, PatchSet
+from regard.observe.interception.recurrent import recurrences
 from regard.observe.interception.skippable import find_skippable
 from regard.observe.interception.thread_state import (
     ENTERED_ENTRIES,

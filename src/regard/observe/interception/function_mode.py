@@ -20,9 +20,9 @@ from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
 from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_role
-from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
-from regard.observe.interception.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten_call import read_call as read_handwritten_call
+from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker
+from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa

@@ -15,6 +15,7 @@ from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.recurrent.token_mixers import is_token_mixer, report_token_mixer
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -25,7 +26,6 @@ from regard.observe.interception.thread_state import (
     pop_mode,
     push_frame,
 )
-from regard.observe.interception.token_mixers import is_token_mixer, report_token_mixer
 from regard.observe.interception.torch_modules import TORCH_PATCHES
 
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)

@@ -21,7 +21,7 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.method_wrapper import wrap_method
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 MODELS = "transformers.models"
 KEPT = ("softmax", "topk", "gather", "roll", "split", "sum", "linear")  # functions whose arguments and results are read

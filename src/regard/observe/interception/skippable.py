@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
-from regard.observe.interception.token_mixers import is_token_mixer
+from regard.observe.interception.recurrent.token_mixers import is_token_mixer
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention

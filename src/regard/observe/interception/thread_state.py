@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
-from regard.observe.interception.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.mask_inference import InferredRule, infer_rule
 
 MASKS = 8  # cached until the forward ends

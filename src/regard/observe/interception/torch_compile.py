@@ -20,7 +20,7 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.compiled_graph import wrap_compiler
 from regard.observe.interception.observer_op import IMPLEMENTATION, CompiledCall
 from regard.observe.interception.patching import AttributePatch, wait_for_import
-from regard.observe.interception.recurrences import is_recurrent_name
+from regard.observe.interception.recurrent.recurrences import is_recurrent_name
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.observe.interception.contraction import find_operands
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.contraction import find_operands
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 
 Labels = list[Hashable]
 ADDED = {"addmm": 1, "addmv": 1, "baddbmm": 1}  # whose first argument is added to the product

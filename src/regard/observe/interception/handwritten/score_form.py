@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims, find_permutation
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims, find_permutation
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
 PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}

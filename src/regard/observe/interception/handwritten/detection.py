@@ -12,22 +12,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.observe.interception.contraction import find_axes, find_operands, is_shared
-from regard.observe.interception.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten_call import HandwrittenCall
-from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
-from regard.observe.interception.moved_entries import fills_followed, follow_places, is_replayed, keep_places, settle_all
-from regard.observe.interception.provenance import (
-    LEARNED,
-    ModuleFrame,
-    find_tensors,
-    has_separate_sources,
-    is_in_place,
-    list_entries,
+from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_residual, is_routed
+from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
+from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_product, label_sum
+from regard.observe.interception.handwritten.moved_entries import (
+    fills_followed,
+    follow_places,
+    is_replayed,
+    keep_places,
+    settle_all,
 )
-from regard.observe.interception.routing import Pair, find_pair, is_residual, is_routed
-from regard.observe.interception.score_form import (
+from regard.observe.interception.handwritten.score_form import (
     CHOOSES_BY_VALUE,
     PERMUTES,
     SAME,
@@ -38,8 +36,8 @@ from regard.observe.interception.score_form import (
     is_inactive_dropout,
     start_form,
 )
-from regard.observe.interception.tensor_axes import Dims
-from regard.observe.interception.traces import (
+from regard.observe.interception.handwritten.tensor_axes import Dims
+from regard.observe.interception.handwritten.traces import (
     ActivatedScores,
     PickedKeys,
     Trace,
@@ -49,6 +47,14 @@ from regard.observe.interception.traces import (
     is_followable,
     join_roots,
     list_parts,
+)
+from regard.observe.interception.provenance import (
+    LEARNED,
+    ModuleFrame,
+    find_tensors,
+    has_separate_sources,
+    is_in_place,
+    list_entries,
 )
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)

@@ -16,16 +16,16 @@ from regard.mechanism.request import autocast_tensor, disable_autocast, is_autoc
 from regard.mechanism.scores import dot, score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
-from regard.observe.interception.axis_groups import Groups, describe_choice, find_groups
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
-from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import RecurrenceCall
-from regard.observe.interception.score_formula import bound_products, resolve_form
-from regard.observe.interception.tensor_axes import AxisTable, Dims
-from regard.observe.interception.traces import Trace
-from regard.observe.interception.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"

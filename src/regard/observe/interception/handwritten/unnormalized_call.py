@@ -18,12 +18,12 @@ from regard.mechanism.masks import Causal, Given
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.axis_groups import Groups, describe_choice
+from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice
+from regard.observe.interception.handwritten.score_formula import bound_products, collect_parts, resolve_form
+from regard.observe.interception.handwritten.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
-from regard.observe.interception.score_formula import bound_products, collect_parts, resolve_form
-from regard.observe.interception.tensor_axes import AxisTable
-from regard.observe.interception.traces import Trace
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 LIMIT_BYTES = 2**30  # of weights that are recorded as they are
 BLOCK_NUMBERS = 2**22  # scores computed at a time

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.interception.recurrence_call import Given, RecurrenceFactors, sample_state
+from regard.observe.interception.recurrent.recurrence_call import Given, RecurrenceFactors, sample_state
 
 CHUNK = 64  # tokens whose normalizers are computed together
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.axis_groups import Groups, describe_choice, find_queries, split_heads
+from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_queries, split_heads
+from regard.observe.interception.handwritten.score_formula import resolve_form
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.traces import PickedKeys, Trace
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.score_formula import resolve_form
-from regard.observe.interception.tensor_axes import AxisTable, Dims
-from regard.observe.interception.traces import PickedKeys, Trace
 
 
 def is_picked(weights: Trace, table: AxisTable, values: Dims) -> bool:

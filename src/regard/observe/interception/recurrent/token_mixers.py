@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from torch import nn
 
-from regard.observe.interception.recurrences import CLASSES, is_recurrent_name
+from regard.observe.interception.recurrent.recurrences import CLASSES, is_recurrent_name
 from regard.observe.interception.thread_state import STATE
 
 ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.recurrence_call import Given, RecurrenceFactors, sample_state
+from regard.observe.interception.recurrent.recurrence_call import Given, RecurrenceFactors, sample_state
 
 
 def apply_softplus(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:

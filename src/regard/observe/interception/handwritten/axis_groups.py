@@ -3,12 +3,12 @@
 import math
 from typing import NamedTuple
 
-from regard.observe.interception.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.score_form import CHOOSES_BY_VALUE, ScoreForm
-from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.thread_state import STATE
-from regard.observe.interception.traces import Trace
 
 HEADS = (
     *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head"),

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.interception import modules_without_attention
-from observe.interception.handwritten import (
+from observe.interception.handwritten import modules_without_attention
+from observe.interception.handwritten.handwritten_attention import (
     CAUSAL,
     MODULES,
     B,

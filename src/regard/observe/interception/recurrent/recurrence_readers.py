@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.map.convolution import Convolution
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.interception.linear_attention_readers import (
+from regard.observe.interception.recurrent.linear_attention_readers import (
     capture_lightning,
     read_delta_rule,
     read_lightning,
@@ -23,8 +23,8 @@ from regard.observe.interception.linear_attention_readers import (
     read_rwkv,
     sample_rwkv_state,
 )
-from regard.observe.interception.recurrence_call import Given, RecurrenceFactors, sample_state
-from regard.observe.interception.state_space_readers import (
+from regard.observe.interception.recurrent.recurrence_call import Given, RecurrenceFactors, sample_state
+from regard.observe.interception.recurrent.state_space_readers import (
     read_mamba2_scan,
     read_mamba2_step,
     read_mamba_scan,

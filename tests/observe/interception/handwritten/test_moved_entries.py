@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.observe import record
-from regard.observe.interception import handwritten
+from regard.observe.interception.handwritten import detection
 
 B, H, T, D = 2, 3, 5, 7
 ORDER = torch.tensor([3, 0, 4, 1, 2])
@@ -205,7 +205,7 @@ def test_numbers_of_several_tensors_that_are_joined_and_expanded_do_not_stop_the
 def test_a_failure_while_scores_are_followed_is_reported_and_does_not_stop_the_model(monkeypatch):
     model, x = nn.Sequential(Own(KNOWN["rolled"])), torch.randn(B, T, H * D, dtype=torch.float64)
     expected = model(x)
-    monkeypatch.setattr(handwritten, "settle_all", lambda *_: 1 / 0)
+    monkeypatch.setattr(detection, "settle_all", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="not recorded"), record(model) as recording:
         assert torch.equal(model(x), expected)
     (missed,) = {one.reason for one in recording.missed}

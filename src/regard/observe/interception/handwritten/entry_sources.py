@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.observe.interception.labelled_product import LabelledProduct
-from regard.observe.interception.score_form import ScoreForm, StepKind
-from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.traces import MovedEntries, Trace
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.traces import MovedEntries, Trace
 
 FRACTION = 0.3125  # of every place, so that a number which a function writes is none
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.axis_groups import Groups
 from regard.observe.interception.distributed_tensors import take_local
+from regard.observe.interception.handwritten.axis_groups import Groups
+from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
+from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import has_separate_sources
-from regard.observe.interception.score_form import ScoreForm, ScoreStep, StepKind
-from regard.observe.interception.tensor_axes import AxisTable
 from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from observe.interception.test_handwritten_chains import (
+from observe.interception.handwritten.test_chains import (
     BENT,
     OF_VALUES,
     PRODUCTS,

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.interception.entry_sources import FRACTION, find_sources, select_form
 from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.entry_sources import FRACTION, find_sources, select_form
+from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.traces import MovedEntries, Trace, Traced, TraceKind, Traces, is_followable
 from regard.observe.interception.provenance import is_distributed, is_in_place, list_entries
-from regard.observe.interception.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm
-from regard.observe.interception.tensor_axes import AxisTable, Dims
-from regard.observe.interception.traces import MovedEntries, Trace, Traced, TraceKind, Traces, is_followable
 
 MAX_PLACES = 2**26
 SUMS = {"scatter_add", "index_add", "fold"}

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.handwritten.score_form import ScoreForm
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.provenance import is_in_place, is_readable
-from regard.observe.interception.score_form import ScoreForm
-from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
 
 
 class TraceKind(IntEnum):

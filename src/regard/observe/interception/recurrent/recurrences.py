@@ -16,8 +16,8 @@ from torch import nn
 
 from regard.observe.interception.patching import AttributePatch, wait_for_import
 from regard.observe.interception.plain_tensors import disable_modes
-from regard.observe.interception.recurrence_call import RecurrenceCall
-from regard.observe.interception.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.recurrence_readers import FUNCTIONS, FUSED, METHODS, RecurrenceReader
 from regard.observe.interception.thread_state import (
     STATE,
     InterceptionPause,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from observe.interception.handwritten import mask_in_script
+from observe.interception.handwritten.handwritten_attention import mask_in_script
 from regard.observe import record
 
 T, D = 5, 7

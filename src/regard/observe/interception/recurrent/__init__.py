@@ -1,0 +1,1 @@
+"""Interception of attention without a softmax: recurrences, state spaces and linear attention."""
