@@ -11,6 +11,7 @@ import regard
 from regard.mechanism import Causal, Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
+from regard.observe.score_interval import Score
 from regard.show.page import finding as findings
 from regard.show.page.finding import DOES, GETS, LEAK, describe_average, explain_key, find_finding, name_word
 from regard.show.page.model_adapter import record_text
@@ -61,7 +62,7 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     assert found.k == int(weights.argmax())
     marked = f"The marked word, the 2nd ‘{recording.tokens[found.q].strip()}’, puts {100 * weights.max():.0f} %"
     assert average.startswith(f"{marked} of its attention on ")
-    assert average.endswith(f"; on average it is {100 * row.scores[what]:.0f} % ({row.scores[what].count} words).")
+    assert average.endswith(f"; on average over {row.scores[what].count} words it is {100 * row.scores[what]:.0f} %.")
     others = f", or see all {len(targets)} heads in Heads" if len(targets) > 1 else ""
     assert touch == (f"The stronger a color, the more it looks there; select another word{others}.",)
 
@@ -81,7 +82,7 @@ def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
     assert (found.what, found.q >= 2 * len(WORDS)) == ("induction", True)
     assert whole > 1.9 * weights.max()
     assert f"puts {100 * weights.max():.0f} % of its attention" in found.sentences[1]
-    assert f"; all such words get {100 * whole:.0f} %, on average " in found.sentences[1]
+    assert f"; all such words get {100 * whole:.0f} %, and on average over " in found.sentences[1]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,10 @@ def test_a_word_is_named_by_its_occurrence_among_those_that_look_alike(count, pl
 
 def test_a_key_that_does_not_show_the_kind_is_not_said_to_and_the_average_says_of_what_it_is():
     assert explain_key("induction", ["a", "b", "a", "c"], 2, 0) == ""
-    score, largest = torch.tensor(0.2), torch.tensor(0.6)
-    assert describe_average("induction", score, largest, "") == f"on average {GETS['induction']} "
-    assert describe_average("induction", largest, score, "") == f"{GETS['induction']} 60 %, on average "
+    low, high, score = torch.tensor(0.2), torch.tensor(0.6), Score(0.5, count=23)
+    assert describe_average("induction", low, high, score, "") == f"on average over 23 words {GETS['induction']} 50 %"
+    assert describe_average("induction", high, low, score, "") == f"{GETS['induction']} 60 %, and on average over 23 words 50 %"
+    assert describe_average("induction", low, low, score, ", said") == "on average over 23 words it is 50 %"
 
 
 def test_a_kind_that_is_wanted_is_preferred_to_one_that_tells_more():

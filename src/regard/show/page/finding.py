@@ -12,7 +12,7 @@ from regard.observe.head_kinds import MIN_SUPPORT, TELLING_KINDS, Head, classify
 from regard.observe.head_scores import HeadOptions
 from regard.observe.map_view import MapView
 from regard.observe.patterns import Duplicate, Induction
-from regard.observe.score_interval import QueryScores
+from regard.observe.score_interval import QueryScores, Score
 from regard.observe.words import convert_to_ids
 from regard.show.page.head_pictures import Alive
 from regard.show.page.head_table import stream_head_table
@@ -132,8 +132,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     sentences = (
         f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
         f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
-        f"{name_word(words, k)}{reason}; {describe_average(row.kind, scores[0][q], weights[k], reason)}{format_share(score)} "
-        f"({score.count:,} words).",
+        f"{name_word(words, k)}{reason}; {describe_average(row.kind, scores[0][q], weights[k], score, reason)}.",
         describe_controls(attention),
     )
     return OpeningFinding(row.kind, place, q, k, sentences)
@@ -175,11 +174,12 @@ def explain_key(kind: str, words: Sequence[str], q: int, k: int) -> str:
     return f", {meaning}" if k == place else ""
 
 
-def describe_average(kind: str, score: Tensor, largest: Tensor, reason: str) -> str:
-    """Return what the average is of, with the score of the query where it counts more than the key of the largest weight."""
-    if format_share(score) == format_share(largest) or score < largest:
-        return "on average it is " if reason else f"on average {GETS[kind]} "
-    return f"{'all such words get' if reason else GETS[kind]} {format_share(score)}, on average "
+def describe_average(kind: str, value: Tensor, largest: Tensor, score: Score, reason: str) -> str:
+    """Return the score of a head and of what it is the average, with its value at the query where that is of several keys."""
+    over = f"on average over {score.count:,} words"
+    if format_share(value) == format_share(largest) or value < largest:
+        return f"{over} {'it is' if reason else GETS[kind]} {format_share(score)}"
+    return f"{'all such words get' if reason else GETS[kind]} {format_share(value)}, and {over} {format_share(score)}"
 
 
 def find_leak(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> OpeningFinding | None:

@@ -187,7 +187,7 @@ async function endStory(it) {
   const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
   if (it.made !== made) return;
   page.read(words, first);
-  const links = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+  const links = [["text", "Read in Text"], ["heads", "All heads"], ["map", "Map"], ["steps", "Steps"]];
   page.end("", links.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: made.id, ...NO_SELECTION }) }, said)));
 }
 

@@ -15,9 +15,10 @@ export function createHeadStrip() {
   const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
   const title = el("h2", {}, "Heads of the layer");
   const alike = el("p", { class: "note" }, "Each head has its own weights; the mean is over all heads.");
+  const axes = el("figcaption", { class: "note" });
   const element = el("aside", { class: "type-side", "aria-label": "Heads of the layer" },
     el("section", {}, title, alike, strip),
-    el("figure", {}, plot, el("figcaption", { class: "note" }, AXES)));
+    el("figure", {}, axes, plot));
 
   // Write the words along both axes, if they fit.
   function label(words, asking) {
@@ -29,7 +30,8 @@ export function createHeadStrip() {
   }
 
   // Draw the pictures {codes, shape} of a quantity in its colors; `share` is the position of the query from 0 to 1.
-  function set({ codes, shape: [h, rows, columns] }, { selected, off, share, layer, choose, quantity, paint }) {
+  function set({ codes, shape: [h, rows, columns] }, { selected, off, share, layer, choose, quantity, scale }) {
+    const paint = quantity.paint(scale);
     const one = (n) => codes.subarray(n * rows * columns, (n + 1) * rows * columns);
     const mean = (heads) => (heads.length === 1 ? one(heads[0]) : quantity.average(joinArrays(heads.map(one)), [heads.length, rows, columns]));
     const all = Array.from({ length: h }, (_, n) => n);
@@ -42,6 +44,7 @@ export function createHeadStrip() {
     strip.replaceChildren(...(h === 1 ? [null] : [null, ...all]).map(small));
     alike.hidden = strip.hidden = h === 1; // the only head has the large picture
     title.textContent = h === 1 ? "The head of the layer" : "Heads of the layer";
+    axes.textContent = `Rows look, columns are looked at${scale.name === "log" ? " (colors: log scale)" : ""}.`;
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
     paintCodes(canvas, mean(selected), rows, columns, paint);
     canvas.setAttribute("aria-label", `${quantity.noun}, layer ${layer}, ${selected.length > 1 ? `mean of ${selected.length} heads` : `head ${selected[0]}`}: ${AXES}`);

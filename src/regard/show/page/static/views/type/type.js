@@ -138,7 +138,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
   const marks = explainMarks(words);
-  page.read(`The model ${model} read ${formatCount(keys)} tokens, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : ": words and pieces of words."}${marks && ` ${marks}`}`);
+  page.read(`The model ‘${model}’ read ${formatCount(keys)} tokens, numbered from 0${notes?.length ? `. ${notes.join(" ")}` : ": words and pieces of words."}${marks && ` ${marks}`}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
@@ -206,14 +206,15 @@ function drawPictures({ app, page }, state, q, thumbs) {
   const quantity = app.settings.quantity(state);
   const choose = (n) => app.go(n === null ? { heads: "all" } : { head: n, heads: null });
   const scale = quantity.makePictureScale(state, keys, quantity.name === "weight" ? undefined : quantity.measure(thumbs.codes));
-  page.heads(thumbs, { selected: getSelectedHeads(app, state), off: listHeadsOff(state), share: q / queries, layer: state.layer, choose, quantity, paint: quantity.paint(scale) });
+  page.heads(thumbs, { selected: getSelectedHeads(app, state), off: listHeadsOff(state), share: q / queries, layer: state.layer, choose, quantity, scale });
 }
 
 const ABOUT = { weight: "Attention of ", carried: "Carried to ", pull: "Pull through the attention of ", cut: "Change by a cut from " };
 
-function describePicture({ app }, state, asker) {
+function describePicture({ app, numbers }, state, asker) {
+  const hides = numbers.some((one) => one[app.settings.quantity(state).name] === null);
   const who = `layer ${state.layer}, ${app.attention().layers[state.layer].heads === 1 ? "its one head" : nameSelectedHeads(app, state)}`;
-  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
+  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, quoteWord(asker)), `: ${who}.${hides ? " Gray words are hidden from it." : ""} Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
 }
 
 // Return the shaded numbers and those of the predicted next words as records.

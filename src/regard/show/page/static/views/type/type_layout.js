@@ -16,7 +16,7 @@ const TRANSLATES =
   "A translation model reads a sentence and writes its translation word by word. For each word it combines the words of the " +
   "sentence, each with a weight: these weights are the attention of the word. Type a sentence, then select a word of its " +
   "translation.";
-const ELSEWHERE = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+const ELSEWHERE = [["text", "Read in Text"], ["heads", "All heads"], ["map", "Map"], ["steps", "Steps"]];
 
 export function buildLayout(app, run, append) {
   const ask = createTextForm(app, run);
