@@ -102,7 +102,7 @@ for callback in callbacks:
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 1, 97, 8)
 seen = AttentionMap(q, k, mask=Causal())
-seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.tile(slice(10, 60), slice(0, 50), 5)
+seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.mT @ torch.cat([v] * 4, -1), seen.tile(slice(10, 60), slice(0, 50), 5)
 AttributionMap(seen, q, v).overview()
 never = [value.py_func.__qualname__ for value in kept if not value.signatures]
 print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never, "lowered": count.lowered}))

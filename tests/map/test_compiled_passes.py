@@ -94,11 +94,8 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     allowed = plane_bounds(double)
     weights = allowed.exact
     assert_top_within(*compiled_passes.find_top(single, 2, 9), allowed, 9)
-    v, r = torch.randn(K, 45), torch.randn(T, 37)
-    assert_within(compiled_passes.apply_weights(single, 2, v), weights @ v.double(), allowed.product_bounds(v))
-    assert_within(
-        compiled_passes.apply_transposed_weights(single, 2, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
-    )
+    assert_products_within(single, 2, torch.randn(K, 45), torch.randn(T, 37), allowed)
+    assert_products_within(single, 2, torch.randn(K, 1), torch.randn(T, 5), allowed)
     bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
     below, reference = (
         compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators,
@@ -107,6 +104,17 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     found = compiled_passes.draw_picture(single, 2, below, *bins)
     reference.add(torch.arange(T), torch.arange(K), weights)
     assert_pictures_within(found, reference, allowed, double)
+
+
+def assert_products_within(plane, threads, v, r, allowed):
+    """A v, Aᵀ r, and the denominators, the same from both."""
+    weights = allowed.exact
+    found, below = compiled_passes.apply_weights(plane, threads, v)
+    assert_within(found, weights @ v.double(), allowed.product_bounds(v))
+    found, again = compiled_passes.apply_transposed_weights(plane, threads, r)
+    assert_within(found, weights.T @ r.double(), allowed.transpose_product_bounds(r))
+    assert torch.equal(below.shift, again.shift)
+    assert torch.equal(below.total, again.total)
 
 
 def assert_top_within(values, keys, allowed, n):
@@ -137,7 +145,7 @@ def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     few = [
         compiled_passes.gather_statistics(single, 2, *bins_of_all()),
         compiled_passes.find_top(single, 2, 9),
-        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99]),
+        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
     ]
     monkeypatch.setattr(pass_inputs, "LONG", 0)
     pass_inputs.make_relative_plan.cache_clear()
@@ -145,7 +153,7 @@ def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     many = [
         compiled_passes.gather_statistics(single, 2, *bins_of_all()),
         compiled_passes.find_top(single, 2, 9),
-        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99]),
+        compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
     ]
     pass_inputs.make_relative_plan.cache_clear()
     allowed = plane_bounds(double)
@@ -171,14 +179,9 @@ def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
     one = Plane(make_request(asked.q, asked.k, asked.v, asked.mask, **asked.options), 0, 0)
     if min(one.shape):
         allowed = plane_bounds(double_of(asked, 0))
-        weights = allowed.exact
         n = data.draw(st.integers(1, one.shape[1]))
         assert_top_within(*compiled_passes.find_top(one, 1, n), allowed, n)
-        v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
-        assert_within(compiled_passes.apply_weights(one, 1, v), weights @ v.double(), allowed.product_bounds(v))
-        assert_within(
-            compiled_passes.apply_transposed_weights(one, 1, r), weights.T @ r.double(), allowed.transpose_product_bounds(r)
-        )
+        assert_products_within(one, 1, torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3), allowed)
 
 
 @settings(max_examples=limit_examples(50))

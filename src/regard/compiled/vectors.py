@@ -118,6 +118,14 @@ def fold_four_rows(s, t, u, v, factors, summed, largest):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
+def add_four_rows(s, t, u, v, factors, summed):
+    """Add four rows, each times its factor, to `summed`, which is read and written once."""
+    f, g, h, i = factors
+    for j in range(len(s)):
+        summed[j] += (s[j] * f + t[j] * g) + (u[j] * h + v[j] * i)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
 def fold_signed_row(s, summed, largest, lowest):
     """Add s to `summed`, raise `largest` to at least s and `lowest` to at least -s."""
     for j in range(len(s)):

@@ -468,7 +468,7 @@ class AttentionMap(HtmlRepr):
         if x.dim() != 4 or x.shape[0] != b or not x.shape[1] or h % x.shape[1] or x.shape[2] != length:
             raise ShapeError(f"{name} must be (b, h, t, e) = ({b}, {h} or a divisor, {length}, e), got {tuple(x.shape)}.")
         planes = self._list_planes()
-        found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes)
+        found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes, self._denominators)
         return found.view(b, h, *found.shape[1:])
 
     def _check_size(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:

@@ -177,10 +177,10 @@ def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None
     return (torch.from_numpy(values), torch.from_numpy(keys)) if np.isfinite(found[:2]).all() else None
 
 
-def apply_weights(plane: Plane, threads: int, v: Tensor) -> Tensor | None:
-    """Compute A v for v (k, e) in float32; return None if there is a NaN in A."""
+def apply_weights(plane: Plane, threads: int, v: Tensor) -> tuple[Tensor, Denominators] | None:
+    """Compute A v for v (k, e) in float32, and the denominators; return None if there is a NaN in A."""
     found = apply_weights_with_statistics(plane, threads, v)
-    return None if found is None else found.product
+    return None if found is None else (found.product, found.denominators)
 
 
 def apply_weights_with_statistics(
@@ -203,15 +203,22 @@ def apply_weights_with_statistics(
     return AppliedWeights(torch.from_numpy(out)[first:, :e], Denominators(shift, total), distance, summed)
 
 
-def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> Tensor | None:
-    """Compute Aᵀ r for r (q, e) in float32; return None if there is a NaN in A."""
+def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> tuple[Tensor, Denominators] | None:
+    """Compute Aᵀ r for r (q, e) in float32, and the denominators; return None if there is a NaN in A."""
     (q, k), e = plane.shape, r.shape[1]
     keys, width = (-(-n // pass_inputs.get_panel_width()) * pass_inputs.get_panel_width() for n in (k, e))
-    padded = np.zeros((q, width), np.float32)
+    is_narrow = 2 * e <= width
+    padded = np.zeros((q, e if is_narrow else width), np.float32)
     padded[:, :e] = r.numpy()
-    found, out = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, keys, width), np.float32)
-    run_pass(plane, "backward", np.arange(0, q, pass_inputs.RUN), threads, found, padded, PerThread(out))
-    return torch.from_numpy(out.sum(0))[:k, :e] if np.isfinite(found[:2]).all() else None
+    found, shape = np.zeros((len(NAMES), q), np.float32), (e, keys) if is_narrow else (keys, width)
+    out, name = np.zeros((threads, *shape), np.float32), "backward_few" if is_narrow else "backward"
+    run_pass(plane, name, np.arange(0, q, pass_inputs.RUN), threads, found, padded, PerThread(out))
+    if not np.isfinite(found[:2]).all():
+        return None
+    product = torch.from_numpy(out.sum(0))
+    return (product.T if is_narrow else product)[:k, :e], Denominators(
+        *torch.from_numpy(found[:2].copy())
+    )  # a view would keep all rows alive
 
 
 class PerThread(list[Any]):

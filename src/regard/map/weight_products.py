@@ -7,43 +7,50 @@ import torch
 from torch import Tensor
 
 from regard.map import compiled_passes
-from regard.map.plane import Plane, multiply_exactly
+from regard.map.plane import DenominatorCache, Denominators, Plane, multiply_exactly
 
 
 class ApplyWeights(torch.autograd.Function):
     """A v for some planes: v (p, k, e) to (p, q, e)."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, planes: Sequence[Plane]) -> Tensor:
-        ctx.planes = planes
-        return multiply_planes(planes, v, compiled_passes.apply_weights, apply_weights)
+    def forward(ctx: Any, v: Tensor, planes: Sequence[Plane], cache: DenominatorCache) -> Tensor:
+        ctx.planes, ctx.cache = planes, cache
+        return multiply_planes(planes, v, cache, compiled_passes.apply_weights, apply_weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ApplyTransposedWeights.apply(gradients[0], ctx.planes), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ApplyTransposedWeights.apply(gradients[0], ctx.planes, ctx.cache), None, None  # type: ignore[no-untyped-call]
 
 
 class ApplyTransposedWeights(torch.autograd.Function):
     """Aᵀ r for some planes: r (p, q, e) to (p, k, e)."""
 
     @staticmethod
-    def forward(ctx: Any, r: Tensor, planes: Sequence[Plane]) -> Tensor:
-        ctx.planes = planes
-        return multiply_planes(planes, r, compiled_passes.apply_transposed_weights, apply_transposed_weights)
+    def forward(ctx: Any, r: Tensor, planes: Sequence[Plane], cache: DenominatorCache) -> Tensor:
+        ctx.planes, ctx.cache = planes, cache
+        return multiply_planes(planes, r, cache, compiled_passes.apply_transposed_weights, apply_transposed_weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ApplyWeights.apply(gradients[0], ctx.planes), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ApplyWeights.apply(gradients[0], ctx.planes, ctx.cache), None, None  # type: ignore[no-untyped-call]
 
 
-CompiledProduct = Callable[[Plane, int, Tensor], Tensor | None]
+CompiledProduct = Callable[[Plane, int, Tensor], tuple[Tensor, Denominators] | None]
 
 
 def multiply_planes(
-    planes: Sequence[Plane], x: Tensor, quick: CompiledProduct, plain: Callable[[Plane, Tensor], Tensor]
+    planes: Sequence[Plane],
+    x: Tensor,
+    cache: DenominatorCache,
+    quick: CompiledProduct,
+    plain: Callable[[Plane, Tensor], Tensor],
 ) -> Tensor:
-    """Compute the products of planes with x (p, n, e), compiled where possible, in x's dtype."""
-    found: list[Tensor | None] = [None] * len(planes)
+    """Compute the products of planes with x (p, n, e), compiled where possible, in x's dtype.
+
+    The compiled products also compute the denominators, which are added to the cache.
+    """
+    found: list[tuple[Tensor, Denominators] | None] = [None] * len(planes)
     if (
         planes
         and compiled_passes.can_run_compiled(planes[0])
@@ -52,8 +59,12 @@ def multiply_planes(
     ):
         exact = dict(zip(planes, x.float(), strict=True))
         found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
-    parts = zip(planes, x, found, strict=True)
-    return torch.stack([(plain(plane, part) if one is None else one).to(x.dtype) for plane, part, one in parts])
+    products = []
+    for plane, part, one in zip(planes, x, found, strict=True):
+        if one is not None:
+            cache.add([(plane.b, plane.h)], one[1][None])
+        products.append((plain(plane, part) if one is None else one[0]).to(x.dtype))
+    return torch.stack(products)
 
 
 def apply_weights(plane: Plane, v: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def iterate_rollouts(recording: Recording, part: str | None = None, residual: fl
     for layer in range(len(recording.layers(part=part))):
         m = recording.map(layer, part=part)
         b, h, _, k = m.shape
-        sums = check_square(m, layer, found)
+        sums = sum_rows(m, check_square(m, layer, found))
         if found is None:
             found = torch.eye(k, dtype=sums.dtype, device=m.device).expand(b, k, k)
         mixed = (m @ found.unsqueeze(1).expand(b, h, k, k)).mean(1)
@@ -84,23 +84,30 @@ def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor)
 
 def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
     """Return r Â: the relevance (b, n, k) of a layer's inputs, given that of its outputs."""
-    h = m.shape[1]
-    sums = check_square(m, layer, relevance).to(relevance.dtype)
+    look = check_square(m, layer, relevance)
+    product = None if look.has_sink else multiply_mean(m, relevance)  # which computes the sums, too, without a sink
+    sums = sum_rows(m, look).to(relevance.dtype)
     whole = (1 - residual) * sums.mean(1) + residual  # (b, q)
     given = relevance / whole.where(whole != 0, 1).unsqueeze(1)
-    found = residual * given
-    for head in range(h):
+    if product is None or (sums != sums[:, :1]).any():  # else rows without weights are the only ones that are divided
+        product = multiply_mean(m, given)
+    return residual * given + (1 - residual) * product
+
+
+def multiply_mean(m: AttentionMap, relevance: Tensor) -> Tensor:
+    """Compute r A for the mean A of the heads: r (b, n, q) to (b, n, k), ROWS rows and a head at a time."""
+    found = relevance.new_zeros(*relevance.shape[:2], m.shape[3])
+    for head in range(m.shape[1]):
         one = m.select(heads=head)
-        for rows in torch.arange(given.shape[1], device=m.device).split(ROWS):
-            part = one.mT @ given[:, rows].mT.unsqueeze(1)  # (b, 1, k, n)
-            found[:, rows] += (1 - residual) / h * part.squeeze(1).mT
+        for rows in torch.arange(relevance.shape[1], device=m.device).split(ROWS):
+            found[:, rows] += (one.mT @ relevance[:, rows].mT.unsqueeze(1)).squeeze(1).mT / m.shape[1]
     return found
 
 
-def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) -> Tensor:
-    """Return the sums (b, h, q) of a map's rows, which a sink or a mask makes less than 1.
+def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) -> MapView:
+    """Return the view of a map of self attention on the tokens of the relevance (b, n, t), if that is known.
 
-    Raises ShapeError unless it is of self attention on the tokens of the relevance (b, n, t), if that is known.
+    Raises ShapeError if it is of anything else.
     """
     b, _, q, k = m.shape
     look = MapView(m)
@@ -109,5 +116,10 @@ def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) ->
             f"rollout needs maps (b, h, t, t) of self attention on one text; layer {layer} is {m}, its first query at "
             f"position {look.positions[0, 0].item()}."
         )
+    return look
+
+
+def sum_rows(m: AttentionMap, look: MapView) -> Tensor:
+    """Return the sums (b, h, q) of a map's rows, which a sink or a mask makes less than 1."""
     logsumexp = m.logsumexp()
     return m.mass(slice(None)) if look.has_sink else (logsumexp != -torch.inf).to(logsumexp.dtype)

@@ -10,6 +10,7 @@ from regard.compiled.vectors import (
     ONE,
     REASSOCIATED,
     ZERO,
+    add_four_rows,
     add_scaled_row,
     exponentiate_with_sums,
     fold_four_rows,
@@ -29,6 +30,8 @@ from regard.map.compiled.blocks import (
     score_chunk,
     split_keys,
 )
+
+SLICE = 256  # keys of a slice, whose exponentials stay in the L1 cache
 
 
 @njit(nogil=True)
@@ -277,3 +280,38 @@ def backward(plan, scores, blocks, part, parts, found, x, out):
                     multiply_tile(buffers.e, c * plan.rows * STRIDE + j, 1, STRIDE, weighed, 0, stop - row, some, 0, COLUMNS)
                     for i in range(ROWS):
                         add_scaled_row(some[i], ONE, out[first + j + i, start : start + COLUMNS])
+
+
+@njit_with_cache()
+def backward_few(plan, scores, blocks, part, parts, found, x, out):
+    """Compute Aᵀ x for few columns: x (rows, n), out (n, k rounded up to full panels). Sums are along rows of keys."""
+    buffers, weighed = allocate_buffers(plan), np.empty((plan.rows, x.shape[1]), np.float32)
+    summed = np.zeros(SLICE, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        for c in range(count):
+            first, _, full = buffers.keys[c]
+            for r in range(stop - row):
+                for column in range(x.shape[1]):
+                    weighed[r, column] = x[row + r, column] * buffers.factors[c, r]
+            for start in range(0, full, SLICE):
+                end = min(start + SLICE, full)
+                for column in range(x.shape[1]):
+                    some = summed[: end - start]
+                    sum_rows(buffers.e[c, :, start:end], weighed[: stop - row, column], some)
+                    add_scaled_row(some, ONE, out[column, first + start : first + end])
+                    some[:] = ZERO
+
+
+@njit(nogil=True)
+def sum_rows(e, factors, summed):
+    """Add rows, each times its factor, to `summed`."""
+    r, rows = 0, len(factors)
+    while r + 4 <= rows:
+        add_four_rows(e[r], e[r + 1], e[r + 2], e[r + 3], (factors[r], factors[r + 1], factors[r + 2], factors[r + 3]), summed)
+        r += 4
+    while r < rows:
+        add_scaled_row(e[r], factors[r], summed)
+        r += 1
