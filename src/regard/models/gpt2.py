@@ -9,7 +9,6 @@ Source: Radford et al. 2019, and https://github.com/openai/gpt-2.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
+from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
 from regard.matmul import Linear, linear
 from regard.mechanism import EVERYTHING, Mask
@@ -31,7 +31,7 @@ from regard.weights import gpt2 as files
 from regard.weights.meta_modules import create_on_meta
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh instead of the error function
+    "gelu_tanh": gelu_tanh,  # GPT-2's own: tanh instead of the error function
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
