@@ -59,6 +59,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "policy_audit.numba_chosen_keys",
         "policy_audit.numba_kept_rows",
         "layers.numba_gelu",
+        "matmul.numba_dequantize",
         "matmul.numba_matmul",
         "matmul.numba_quantized",
         "train.fused_loops",

@@ -33,7 +33,12 @@ def is_bfloat16_product_faster() -> bool:
 
     On an AMD EPYC of family 26 (Zen 5) it takes half of the time. With AMX, oneDNN's product spreads NaN to other vectors.
     """
-    return has_bfloat16_products() and torch.backends.mkldnn.is_available() and not has_tiles()
+    return has_bfloat16_products() and has_onednn_linear() and not has_tiles()
+
+
+def has_onednn_linear() -> bool:
+    """Return whether oneDNN's linear layer can be called by name."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def find_int16_instruction() -> str | None:
@@ -58,8 +63,7 @@ def find_onednn_limit() -> float:
     GFLOP/s on two threads), and neither is on a Xeon with AMX (0.9 to 1.06 from 16 vectors on, for most sizes). Other
     processors were not measured.
     """
-    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    if not has_both or not hasattr(torch.ops.mkldnn, "_linear_pointwise") or processor.is_intel():
+    if not torch.backends.mkl.is_available() or not has_onednn_linear() or processor.is_intel():
         return 0
     found = processor.read_features()
     return math.inf if "avx512f" in found else 64 if "avx2" in found else 0
