@@ -145,6 +145,11 @@ class QuantizedLinear(nn.Module):
         return found[..., : self.columns]
 
 
+def round_for_product(x: Tensor, layer: nn.Module) -> Tensor:
+    """Round x to bfloat16 if a layer does so itself: what is computed from its outputs is then in bfloat16 too."""
+    return x.bfloat16() if isinstance(layer, QuantizedLinear) and layer.is_bfloat16_faster(x) else x
+
+
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return weight (rows, n) as int8 values (rows, n) times float32 scales (rows)."""
     scales = weight.abs().amax(-1) / 127
