@@ -116,6 +116,7 @@ def list_choices() -> dict[str, str]:
     if limit:
         library = "oneDNN" if math.isinf(limit) else f"oneDNN up to {limit}, {library}"
     few, more = ("compiled for a few vectors, ", " for more") if usable else ("", "")
+    many = ", oneDNN for more" if is_bfloat16_product_faster() else ""
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
     whole, tiles = (
         ("; without a mask torch's kernel", "torch's kernel by AMX; masks in training: ") if has_tiles() else ("", "")
@@ -128,7 +129,7 @@ def list_choices() -> dict[str, str]:
         "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"{few}{library}{more}",
         "products, bfloat16": f"{few}{'oneDNN of bfloat16' if is_bfloat16_product_faster() else 'widened to float32'}{more}",
-        "products, int8": f"compiled, {bytes_by}" if usable else "torch, widened to float32",
+        "products, int8": (f"compiled, {bytes_by}" if usable else "torch, widened to float32") + many,
         "generation": "a step of GPT-2, Llama, Mistral or Qwen2 in one compiled call"
         if usable and threads.find_barrier_address()
         else "torch, layer by layer",
