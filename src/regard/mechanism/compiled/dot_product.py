@@ -17,12 +17,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from regard.compiled.bfloat16 import store_scaled_row
+from regard.compiled.exponentials import fill_numbers, store_exponentials
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, accumulate_tile, find_maximum, multiply_tile
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import LEAST, ONE, ZERO
-from regard.mechanism.compiled.exponentials import fill_numbers, store_exponentials
 from regard.mechanism.compiled.panels import (
     allocate_column_operand,
     allocate_row_operand,
