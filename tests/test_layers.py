@@ -64,7 +64,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "matmul.numba_quantized",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled", "matmul.numba_quantized"},
+    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_quantized"},
 }
 
 
