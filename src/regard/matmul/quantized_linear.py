@@ -32,7 +32,7 @@ class QuantizedLinear(nn.Module):
 
     x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
     large as their sums can hold, times a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded
-    to bfloat16, and so are the outputs and W, unless W is float16: is_bfloat16_faster.
+    to bfloat16, and so are the outputs and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
     """
 
     def __init__(
