@@ -180,13 +180,15 @@ def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeyp
     if "draft" in asked and len(prompts) > 1:
         prompts = prompts[:1]
     asked = {**asked, "seed": list(range(1, 1 + len(prompts)))} if "seed" in asked else asked
+    if model is MODELS["int4"]:  # fewer vectors than are rounded to bfloat16, which leaves few tokens decided
+        prompts = [row[:5] for row in prompts]
     count = 60 if "past" in asked else 12
     ran = []
     run = CompiledDecoder.run
     monkeypatch.setattr(CompiledDecoder, "run", lambda *given: ran.append(1) or run(*given))
     found = stack_tokens(model.generate(prompts, count, **asked))
     assert ran
-    step = find_step(model, sum(map(len, prompts)))
+    step = find_step(model, len(prompts) * max(map(len, prompts)))
     assert tokens_are_decided(model, lambda one: stack_tokens(one.generate(prompts, count, **asked)), step)
     monkeypatch.setattr(GPT2, "reading", lambda self: self)
     assert torch.equal(found, stack_tokens(model.generate(prompts, count, **asked)))

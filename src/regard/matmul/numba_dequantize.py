@@ -37,16 +37,20 @@ def dequantize_int8(numbers, scale, out):
 
 
 @njit(nogil=True)
-def dequantize_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
-    """Store the lower halves of bytes times a scale plus an offset in out, then the upper halves times theirs."""
+def compute_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
+    """Store the lower halves of the bytes of a block times a scale plus an offset, then the upper halves times theirs.
+
+    The block and what is stored are at addresses.
+    """
+    numbers, found = view_array(pairs, GROUP, np.int8), view_array(out, BLOCK, np.uint16)
     for c in range(GROUP):
-        store_number(out, c, np.float32(np.int8(pairs[c] << 4) >> 4) * low_scale + low_offset)
-        store_number(out, GROUP + c, np.float32(pairs[c] >> 4) * high_scale + high_offset)
+        store_number(found, c, np.float32(np.int8(numbers[c] << 4) >> 4) * low_scale + low_offset)
+        store_number(found, GROUP + c, np.float32(numbers[c] >> 4) * high_scale + high_offset)
 
 
 @intrinsic
 def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset, out):
-    """Do as `dequantize_int4`, from one address to another: the 16 numbers of a group are computed once and looked up."""
+    """Do as `compute_int4`: the 16 different numbers of a group are computed once, and looked up."""
     signature = types.void(types.int64, *4 * [types.float32], types.int64)
 
     def generate(context, builder, signature, arguments):
@@ -68,6 +72,9 @@ def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset,
     return signature, generate
 
 
+restore_int4 = look_up_int4 if LOOKS_UP else compute_int4
+
+
 @njit(nogil=True)
 def dequantize_int4_row(pairs, scales, columns, out):
     """Store a row of int4, at an address, at another; its scales are followed by the offsets. columns: a multiple of BLOCK."""
@@ -76,12 +83,7 @@ def dequantize_int4_row(pairs, scales, columns, out):
     for group in range(0, groups, 2):
         scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
         other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
-        source, target = pairs + group * GROUP // 2, out + 2 * group * GROUP
-        if LOOKS_UP:
-            look_up_int4(source, scale, offset, other, last, target)
-        else:
-            block = view_array(target, BLOCK, np.uint16)
-            dequantize_int4(view_array(source, GROUP, np.int8), scale, offset, other, last, block)
+        restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
 
 
 @callback_with_cache(DequantizeArguments)
