@@ -9,12 +9,12 @@ import regard
 from bounds import assert_within
 from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
-from regard.compiled.kernel_choice import is_bfloat16_product_faster
 from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
+from skips import NEEDS_BFLOAT16
 
 MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
 SMALL = quantise(MODEL)
@@ -39,7 +39,7 @@ def test_halves_are_nearer_than_transformers_in_the_same_dtype(to):
 
 
 @torch.no_grad()
-@pytest.mark.skipif(not is_bfloat16_product_faster(), reason="this processor has no products of bfloat16, or tiles for them")
+@NEEDS_BFLOAT16
 @pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
 def test_a_long_prompt_is_nearer_than_a_model_in_bfloat16_and_its_cache_is_float32(to):
     model = quantise(gpt2(dtype=torch.float32, layers=3, heads=2, width=256, vocabulary=101, context=211), to)
@@ -121,7 +121,6 @@ def test_what_cannot_be_rounded_is_said(ask, says):
 PEAK = """
 import sys, torch
 from benchmarks.timing import measure_peak_megabytes
-from regard.compiled.kernel_choice import is_bfloat16_product_faster
 from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.models import GPT2, GPT2Config

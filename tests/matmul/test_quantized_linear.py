@@ -12,7 +12,7 @@ from regard.errors import ConfigError
 from regard.matmul import QuantizedLinear
 from regard.matmul.float32_linear import LEAST, load_compiled_products
 from regard.matmul.quantized_linear import LARGEST, MOST, ROWS, WEIGHTS
-from skips import NEEDS_LOOPS
+from skips import NEEDS_BFLOAT16, NEEDS_LOOPS
 
 INTEGERS = ("int8", "int4")
 
@@ -124,6 +124,7 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 
 
+@NEEDS_BFLOAT16
 @pytest.mark.parametrize("to", [*INTEGERS, "bfloat16"])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("restored", [2**22, 101 * 192])  # numbers restored at a time: all, and some rows
