@@ -23,7 +23,7 @@ from benchmarks.timing import measure_peak_megabytes
 from regard import malloc
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import TokenBatch
-from regard.train import fused_ops, optimizer
+from regard.train import optimizer
 from regard.train.loss import compute_loss
 from regard.train.single_process import SingleProcess
 from regard.weights import gpt2 as files
@@ -163,7 +163,7 @@ def theirs(ours: GPT2, batch: TokenBatch, one: Contender) -> Callable[[], float]
 
 def regards(ours: GPT2, batch: TokenBatch, products: str) -> Callable[[], float]:
     """A step as the trainer takes it."""
-    model = fused_ops.use_fused_gelu(GPT2(ours.config))
+    model = GPT2(ours.config)
     model.load_state_dict(ours.state_dict())
     engine = SingleProcess()
     called = engine.wrap_model(model.train())

@@ -28,6 +28,7 @@ NUMERICAL = (  # each file in one process, so that two do not compile the same k
     "tests/generate",
     "tests/compiled",
     "tests/matmul",
+    "tests/layers/test_gelu.py",
     "tests/train/test_fused_ops.py",
     "tests/train/test_training_loop.py",
     "tests/train/test_loss.py",
@@ -39,7 +40,8 @@ KERNELS = (
     "tests/mechanism/test_not_finite.py",
     "tests/compiled",
 )
-BFLOAT16 = (*KERNELS, "tests/matmul", "tests/train/test_fused_ops.py")  # with other code without it
+ELEMENTWISE = ("tests/layers/test_gelu.py", "tests/train/test_fused_ops.py")
+BFLOAT16 = (*KERNELS, "tests/matmul", *ELEMENTWISE)  # with other code without it
 THREADS = (
     *KERNELS,
     "tests/matmul/test_numba_quantized.py",

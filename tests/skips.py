@@ -2,8 +2,11 @@
 
 import pytest
 
-from regard.compiled import threads
+from regard.compiled import kernel_choice, threads
 
 NEEDS_LOOPS = pytest.mark.skipif(
     not threads.can_run_loops(), reason="numba is not installed, or torch has no OpenMP of GNU's kind"
+)
+NEEDS_BFLOAT16 = pytest.mark.skipif(
+    not kernel_choice.is_bfloat16_product_faster(), reason="this processor has no products of bfloat16, or tiles for them"
 )

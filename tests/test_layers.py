@@ -58,11 +58,13 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "policies.numba_largest_keys",
         "policy_audit.numba_chosen_keys",
         "policy_audit.numba_kept_rows",
+        "layers.numba_gelu",
+        "matmul.numba_dequantize",
         "matmul.numba_matmul",
         "matmul.numba_quantized",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled", "matmul.numba_quantized"},
+    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_quantized"},
 }
 
 

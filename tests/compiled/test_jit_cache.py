@@ -88,7 +88,7 @@ class Count(Listener):
 count = Count()
 event.register("numba:run_pass", count)
 
-loops = {"compiled", "numba_decoder", "numba_matmul", "fused_loops"}
+loops = {"compiled", "numba_decoder", "numba_matmul", "numba_dequantize", "numba_gelu", "fused_loops"}
 names = [one.name for one in pkgutil.walk_packages(regard.__path__, "regard.") if loops & set(one.name.split("."))]
 values = [value for name in names for value in vars(importlib.import_module(name)).values()]
 cached = [value for value in values if hasattr(value, "cache_clear")]

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding
+from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding, unit_roundoff
 from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import LARGEST
 from regard.models import GPT2, GPT2Config
@@ -99,13 +99,28 @@ def restore(model: GPT2, dtype: torch.dtype = torch.float64) -> GPT2:
     return other.to(dtype).eval()
 
 
+def half_step_of_16_bits(x: torch.Tensor) -> torch.Tensor:
+    """How far rounding a vector to integers of 16 bits may move each of its numbers."""
+    return x.abs().amax(-1, keepdim=True) / (2 * LARGEST)
+
+
+def half_step_of_bfloat16(x: torch.Tensor) -> torch.Tensor:
+    """How far rounding to bfloat16 may move each number."""
+    return x.abs() * unit_roundoff(torch.bfloat16)
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
 @contextmanager
-def shift_numbers(before: Iterable[nn.Module], after: Iterable[nn.Module], seed: int) -> Iterator[None]:
-    """While it lasts, each number that these modules take, or give, is half a step of 16 bits off, up or down."""
+def shift_numbers(
+    before: Iterable[nn.Module], after: Iterable[nn.Module], seed: int, step: Step = half_step_of_16_bits
+) -> Iterator[None]:
+    """While it lasts, each number that these modules take, or give, is half a step off, up or down."""
     dice = torch.Generator().manual_seed(seed)
 
     def shift(x):
-        return x + x.abs().amax(-1, keepdim=True) / (2 * LARGEST) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
+        return x + step(x) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
 
     hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in before]
     hooks += [one.register_forward_hook(lambda _, given, output: shift(output)) for one in after]
@@ -116,10 +131,10 @@ def shift_numbers(before: Iterable[nn.Module], after: Iterable[nn.Module], seed:
             hook.remove()
 
 
-def shift_by_half_steps(model: GPT2, seed: int) -> AbstractContextManager[None]:
+def shift_by_half_steps(model: GPT2, seed: int, step: Step) -> AbstractContextManager[None]:
     """Shift each number that meets a matrix of a GPT-2, as far as rounding goes; its head meets what the last norm gives."""
     matrices = [one for block in model.blocks for one in (*block.attention.children(), block.up, block.down)]
-    return shift_numbers([one for one in matrices if hasattr(one, "weight")], [model.norm], seed)
+    return shift_numbers([one for one in matrices if hasattr(one, "weight")], [model.norm], seed, step)
 
 
 def terms(model: GPT2) -> int:
@@ -128,22 +143,22 @@ def terms(model: GPT2) -> int:
 
 
 @torch.no_grad()
-def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> float:
-    """How far two computations of run(model) may lie apart in float32; shorts: where vectors are rounded to 16 bits too."""
+def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], step: Step | None = None) -> float:
+    """How far two computations of run(model) may lie apart in float32; step: where vectors are rounded by as much too."""
     exact = restore(model)
     bound, expected = estimate_rounding(exact, run, terms(exact)), run(exact)
-    for seed in range(DRAWS if shorts else 0):
-        with shift_by_half_steps(exact, seed):
+    for seed in range(0 if step is None else DRAWS):
+        with shift_by_half_steps(exact, seed, step):
             bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
     return bound
 
 
-def tokens_are_decided(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> bool:
-    """Return whether no rounding of float32, nor of vectors to 16 bits, changes the tokens that run(model) gives."""
+def tokens_are_decided(model: GPT2, run: Callable[[GPT2], torch.Tensor], step: Step | None = None) -> bool:
+    """Return whether no rounding of float32, nor one of vectors by a step, changes the tokens that run(model) gives."""
     exact = restore(model)
     expected = run(exact).tolist()
     decided = is_stable_under_rounding(exact, lambda one: run(one).tolist(), terms(exact))
-    for seed in range(DRAWS if shorts else 0):
-        with shift_by_half_steps(exact, seed):
+    for seed in range(0 if step is None else DRAWS):
+        with shift_by_half_steps(exact, seed, step):
             decided = decided and run(exact).tolist() == expected
     return decided

@@ -10,9 +10,11 @@ from bounds import assert_within
 from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
+from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
+from skips import NEEDS_BFLOAT16
 
 MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
 SMALL = quantise(MODEL)
@@ -34,6 +36,23 @@ def test_halves_are_nearer_than_transformers_in_the_same_dtype(to):
     exact = restore(MODEL)(tokens)
     theirs = hugging_face(MODEL).to(WEIGHTS[to])(tokens).logits.double()
     assert (quantise(MODEL, to)(tokens) - exact).abs().max() < (theirs - exact).abs().max()
+
+
+@torch.no_grad()
+@NEEDS_BFLOAT16
+@pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
+def test_a_long_prompt_is_nearer_than_a_model_in_bfloat16_and_its_cache_is_float32(to):
+    model = quantise(gpt2(dtype=torch.float32, layers=3, heads=2, width=256, vocabulary=101, context=211), to)
+    tokens, cache, exact = torch.tensor(rows(193, vocabulary=101)), Cache(3, 211), restore(model)
+    expected = exact(tokens)
+    limit = (exact.bfloat16()(tokens).double() - expected).square().mean()
+    whole = model(tokens)
+    inside = model.blocks[0].attention(model.blocks[0].norm_attention(model.tokens(tokens)).bfloat16())
+    assert inside.dtype == torch.bfloat16
+    assert 0 < (whole - expected).square().mean() < limit
+    parts = torch.cat([model(part, cache) for part in tokens.split(149, 1)], 1)  # the rest is read in float32
+    assert 0 < (parts - expected).square().mean() < limit
+    assert {x.dtype for layer in cache.keys_and_values for x in layer} == {torch.float32}
 
 
 @pytest.mark.slow
@@ -103,6 +122,7 @@ PEAK = """
 import sys, torch
 from benchmarks.timing import measure_peak_megabytes
 from regard.generate import quantise
+from regard.generate.kv_cache import Cache
 from regard.models import GPT2, GPT2Config
 torch.manual_seed(0)
 sizes = GPT2Config.small()

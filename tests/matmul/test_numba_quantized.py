@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
-from bounds import gamma  # noqa: E402
+from bounds import gamma, unit_roundoff  # noqa: E402
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, count_shorts, describe_matrix, pad_columns  # noqa: E402
 from regard.matmul import numba_quantized  # noqa: E402
-from regard.matmul.numba_quantized import multiply_matrix, quantize_vector  # noqa: E402
+from regard.matmul.numba_quantized import is_paired, multiply_matrix, quantize_vector, round_vector  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 
@@ -42,12 +42,16 @@ def draw_matrix(dtype, rows, columns, dice):
 
 
 def multiply(parts, x, first, last, run=multiply_matrix):
-    """What is written where, beside what was there; and the vectors that a matrix of integers meets, in float64."""
+    """What is written where, beside what was there; and the vectors that a matrix of fewer bits meets, in float64."""
     rows, (count, columns) = len(parts[0]), x.shape
     of = np.array(describe_matrix(parts), np.int64)
     integers, factors = np.full((count, count_shorts(columns)), 7, np.int16), np.full(count, 7, np.float32)
     met = x.astype(np.float64)
-    if parts[0].dtype in INTEGERS:
+    if is_paired(of, count):
+        for one in range(count):
+            factors[one] = round_vector(x[one], integers[one])
+        met = torch.from_numpy(x).bfloat16().double().numpy()
+    elif parts[0].dtype in INTEGERS:
         most = 32767 if parts[3] is None else int(parts[3])
         for one in range(count):
             factors[one] = quantize_vector(x[one], most, integers[one])
@@ -67,7 +71,8 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
     sizes[:, first:last] = (np.abs(met) @ largest.T + np.abs(bias))[:, first:last]
     # integers are summed exactly: a sum becomes a float32, two scales meet, then both; of int4 a sum for each of its registers
     terms = 5 if dtype == torch.int8 else columns + 5
-    assert (np.abs(found - expected) <= gamma(torch.float32, terms) * sizes).all()
+    rounding = unit_roundoff(torch.bfloat16) if is_paired(np.array(describe_matrix(parts)), count) else 0  # of the rows
+    assert (np.abs(found - expected) <= (gamma(torch.float32, terms) * (1 + rounding) + rounding) * sizes).all()
 
 
 PLACES = st.integers(0, 23)
@@ -139,6 +144,15 @@ def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
     # half a whole number, and five roundings: of two divisions, which may be by the reciprocal, and of a product
     allowed = 0.5 * np.float64(scale) + gamma(torch.float32, 5) * np.abs(x).astype(np.float64)
     assert (np.abs(out * np.float64(scale) - x) <= (allowed if scale > 0 else numba_quantized.LOW)).all()
+
+
+@given(st.integers(1, 300), st.integers(0, 99))
+def test_vectors_of_bfloat16_are_the_nearest_and_padded_with_zeros(columns, seed):
+    x, out = np.random.default_rng(seed).normal(size=columns).astype(np.float32), np.full(count_shorts(columns), 7, np.int16)
+    assert round_vector(x, out) == 1
+    padded = torch.from_numpy(out[: pad_columns(columns)]).view(torch.bfloat16)
+    assert torch.equal(padded[:columns], torch.from_numpy(x).bfloat16())
+    assert not padded[columns:].any()
 
 
 @given(st.integers(1, 300), st.integers(1, 32767), st.integers(0, 99))

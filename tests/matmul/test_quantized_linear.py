@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import assert_within, gamma, sum_bound, unit_roundoff
+from regard.compiled.kernel_choice import count_least_paired_vectors
 from regard.errors import ConfigError
 from regard.matmul import QuantizedLinear
 from regard.matmul.float32_linear import LEAST, load_compiled_products
 from regard.matmul.quantized_linear import LARGEST, MOST, ROWS, WEIGHTS
-from skips import NEEDS_LOOPS
+from skips import NEEDS_BFLOAT16, NEEDS_LOOPS
 
 INTEGERS = ("int8", "int4")
 
@@ -29,16 +30,24 @@ def exact(matrix, x):
     return F.linear(x.double(), dequantize(matrix), None if matrix.bias is None else matrix.bias.double())
 
 
+def multiplies_pairs(matrix, x):
+    """Whether a compiled product restores rows of int4 to bfloat16 and rounds vectors to it."""
+    least = count_least_paired_vectors()
+    return matrix.values.dtype == torch.uint8 and matrix.can_run_compiled(x) and 0 < least * matrix.columns <= x.numel()
+
+
 def rounding(matrix, x):
     """How far float32 may be off: n products, a scale of each number, the bias, and what is rounded to bfloat16."""
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
-    halves = 2 + (matrix.values.dtype == torch.uint8) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
+    halves = 2 + (matrix.values.dtype != torch.bfloat16) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
+    halves = halves or 2 * multiplies_pairs(matrix, x)
     return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + gamma(torch.bfloat16, halves)) * size
 
 
 def uses_integers(matrix, x):
     """Whether a product is one of integers."""
     is_integer = not matrix.values.is_floating_point() and not matrix.is_bfloat16_faster(x)
+    is_integer = is_integer and not multiplies_pairs(matrix, x)
     return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns >= LEAST
 
 
@@ -110,9 +119,31 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     rows = max(-(-LEAST // n), 200)
     matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None, to)
     x = numbers(count, n, seed=seed + 1)
-    assert uses_integers(matrix, x) == (to in INTEGERS)
+    assert uses_integers(matrix, x) == (to in INTEGERS and not multiplies_pairs(matrix, x))
     assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST)
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
+
+
+@NEEDS_BFLOAT16
+@pytest.mark.parametrize("to", [*INTEGERS, "bfloat16"])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("restored", [2**22, 101 * 192])  # numbers restored at a time: all, and some rows
+def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, biased, restored, monkeypatch):
+    monkeypatch.setattr("regard.matmul.quantized_linear.RESTORED", restored)
+    matrix = QuantizedLinear.from_weight(numbers(523, 192), numbers(523) if biased else None, to)
+    x = numbers(2, 139, 192, seed=3).bfloat16()
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x))
+    assert matrix(x).dtype == torch.bfloat16
+    assert torch.equal(matrix(x), matrix(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize("to", INTEGERS)
+@given(st.integers(1, 40), st.integers(1, 6), st.floats(-6, 6), st.integers(0, 99))
+def test_restored_numbers_are_those_of_float32_rounded_once(to, rows, blocks, size, seed):
+    matrix = QuantizedLinear.from_weight(numbers(rows, 64 * blocks, seed=seed) * 10**size, to=to)
+    expected = matrix.dequantize_rows(slice(None)).bfloat16()
+    assert torch.equal(matrix.restore_as_bfloat16(slice(None)), expected)
+    assert torch.equal(matrix.restore_as_bfloat16(slice(rows // 3, rows - 1)), expected[rows // 3 : rows - 1])
 
 
 def test_what_is_too_large_for_float16_is_said():

@@ -19,6 +19,7 @@ from regard.errors import ConfigError, DataError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import PieceDecoder, encode_prompt
 from regard.generate.settings import Tokenizer
+from regard.malloc import keep_freed_memory
 from regard.models import GPT2, TransformersDecoder
 from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
@@ -36,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
     prompt = read_text(options.text)
+    keep_freed_memory()  # every layer of a long prompt would request it again
     model, end_settings = load_decoder(options.model, options.device)
     settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "stop", "past")}
     settings = {"text": NumberTokenizer(), **end_settings, **settings}

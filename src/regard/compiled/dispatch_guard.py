@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from regard.compiled import threads
+
+LEAST_ELEMENTS = 2**16  # least number of elements for which loops over single numbers are used
 NUMBA_DTYPES = {torch.float32: "float32", torch.bfloat16: "uint16"}  # dtypes the loops read, by the names that numba uses
 
 
@@ -19,3 +22,9 @@ def can_bypass_dispatch() -> bool:
 def is_plain_tensor(x: Tensor) -> bool:
     """Return whether x is an ordinary CPU tensor or parameter, without a pending negation."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and not x.is_neg()
+
+
+def can_use_loops(x: Tensor) -> bool:
+    """Return whether compiled loops over single numbers can be used for a tensor."""
+    fits = can_bypass_dispatch() and is_plain_tensor(x) and x.dtype in NUMBA_DTYPES and x.numel() >= LEAST_ELEMENTS
+    return fits and threads.can_run_loops()

@@ -19,7 +19,8 @@ class Cache:
 
     A model calls three methods: `extend`, for the positions of the next tokens; `layer`, for the past of an attention layer,
     which takes new keys and values and returns all of them and the offset of the new queries; and `asked`, for the vectors
-    whose logits are wanted. The number, the width and the dtype of heads are those of the first keys given.
+    whose logits are wanted. The number and the width of heads are those of the first keys given, and so is the dtype, unless
+    the model says in which dtype to store them.
     """
 
     def __init__(self, layers: int, room: int) -> None:
@@ -50,9 +51,12 @@ class Cache:
         self.lengths = self.lengths + t
         return self._start
 
-    def layer(self, number: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
-        """Return the past of a layer: a function from new keys and values to all of them and the first new query's position."""
-        return partial(self._append, number)
+    def layer(self, number: int, dtype: torch.dtype | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
+        """Return the past of a layer: a function from new keys and values to all of them and the first new query's position.
+
+        They are stored in this dtype.
+        """
+        return partial(self._append, number, dtype)
 
     def select_wanted(self, x: Tensor) -> Tensor:
         """Return the vectors, of (b, t, c), whose logits are wanted: for a prompt those of its last token only."""
@@ -105,25 +109,25 @@ class Cache:
         copy[:, :, : self.longest] = x[rows.to(x.device), :, : self.longest]
         return copy
 
-    def _append(self, number: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Offset]:
-        keys, values = self._get_buffer(self._keys, number, k), self._get_buffer(self._values, number, v)
+    def _append(self, number: int, dtype: torch.dtype | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Offset]:
+        keys, values = self._get_buffer(self._keys, number, k, dtype), self._get_buffer(self._values, number, v, dtype)
         start, stop = self._start, self._stop
         if isinstance(start, Tensor):
             slots = start.unsqueeze(-1) + torch.arange(k.shape[2], device=k.device)  # (b, t)
             rows = torch.arange(len(k), device=k.device).unsqueeze(-1)
-            keys[rows, :, slots] = k.transpose(1, 2)  # separated indices put their axes first: (b, t, h, d)
-            values[rows, :, slots] = v.transpose(1, 2)
+            keys[rows, :, slots] = k.transpose(1, 2).to(keys.dtype)  # separated indices put their axes first: (b, t, h, d)
+            values[rows, :, slots] = v.transpose(1, 2).to(values.dtype)
         else:
             keys[..., start:stop, :], values[..., start:stop, :] = k, v
             if not start:
                 return k, v, 0
         return keys[..., :stop, :], values[..., :stop, :], start
 
-    def _get_buffer(self, buffers: list[Tensor | None], number: int, x: Tensor) -> Tensor:
+    def _get_buffer(self, buffers: list[Tensor | None], number: int, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Return the buffer of a layer's keys or values, allocated if needed."""
         buffer = buffers[number]
         if buffer is None:
-            buffer = buffers[number] = x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1])
+            buffer = buffers[number] = x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1], dtype=dtype)
         if buffer.shape[:-2] != x.shape[:-2]:
             raise ShapeError(f"the cache holds keys of (b, h) = {tuple(buffer.shape[:-2])}, got {tuple(x.shape[:-2])}.")
         return buffer

@@ -84,6 +84,7 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v = self.project(x)  # (b, h, t, d)
         k, v, offset = (k, v, 0) if past is None else past(k, v)
+        k, v = k.to(q.dtype), v.to(q.dtype)  # which may be stored in another
         context = attention(q, k, v, Causal() & mask, offset=offset, dropout=get_active_dropout(self.dropout))
         output: Tensor = self.out_proj(heads.join(context))
         return output

@@ -53,12 +53,12 @@ def can_use_fast_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool
     return fits and (can_bypass_torch(x, weight) if bias is None else can_bypass_torch(x, weight, bias))
 
 
-def can_bypass_torch(*tensors: Tensor) -> bool:
-    """Return whether these are plain float32 CPU tensors that need no gradients, with no dispatch to intercept."""
+def can_bypass_torch(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Return whether these are plain CPU tensors of these dtypes that need no gradients, with no dispatch to intercept."""
     if not can_bypass_dispatch() or torch.is_autocast_enabled("cpu"):  # first, since compilers trace the rest
         return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return not learns and all(is_plain_tensor(x) and x.dtype == torch.float32 for x in tensors)
+    return not learns and all(is_plain_tensor(x) and x.dtype in dtypes for x in tensors)
 
 
 @cache

@@ -43,7 +43,7 @@ def multiply_shared(place):
             one = atomic_increment(cast_to_pointer(start + TAKEN_VECTORS))
             if one >= a.count:
                 break
-            factors[one] = quantize_for(matrix, x[one], integers[one])
+            factors[one] = quantize_for(matrix, x[one], a.count, integers[one])
         wait_at_barrier(a.barrier)
     while True:
         first = atomic_increment(place) * a.block

@@ -2,7 +2,8 @@
 """Rows of a matrix times a few vectors, as fast as the rows can be read from memory.
 
 A tile keeps the sums of some rows with some vectors in registers. Numbers of 16 bits are widened to float32 there. Integers are
-multiplied by vectors rounded to 16-bit integers, where a processor adds two products at a time.
+multiplied by vectors rounded to 16-bit integers, where a processor adds two products at a time. For many vectors, rows of int4
+are restored to bfloat16 and multiplied by vectors rounded to bfloat16, if an instruction multiplies pairs of those.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from regard.compiled.bfloat16 import store_number
 from regard.compiled.intrinsics import emit_prefetch, prefetch_line, view_array
-from regard.compiled.kernel_choice import find_int16_instruction, has_float16_conversion
+from regard.compiled.kernel_choice import count_least_paired_vectors, find_int16_instruction, has_float16_conversion
 from regard.compiled.matrix_formats import (
     BFLOAT16,
     BIAS,
@@ -30,20 +32,25 @@ from regard.compiled.matrix_formats import (
     SCALES,
     SHORTS,
 )
-from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add
-from regard.compiled.vectors import REASSOCIATED, ZERO, add_bias, dot
+from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
+from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot
+from regard.matmul.numba_dequantize import dequantize_int4_row
 
 VECTORS = 4  # vectors of a tile; those that are left are multiplied one by one
 ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a register
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
+LEAST_PAIRED = count_least_paired_vectors()
+RESTORED = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
 LINE, AHEAD = 64, 2  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
 MOST_INTEGER = 32767  # largest integer of a vector, if its sums cannot overflow
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
+PAIRED = 5  # rows and vectors of bfloat16
 STORED = {FLOAT32: FLOAT, BFLOAT16: SHORT, FLOAT16: SHORT, INT8: BYTE, INT4: BYTE}  # what a register is loaded with
-BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4}  # of a number in memory
-STEP = {FLOAT32: LANES, BFLOAT16: LANES, FLOAT16: LANES, INT8: 2 * LANES, INT4: BLOCK}  # numbers of a row read at a time
+STORED |= {PAIRED: SHORT} if LEAST_PAIRED else {}
+BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, PAIRED: 16}  # of a number in memory
+STEP = {**dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES), INT8: 2 * LANES, INT4: BLOCK, PAIRED: 2 * LANES}  # read at a time
 PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
 
 
@@ -72,8 +79,39 @@ def quantize_vector(x, most, out):
 
 
 @njit
-def quantize_for(matrix, x, out):
-    """Quantize a vector for a matrix of integers, as finely as the sums of products allow."""
+def is_paired(matrix, count):
+    """Return whether a matrix is multiplied by so many vectors in bfloat16."""
+    return LEAST_PAIRED > 0 and matrix[FORMAT] == INT4 and count >= LEAST_PAIRED
+
+
+@njit
+def round_vector(x, out):
+    """Round a vector to bfloat16; return 1, its scale. The padding of out becomes 0."""
+    numbers = out.view(np.uint16)
+    for c in range(len(x)):
+        store_number(numbers, c, x[c])
+    out[len(x) : len(out) // SHORTS * BLOCK] = 0
+    return ONE
+
+
+@njit
+def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out, stride):
+    """Do as `multiply_rows` with rows of int4 and vectors of bfloat16."""
+    step = max(RESTORED // width, ROWS)
+    restored = np.empty(step * width, np.uint16)
+    for row in range(first, last, step):
+        some = min(step, last - row)
+        for r in range(some):
+            pairs, scales = matrix[NUMBERS] + width // 2 * (row + r), matrix[SCALES] + width // GROUP * 4 * (row + r)
+            dequantize_int4_row(pairs, scales, width, restored.ctypes.data + 2 * width * r)
+        multiply_rows(PAIRED, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out + 4 * row, stride)
+
+
+@njit
+def quantize_for(matrix, x, count, out):
+    """Round one of several vectors for a matrix of integers, as finely as the sums of products allow, or to bfloat16."""
+    if is_paired(matrix, count):
+        return round_vector(x, out)
     return quantize_vector(x, view_array(matrix[LARGEST], 1, np.int64)[0] if matrix[LARGEST] else MOST_INTEGER, out)
 
 
@@ -97,6 +135,8 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
     if kind == FLOAT32 and count < VECTORS:
         multiply_float32_rows(matrix[NUMBERS], x, first, last, out)
+    elif is_paired(matrix, count):
+        multiply_restored_rows(matrix, width, vectors, size, count, first, last, out.ctypes.data, rows)
     else:
         multiply_rows(kind, matrix[NUMBERS], matrix[SCALES], width, vectors, size, count, first, last, out.ctypes.data, rows)
     bias, scales = (
@@ -247,20 +287,22 @@ def emit_offsets(tile, columns, sums):
 
 def emit_step(tile, p, sums, mask=None):
     """Add the products of STEP columns, from column p on, to the sums."""
-    builder, kind, is_integer = tile.builder, tile.kind, tile.kind >= INT8
+    builder, kind, is_short = tile.builder, tile.kind, tile.kind >= INT8  # of 16 bits
     at = find_offset(builder, kind, p)
     groups = [emit_group_scales(builder, builder.add(one, builder.udiv(p, SIZE(GROUP // 2)))) for one in tile.scales]
     for place in range(0, GROUP, 2 * LANES) if kind == INT4 else (0,):
         here = builder.add(at, SIZE(place))
         numbers = [emit_numbers(builder, kind, builder.add(row, here), mask) for row in tile.rows]
         for half in range(len(numbers[0])):
-            start = builder.mul(builder.add(p, SIZE(place + half * GROUP)), SIZE(2 if is_integer else 4))
-            number, lanes = (SHORT, 2 * LANES) if is_integer else (FLOAT, LANES)
+            start = builder.mul(builder.add(p, SIZE(place + half * GROUP)), SIZE(2 if is_short else 4))
+            number, lanes = (SHORT, 2 * LANES) if is_short else (FLOAT, LANES)
             vectors = [load_register(builder, builder.add(one, start), number, lanes, mask) for one in tile.vectors]
             for n, total in enumerate(sums):
                 v, r = divmod(n, len(tile.rows))
                 a, b, old = numbers[r][half], vectors[v], builder.load(total)
-                if kind == INT8:
+                if kind == PAIRED:
+                    new = emit_pair_multiply_add(builder, old, a, b)
+                elif kind == INT8:
                     new = builder.add(old, emit_pair_products(builder, a, b))
                 elif kind == INT4:
                     products = builder.sitofp(emit_pair_products(builder, a, b), VECTOR)
@@ -281,6 +323,8 @@ def emit_numbers(builder, kind, address, mask):
     if kind == INT4:  # the halves of a byte, with the sign of their upper bit
         x, four, twelve = builder.sext(x, PAIRS), *(ir.Constant(PAIRS, [n] * 2 * LANES) for n in (4, 12))
         return [builder.ashr(builder.shl(x, twelve), twelve), builder.ashr(x, four)]
+    if kind == PAIRED:
+        return [x]
     if kind == INT8:
         return [builder.sext(x, PAIRS)]
     if kind == BFLOAT16:

@@ -6,16 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.compiled.kernel_choice import count_vectors_in_one_call, is_bfloat16_product_faster
-from regard.compiled.matrix_formats import DTYPES, GROUP, pad_columns
+from regard.compiled.kernel_choice import is_bfloat16_product_faster
+from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, pad_columns
 from regard.errors import ConfigError
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
 LARGEST = 32767  # largest integer of a quantized vector
+SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
-PAIRED = 128  # fewest vectors for products of bfloat16 with weights of 4 bits
+PAIRED = {torch.bfloat16: 33, torch.int8: 128, torch.uint8: 48}  # fewest vectors for products of bfloat16, by dtype of values
+HALVES = (torch.float32, torch.bfloat16)  # what such products read
+RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -28,8 +31,8 @@ class QuantizedLinear(nn.Module):
     llama.cpp.
 
     x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
-    large as their sums can hold, times a scale each. Where the processor multiplies pairs of bfloat16, many float32 vectors are
-    rounded to bfloat16, and so are the products, if W is bfloat16 or has 4 bits: is_bfloat16_faster.
+    large as their sums can hold, times a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded
+    to bfloat16, and so are the outputs and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
     """
 
     def __init__(
@@ -66,24 +69,53 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., n) to (..., rows)."""
+        if self.is_bfloat16_faster(x):
+            return self.multiply_in_bfloat16(x)
         found = x.new_empty(*x.shape[:-1], len(self.values))
         if self.can_run_compiled(x):
             launch_product([self.values, self.scales, self.bias, self.most], x, found)
             return found
-        x = x.bfloat16() if self.is_bfloat16_faster(x) else x
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
             found[..., part] = linear(x, self.dequantize_rows(part, x.dtype))
         return found if self.bias is None else found.add_(self.bias.to(found.dtype))
 
+    def multiply_in_bfloat16(self, x: Tensor) -> Tensor:
+        """Compute x Wᵀ + b by oneDNN's products of bfloat16, with sums in float32; the outputs are rounded to bfloat16."""
+        rows, kind = len(self.values), x.dtype
+        step = rows if self.values.dtype == torch.bfloat16 else max(RESTORED // self.columns, 1)
+        x, found = x.bfloat16(), x.new_empty(*x.shape[:-1], rows if step < rows else 0)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            bias = None if self.bias is None else self.bias[part]
+            product = torch.ops.mkldnn._linear_pointwise(x, self.restore_as_bfloat16(part), bias, "none", [], "")
+            if step >= rows:
+                return product.to(kind)  # type: ignore[no-any-return]
+            found[..., part] = product
+        return found
+
+    def restore_as_bfloat16(self, part: slice) -> Tensor:
+        """Return rows of W rounded to bfloat16."""
+        values = self.values[part]
+        scales = None if self.scales is None else self.scales[part]
+        is_readable = scales is not None and scales.dtype == SCALES[values.dtype] and not self.columns % BLOCK
+        if not is_readable or not threads.can_run_loops():
+            return self.dequantize_rows(part, torch.bfloat16)
+        from regard.matmul import numba_dequantize  # imports numba, which is installed if this is called
+
+        found = values.new_empty(len(values), self.columns, dtype=torch.bfloat16)
+        sizes = {"rows": len(values), "columns": self.columns, "format": DTYPES[values.dtype]}
+        arrays = {"numbers": values, "scales": scales, "out": found}
+        threads.run_callback(numba_dequantize.dequantize_shared, torch.get_num_threads(), **sizes, **arrays)
+        return found
+
     def is_bfloat16_faster(self, x: Tensor) -> bool:
         """Return whether the product is faster in bfloat16, with an error that W's own rounding outweighs or equals."""
         kind = self.values.dtype
-        if kind not in (torch.bfloat16, torch.uint8) or len(self.values) * self.columns < LEAST or not can_bypass_torch(x):
+        if kind not in PAIRED or x.numel() < PAIRED[kind] * self.columns or len(self.values) * self.columns < LEAST:
             return False
-        # a decoder in one compiled call computes no products of bfloat16: they begin where it ends
-        least = PAIRED if kind == torch.uint8 else count_vectors_in_one_call(kind) + 1
-        return x.numel() >= least * self.columns and is_bfloat16_product_faster()
+        floats = [x] if self.bias is None else [x, self.bias]
+        return x.shape[-1] == self.columns and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
@@ -93,7 +125,7 @@ class QuantizedLinear(nn.Module):
         if kind.is_floating_point and x.numel() > MOST * self.columns:
             return False
         can_read_groups = self.scales is not None and self.scales.dtype == torch.bfloat16
-        if kind == torch.uint8 and (not can_read_groups or self.is_bfloat16_faster(x)):
+        if kind == torch.uint8 and not can_read_groups:
             return False
         floats = [x, *(one for one in (self.bias, self.scales if kind == torch.int8 else None) if one is not None)]
         return can_bypass_torch(*floats) and load_compiled_products() is not None and threads.find_barrier_address() != 0
@@ -111,6 +143,11 @@ class QuantizedLinear(nn.Module):
         integers = torch.cat([(pairs << 4) >> 4, pairs >> 4], -2).flatten(-3, -2)  # (..., n / 32, 32)
         found: Tensor = integers.to(wide).mul_(scales).add_(offsets).to(dtype).flatten(-2)
         return found[..., : self.columns]
+
+
+def round_for_product(x: Tensor, layer: nn.Module) -> Tensor:
+    """Round x to bfloat16 if a layer does so itself: what is computed from its outputs is then in bfloat16 too."""
+    return x.bfloat16() if isinstance(layer, QuantizedLinear) and layer.is_bfloat16_faster(x) else x
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ Source: Radford et al. 2019, and https://github.com/openai/gpt-2.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
+from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
-from regard.matmul import Linear, linear
+from regard.matmul import Linear, linear, round_for_product
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
 from regard.models.compiled_decoder import CompiledDecoder
@@ -31,7 +31,7 @@ from regard.weights import gpt2 as files
 from regard.weights.meta_modules import create_on_meta
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh instead of the error function
+    "gelu_tanh": gelu_tanh,  # GPT-2's own: tanh instead of the error function
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -44,8 +44,8 @@ class KeyValueCache(Protocol):
     def extend(self, tokens: Tensor) -> Tensor:
         """Return the positions of the next tokens, (t,) or (b, t)."""
 
-    def layer(self, number: int) -> CacheUpdate:
-        """Return the past of a layer."""
+    def layer(self, number: int, dtype: torch.dtype | None = None) -> CacheUpdate:
+        """Return the past of a layer, stored in this dtype."""
 
     def select_wanted(self, x: Tensor) -> Tensor:
         """Return those of the last vectors whose logits are wanted."""
@@ -78,7 +78,7 @@ class GPT2(nn.Module):
         except IndexError:
             raise OutOfRangeError(f"a token is out of range: the model has tokens 0 to {self.config.vocabulary - 1}.") from None
         for number, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.layer(number), mask)
+            x = block(x, None if cache is None else cache.layer(number, x.dtype), mask)
         x = self.norm(x if cache is None else cache.select_wanted(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
@@ -161,9 +161,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, past: CacheUpdate | None = None, mask: Mask = EVERYTHING) -> Tensor:
-        """Return the stream (b, t, c) with this block's part added."""
-        x = x + self.dropout(self.attention(self.norm_attention(x), past, mask))
-        stream: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_feed(x)))))
+        """Return the stream (b, t, c) with this block's part added.
+
+        The stream stays in its dtype where a part computes in bfloat16.
+        """
+        x = x + self.dropout(self.attention(round_for_product(self.norm_attention(x), self.up), past, mask))
+        stream: Tensor = x + self.dropout(self.down(self.activation(self.up(round_for_product(self.norm_feed(x), self.up)))))
         return stream
 
 

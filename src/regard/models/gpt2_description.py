@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from regard.generate.quantization import QuantizedEmbedding
+from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import MultiHeadAttention
 from regard.matmul import Linear, QuantizedLinear
 from regard.matmul.float32_linear import LEAST
@@ -72,5 +72,4 @@ def has_standard_parts(model: Any) -> bool:
 def has_standard_settings(block: Any, config: Any) -> bool:
     """Return whether a block's settings are those of its model, and its GELU is the one by tanh."""
     epsilons = [block.get_submodule(name).eps for name in NORMS]
-    gelu = getattr(block.activation, "func", None) is F.gelu and block.activation.keywords == {"approximate": "tanh"}
-    return gelu and epsilons == [config.epsilon] * 2 and block.attention.num_heads == config.heads
+    return block.activation is gelu_tanh and epsilons == [config.epsilon] * 2 and block.attention.num_heads == config.heads

@@ -221,7 +221,7 @@ def quantize_vectors(x, matrix, buffers, place):
     integers = buffers.integers[place, : len(x) * shorts].reshape(len(x), shorts)
     if matrix[FORMAT] >= INT8:
         for one in range(len(x)):
-            buffers.factors[place, one] = quantize_for(matrix, x[one], integers[one])
+            buffers.factors[place, one] = quantize_for(matrix, x[one], len(x), integers[one])
     return integers
 
 

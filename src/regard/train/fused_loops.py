@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Fused training loops compiled by numba: cross entropy and GELU, forward and backward, in one pass each.
+"""Fused training loops compiled by numba: cross entropy, forward and backward, in one pass each.
 
 Each function is the work of one of torch's threads. Sums are float32, whatever the dtype in memory.
 """
@@ -16,15 +16,13 @@ from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
 
-CHUNK_ROWS = 16  # rows, or units of 1024 numbers, that a thread takes at a time
-SLOPE, CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # of GELU
-THREE = np.float32(3)
+CHUNK_ROWS = 16  # rows that a thread takes at a time
 
 
 class LoopArguments(Arguments):
     """The arguments of a loop: the count of chunks taken so far, sizes, and addresses of arrays."""
 
-    _fields_ = integer_fields("taken rows columns x lse targets factors grad out")
+    _fields_ = integer_fields("taken rows columns x lse targets factors out")
 
 
 FIELDS = np.dtype(LoopArguments)
@@ -66,29 +64,6 @@ def fill_with_zeros(out):
     """Fill out with 0."""
     for j in range(len(out)):
         store_number(out, j, ZERO)
-
-
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
-def store_gelu(x, out):
-    """Store x sigmoid(2 √(2/π) (x + 0.044715 x³)) in out."""
-    for j in range(len(x)):
-        a = convert_to_float32(x[j])
-        z = SLOPE * (a + CUBE * a * a * a)
-        e = exponential(max(-abs(z), LOWEST))
-        s = (ONE if z > ZERO else e) / (ONE + e)
-        store_number(out, j, a * s)
-
-
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
-def store_gelu_gradient(x, grad, out):
-    """Store grad times the derivative of GELU at x in out."""
-    for j in range(len(x)):
-        a = convert_to_float32(x[j])
-        z = SLOPE * (a + CUBE * a * a * a)
-        e = exponential(max(-abs(z), LOWEST))
-        s = (ONE if z > ZERO else e) / (ONE + e)
-        bend = e / ((ONE + e) * (ONE + e))  # s (1 - s), without its cancellation
-        store_number(out, j, convert_to_float32(grad[j]) * (s + a * bend * SLOPE * (ONE + THREE * CUBE * a * a)))
 
 
 @cache
@@ -140,44 +115,3 @@ def make_entropy_gradient_callback(kind):
                     store_number(to, targets[row], (weight - ONE) * factor)
 
     return compute_rows
-
-
-@cache
-def make_gelu_callback(kind):
-    """Make the loop that writes the GELU of the `columns` numbers of x to `out`."""
-    dtype = np.dtype(kind).type
-
-    @callback_with_cache(LoopArguments)
-    def compute_elements(place):
-        arguments = view_array(place, 1, FIELDS)[0]
-        count = arguments.columns
-        x, out = view_array(arguments.x, count, dtype), view_array(arguments.out, count, dtype)
-        while True:
-            first = atomic_increment(place) * CHUNK_ROWS * 1024
-            if first >= count:
-                return
-            last = min(first + CHUNK_ROWS * 1024, count)
-            store_gelu(x[first:last], out[first:last])
-
-    return compute_elements
-
-
-@cache
-def make_gelu_gradient_callback(kind):
-    """Make the loop that writes `grad` times the derivative of GELU at the `columns` numbers of x to `out`."""
-    dtype = np.dtype(kind).type
-
-    @callback_with_cache(LoopArguments)
-    def compute_elements(place):
-        arguments = view_array(place, 1, FIELDS)[0]
-        count = arguments.columns
-        x, grad = view_array(arguments.x, count, dtype), view_array(arguments.grad, count, dtype)
-        out = view_array(arguments.out, count, dtype)
-        while True:
-            first = atomic_increment(place) * CHUNK_ROWS * 1024
-            if first >= count:
-                return
-            last = min(first + CHUNK_ROWS * 1024, count)
-            store_gelu_gradient(x[first:last], grad[first:last], out[first:last])
-
-    return compute_elements

@@ -1,11 +1,9 @@
-"""Fused CPU operations of training: cross entropy and GELU, each in one pass over the data.
+"""The cross entropy of training, in one pass over the logits on a CPU.
 
-torch's own functions are the definition, and are used for everything else: other devices, other dtypes, compilers.
+torch's own function is the definition, and is used for everything else: other devices, other dtypes, compilers.
 """
 
-from collections.abc import Iterable
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.compiled import threads
-from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_bypass_dispatch, is_plain_tensor
-from regard.models.gpt2 import ACTIVATIONS, GPT2, Block
+from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_use_loops
 from regard.text.corpus.reader import NO_TARGET
-
-LEAST_ELEMENTS = 2**16  # least number of elements for which the compiled loops are used
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -31,43 +26,6 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
         return total
     wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
     return F.cross_entropy(wide, targets, ignore_index=NO_TARGET, reduction="sum", label_smoothing=smoothing)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """Compute x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, GPT-2's activation."""
-    if can_use_loops(x):
-        output: Tensor = FusedGelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
-        return output
-    return ACTIVATIONS["gelu_tanh"](x)
-
-
-def use_fused_gelu(model: GPT2) -> GPT2:
-    """Replace torch's GELU in the blocks of a model by the fused one, and return the model."""
-    for block in cast(Iterable[Block], model.blocks):
-        if block.activation is ACTIVATIONS["gelu_tanh"]:
-            block.activation = gelu
-    return model
-
-
-def can_use_loops(x: Tensor) -> bool:
-    """Return whether the fused loops can be used for a tensor."""
-    return (
-        can_bypass_dispatch()
-        and is_plain_tensor(x)
-        and x.dtype in NUMBA_DTYPES
-        and x.numel() >= LEAST_ELEMENTS
-        and import_loops() is not None
-    )
-
-
-@cache
-def import_loops() -> Any:
-    """Return the module of compiled loops; None if numba is not installed or torch's threads cannot be used."""
-    if not threads.can_run_loops():
-        return None
-    from regard.train import fused_loops
-
-    return fused_loops
 
 
 class FusedCrossEntropy(torch.autograd.Function):
@@ -102,27 +60,8 @@ class FusedCrossEntropy(torch.autograd.Function):
         return out, None, None
 
 
-class FusedGelu(torch.autograd.Function):
-    """GELU in its tanh form."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return the activations, of the shape of x."""
-        ctx.save_for_backward(x)
-        out = torch.empty_like(x)
-        launch_loop("make_gelu_callback", x.dtype, columns=x.numel(), x=x, out=out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Return the gradient times the derivative of GELU."""
-        (x,) = ctx.saved_tensors
-        out = torch.empty_like(x)
-        launch_loop("make_gelu_gradient_callback", x.dtype, columns=x.numel(), x=x, grad=grad.to(x.dtype).contiguous(), out=out)
-        return out
-
-
 def launch_loop(name: str, dtype: torch.dtype, **arguments: Tensor | int) -> None:
     """Run a compiled loop on torch's threads, with the named fields of its arguments."""
-    threads.run_callback(getattr(import_loops(), name)(NUMBA_DTYPES[dtype]), torch.get_num_threads(), **arguments)
+    from regard.train import fused_loops  # imports numba, which is installed if this is called
+
+    threads.run_callback(getattr(fused_loops, name)(NUMBA_DTYPES[dtype]), torch.get_num_threads(), **arguments)

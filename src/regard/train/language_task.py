@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.models import GPT2
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus, Reader, TokenBatch
-from regard.train import fused_ops, loss
+from regard.train import loss
 from regard.train.config import TrainConfig
 from regard.train.seeds import derive_seed
 from regard.train.single_process import Engine
@@ -60,7 +60,7 @@ class LanguageTask:
     def make_model(self) -> GPT2:
         """Create a GPT-2 with its initial weights, or those that the run starts from."""
         config = self.config
-        model = fused_ops.use_fused_gelu(GPT2(config.gpt2))
+        model = GPT2(config.gpt2)
         if config.start:
             model.load_state_dict(files.load_weights(config.start, torch.float32).tensors)
         model.text = self.text

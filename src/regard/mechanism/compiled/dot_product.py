@@ -17,6 +17,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from regard.compiled.bfloat16 import store_scaled_row
+from regard.compiled.exponentials import fill_numbers, store_exponentials
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, accumulate_tile, find_maximum, multiply_tile
@@ -27,10 +28,8 @@ from regard.mechanism.compiled.panels import (
     allocate_row_operand,
     allocate_slots,
     compute_score_gradients,
-    copy_row_scores,
     copy_score_pairs,
     dot,
-    exponentiate_scores,
     load_rows,
     numbers_per_slot,
     pack_panels,
@@ -141,22 +140,47 @@ def scale_and_mask_row(s, low, high, scale):
 
 
 @njit(nogil=True)
-def exponentiate_row(low, high, group, r, scale, weights, room):
-    """Replace a row's scores by exponentials; return their sum, and its log plus the shift, 0 and -inf for a row without keys.
+def hide_scores(lows, highs, seen, start, stop, first, last, scores, numbers):
+    """Set the scores of rows outside the keys that each sees to -inf, from the first to the last key of their group.
 
-    low and high bound the keys that this row of the group sees.
+    A row that sees no key gets weights of 0 instead.
     """
-    first, last = room.low[group], round_up_to_columns(room.high[group])
-    s = room.scores[r, first:last]
-    if low >= high:
-        view_numbers(weights)[r, first:last] = 0
-        return ZERO, LEAST
-    scale_and_mask_row(s, low - first, high - first, scale)
-    top = find_maximum(room.scores, r * room.scores.shape[1] + first, last - first)
-    shift = top if top > LEAST else ZERO
-    total = exponentiate_scores(s, shift)
-    copy_row_scores(room.scores, r, first, last, weights)
-    return total, shift + np.float32(math.log(total)) if total > ZERO else (LEAST if total == ZERO else total)
+    stride = scores.shape[1]
+    for r in range(start, stop):
+        low, high = lows[seen + r], highs[seen + r]
+        if low < high:
+            fill_numbers(scores, r * stride + first, low - first, LEAST)
+            fill_numbers(scores, r * stride + high, last - high, LEAST)
+        else:
+            numbers[r, first:last] = 0
+
+
+@njit(nogil=True)
+def exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to, room):
+    """Replace the scores of a block by exponentials; store what they are to be multiplied by, and their log-sum-exp.
+
+    The factors of rows without keys are 0, their log-sum-exp is -inf.
+    """
+    scores, numbers = room.scores, view_numbers(weights)
+    stride = scores.shape[1]
+    if scale <= ZERO:  # the largest score is then not that of the largest product
+        scale_scores(scores.ravel(), scale)
+        scale = ONE
+    for start in range(0, count, ROWS):
+        stop, group = min(start + ROWS, count), start // ROWS
+        first, last = room.low[group], round_up_to_columns(room.high[group])
+        # all rows of a group before the first is read: a load of what was stored in smaller pieces just before waits for them
+        hide_scores(lows, highs, seen, start, stop, first, last, scores, numbers)
+        for r in range(start, stop):
+            if lows[seen + r] >= highs[seen + r]:
+                lse[to + r], factor[r] = LEAST, ZERO
+                continue
+            at, count_keys = r * stride + first, last - first
+            top = find_maximum(scores, at, count_keys)
+            shift = top * scale if top > LEAST else ZERO
+            total = store_exponentials(scores, at, count_keys, scale, shift, numbers, at)
+            lse[to + r] = shift + np.float32(math.log(total)) if total > ZERO else (LEAST if total == ZERO else total)
+            factor[r] = ONE / total if total != ZERO else ZERO
 
 
 @njit(nogil=True)
@@ -181,10 +205,8 @@ def compute_context(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
                 load_rows(q, n * steps[0] + head * steps[1] + i * steps[2], steps[2], count, d, room.rows)
                 start, stop = find_visible_range(lows, highs, seen, count, room)
                 score_block(room.rows, kt, start, stop, room.scores, room)
-                for r in range(count):
-                    total, log = exponentiate_row(lows[seen + r], highs[seen + r], r // ROWS, r, scale, weights, room)
-                    lse[(n * h + head) * queries + i + r] = log
-                    factor[r] = ONE / total if total != ZERO else ZERO
+                to = (n * h + head) * queries + i
+                exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to, room)
                 to = ((n * queries + i) * h + head) * e
                 multiply_block(weights, vd, count, e, factor, out, to, h * e, some, room)
 

@@ -1,0 +1,104 @@
+# mypy: ignore-errors
+"""The numbers of a matrix of int8 or int4, rounded to bfloat16 in one pass, compiled by numba."""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from regard.compiled.bfloat16 import convert_to_float32, store_number
+from regard.compiled.exponentials import emit_rounded
+from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.jit_cache import callback_with_cache
+from regard.compiled.matrix_formats import BLOCK, GROUP, INT8
+from regard.compiled.register_tiles import MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
+from regard.compiled.threads import Arguments, integer_fields
+
+CHUNK = 16  # rows that a thread takes at a time
+LOOKS_UP = MULTIPLIES_PAIRS  # which implies an instruction that looks up 32 numbers of 16 bits at once
+BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
+
+
+class DequantizeArguments(Arguments):
+    """The count of chunks taken so far; the format of the matrix; its size; the addresses of its parts and of the output."""
+
+    _fields_ = integer_fields("taken format rows columns numbers scales out")
+
+
+ARGUMENTS = np.dtype(DequantizeArguments)
+
+
+@njit(nogil=True)
+def dequantize_int8(numbers, scale, out):
+    """Store numbers times their scale in out."""
+    for c in range(len(numbers)):
+        store_number(out, c, np.float32(numbers[c]) * scale)
+
+
+@njit(nogil=True)
+def compute_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
+    """Store the lower halves of the bytes of a block times a scale plus an offset, then the upper halves times theirs.
+
+    The block and what is stored are at addresses.
+    """
+    numbers, found = view_array(pairs, GROUP, np.int8), view_array(out, BLOCK, np.uint16)
+    for c in range(GROUP):
+        store_number(found, c, np.float32(np.int8(numbers[c] << 4) >> 4) * low_scale + low_offset)
+        store_number(found, GROUP + c, np.float32(numbers[c] >> 4) * high_scale + high_offset)
+
+
+@intrinsic
+def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset, out):
+    """Do as `compute_int4`: the 16 different numbers of a group are computed once, and looked up."""
+    signature = types.void(types.int64, *4 * [types.float32], types.int64)
+
+    def generate(context, builder, signature, arguments):
+        pairs, *factors, out = arguments
+        both = builder.zext(builder.load(builder.inttoptr(pairs, BYTES.as_pointer()), align=1), WORDS)
+        fifteen, four = (ir.Constant(WORDS, [n] * GROUP) for n in (15, 4))
+        integers = ir.Constant(VECTOR, [float(n) for n in (*range(8), *range(-8, 0))])
+        twice = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), 2 * list(range(GROUP // 2)))
+        kind = ir.FunctionType(WORDS, [WORDS, WORDS])
+        look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
+        for half, index in enumerate((builder.and_(both, fifteen), builder.lshr(both, four))):
+            scale, offset = (broadcast_lanes(builder, one) for one in factors[2 * half : 2 * half + 2])
+            table = emit_rounded(builder, builder.fadd(builder.fmul(integers, scale), offset))
+            found = builder.call(look_up, [builder.shuffle_vector(table, table, twice), index])
+            at = builder.add(out, SIZE(2 * GROUP * half))
+            builder.store(found, builder.inttoptr(at, WORDS.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+restore_int4 = look_up_int4 if LOOKS_UP else compute_int4
+
+
+@njit(nogil=True)
+def dequantize_int4_row(pairs, scales, columns, out):
+    """Store a row of int4, at an address, at another; its scales are followed by the offsets. columns: a multiple of BLOCK."""
+    groups = columns // GROUP
+    factors = view_array(scales, 2 * groups, np.uint16)
+    for group in range(0, groups, 2):
+        scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
+        other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
+        restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
+
+
+@callback_with_cache(DequantizeArguments)
+def dequantize_shared(place):
+    """Store the rows of a matrix, whose columns are a multiple of BLOCK."""
+    a = view_array(place, 1, ARGUMENTS)[0]
+    rows, n = a.rows, a.columns
+    scales = view_array(a.scales, rows, np.float32)
+    while True:
+        first = atomic_increment(place) * CHUNK
+        if first >= rows:
+            return
+        for row in range(first, min(first + CHUNK, rows)):
+            if a.format == INT8:
+                numbers, out = view_array(a.numbers + n * row, n, np.int8), view_array(a.out + 2 * n * row, n, np.uint16)
+                dequantize_int8(numbers, scales[row], out)
+            else:
+                dequantize_int4_row(a.numbers + n // 2 * row, a.scales + n // GROUP * 4 * row, n, a.out + 2 * n * row)
