@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounds import attention_bounds, entropy_bound
+from bounds import assert_within, attention_bounds, entropy_bound, sum_bound
 from dense import both, close
-from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
+from regard import AttentionMap, Causal, ConfigError, Everything, Given, Padding, ShapeError, Window
+from regard.compiled.threads import can_run_loops
 from regard.map import plane, small_maps
 from regard.observe import detectors, map_view
 from regard.observe.head_scores import HeadOptions, compute_scores
@@ -329,3 +330,33 @@ def test_the_scores_of_many_small_maps_are_those_of_one_matrix_at_a_time(mask):
     assert ours.keys() == theirs.keys()
     for name, found in ours.items():
         assert torch.allclose(found, theirs[name], rtol=0, atol=1e-10, equal_nan=True), name
+
+
+@pytest.mark.skipif(not can_run_loops(), reason="the compiled pass over many matrices needs numba and torch's OpenMP")
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["all", "causal", "padding", "heads", "rows", "blind"]), st.integers(0, 9))
+def test_scores_from_sums_of_one_pass_are_those_from_the_weights(seed, mask, window):
+    torch.manual_seed(seed)
+    b, h, t = 13, 3, 7
+    rules = {
+        "all": Everything(),
+        "causal": Causal(),
+        "padding": Padding([3 + n % 5 for n in range(b)]),
+        "heads": Given((torch.rand(1, h, t, t) < 0.7) | torch.eye(t, dtype=torch.bool)),
+        "rows": Given((torch.rand(b, 1, t, t) < 0.7) | (torch.arange(t) == 2)),
+        "blind": Given(torch.rand(b, h, t, t) < 0.3),
+    }
+    q, k = torch.randn(2, b, h, t, D)
+    options = HeadOptions(window=window)
+
+    def list_scores():
+        look = MapView(AttentionMap(q, k, rules[mask]))
+        found = compute_scores(look, options)
+        return look, {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in found.items()}
+
+    look, ours = list_scores()
+    assert (look.sums is None) == (not look.has_visible_keys.all())
+    with mock.patch.object(MapView, "gather_sums"):
+        _, theirs = list_scores()
+    assert ours.keys() == theirs.keys()
+    for name, found in ours.items():
+        assert_within(found, theirs[name], sum_bound(torch.float32, 2 * t, t), name)

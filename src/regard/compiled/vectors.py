@@ -167,6 +167,13 @@ def sum_cut(s, e, factor, mean):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
+def scale_row(x, factor, out):
+    """Set `out` to x times a factor."""
+    for j in range(len(out)):
+        out[j] = x[j] * factor
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
 def add_scaled_row(s, factor, summed):
     """Add s · factor to `summed`."""
     for j in range(len(s)):

@@ -1,7 +1,9 @@
 """AttentionMap: the attention matrix as a value that is never stored, and the statistics, pictures and products of it."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -10,8 +12,9 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
 from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
-from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Plane
+from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Pair, Plane
 from regard.map.pooling import BinnedWeights, How
+from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism import heads
 from regard.mechanism.arguments import (
     LARGEST_POSITION,
@@ -34,8 +37,8 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, eq=False)
-class Overview:
-    """All row and column statistics of a map and its picture, from one traversal; the row statistics are (b, h, q)."""
+class Statistics:
+    """All row and column statistics of a map, from one traversal; the row statistics are (b, h, q)."""
 
     logsumexp: Tensor
     entropy: Tensor
@@ -45,6 +48,12 @@ class Overview:
     itself: Tensor
     previous: Tensor
     received: Tensor  # (b, h, k)
+
+
+@dataclass(frozen=True, eq=False)
+class Overview(Statistics):
+    """All row and column statistics of a map and its picture, from one traversal; the row statistics are (b, h, q)."""
+
     mean: Tensor  # (b, h, rows, columns)
     max: Tensor
 
@@ -93,15 +102,15 @@ class AttentionMap(HtmlRepr):
             q=request.q.detach(), k=request.k.detach(), v=request.k.detach(), bias=bias, sinks=sinks
         )
         batch, heads = self._request.q.shape[:2]
-        self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
-        self._head_count = heads  # of a map without batch rows, too
+        self._rows: Sequence[int] = range(batch)  # of q, and which of its heads
+        self._columns: Sequence[int] = range(heads)
         self._denominators = DenominatorCache()
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape (b, h, q, k)."""
         q, k = self._request.q.shape[2], self._request.k.shape[2]
-        return len(self._pairs), self._head_count, q, k
+        return len(self._rows), len(self._columns), q, k
 
     @property
     def device(self) -> torch.device:
@@ -125,14 +134,13 @@ class AttentionMap(HtmlRepr):
         b, h, *_ = self.shape
         smaller = object.__new__(AttentionMap)
         smaller._request, smaller._denominators = self._request, self._denominators
-        columns = indexing.select_places("heads", heads, h).tolist()
-        smaller._head_count = len(columns)
-        smaller._pairs = [[self._pairs[i][j] for j in columns] for i in indexing.select_places("batch", batch, b).tolist()]
+        smaller._rows = [self._rows[i] for i in indexing.select_places("batch", batch, b).tolist()]
+        smaller._columns = [self._columns[j] for j in indexing.select_places("heads", heads, h).tolist()]
         return smaller
 
     def __len__(self) -> int:
         """Return the number of batch rows, as of a tensor."""
-        return len(self._pairs)
+        return len(self._rows)
 
     def __bool__(self) -> bool:
         """Return True: a map is not an empty container."""
@@ -203,7 +211,8 @@ class AttentionMap(HtmlRepr):
         keys = 64 // torch.finfo(score_dtype(self._request.q.dtype)).bits  # of int64, in numbers of the weights
         self._check_size((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
         if self._is_batch:
-            both = zip(*(x.weights.topk(n) for x in small_maps.iterate_batches(self._request, self._list_pairs())), strict=True)
+            batches = small_maps.iterate_batches(self._request, self._pair_numbers)
+            both = zip(*(batch.weights.topk(n) for batch in batches), strict=True)
             values, indices = (torch.cat(parts).view(b, h, q, n) for parts in both)
             return values, indices
         planes = list(self._iterate_planes())
@@ -261,7 +270,7 @@ class AttentionMap(HtmlRepr):
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
         if self._is_batch:
-            return small_maps.compute_weights(self._request, self._list_pairs()).view(b, h, q, k)
+            return small_maps.compute_weights(self._request, self._pair_numbers).view(b, h, q, k)
         return self._apply_to_planes(passes.compute_dense)
 
     def certificate(self, rows: int = CERTIFIED_ROWS) -> Certificate:
@@ -284,25 +293,59 @@ class AttentionMap(HtmlRepr):
 
     def _list_pairs(self) -> list[tuple[int, int]]:
         """List the batch row and head of each matrix of this map."""
-        return [pair for row in self._pairs for pair in row]
+        return list(itertools.product(self._rows, self._columns))
+
+    @cached_property
+    def _pairs(self) -> list[list[tuple[int, int]]]:
+        """The batch row and head of each matrix in q, by batch row and head of this map."""
+        return [[(row, column) for column in self._columns] for row in self._rows]
+
+    @cached_property
+    def _row_numbers(self) -> Tensor:
+        """The batch rows of q that this map is of, (b,)."""
+        return torch.tensor(self._rows, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def _column_numbers(self) -> Tensor:
+        """The heads of q that this map is of, (h,)."""
+        return torch.tensor(self._columns, dtype=torch.int64, device=self.device)
+
+    @property
+    def _pair_numbers(self) -> Tensor:
+        """The batch row and head of each matrix in q, (b h, 2)."""
+        return torch.cartesian_prod(self._row_numbers, self._column_numbers)
+
+    def _index_pairs(self, pairs: Sequence[Pair]) -> Tensor:
+        """Convert batch rows and heads to indices (n, 2)."""
+        return torch.tensor(pairs, device=self.device)
 
     @property
     def _is_batch(self) -> bool:
         """Whether the matrices are many small ones, which go through one pass together."""
-        return small_maps.is_worth_batch(self._request, len(self._pairs) * self._head_count)
+        return small_maps.is_worth_batch(self._request, len(self._rows) * len(self._columns))
 
     def _apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
         """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
-        (found,) = small_maps.compute_rows(self._request, self._list_pairs(), function)
+        (found,) = small_maps.compute_rows(self._request, self._pair_numbers, function)
         return found.view(*self.shape[:2], *found.shape[1:])
 
     def _gather_batch_overview(self) -> Overview:
         """Compute the overview of many small matrices, whose picture is the matrix itself."""
-        found, below = small_maps.gather_statistics(self._request, self._list_pairs(), list(passes.ROWS), has_picture=True)
-        self._denominators.add(self._list_pairs(), below)
+        found, below = small_maps.gather_statistics(self._request, self._pair_numbers, list(passes.ROWS), has_picture=True)
+        self._denominators.add(itertools.product(self._rows, self._columns), below)
         weights = found.pop("weights")
         shaped = {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
         return Overview(**shaped)
+
+    def _gather_batch_sums(self, wanted: SumRequest) -> tuple[Statistics, WeightSums] | None:
+        """Compute the statistics and sums of the weights of many small matrices; None if no compiled pass applies."""
+        gathered = small_maps.gather_sums(self._request, self._pair_numbers, wanted)
+        if gathered is None:
+            return None
+        found, sums = gathered
+        below = Denominators(found.pop("shift"), found.pop("total"))
+        self._denominators.add(itertools.product(self._rows, self._columns), below)
+        return Statistics(**{name: x.view(*self.shape[:2], -1) for name, x in found.items()}), sums
 
     def _list_planes(self) -> list[Plane]:
         """List the matrices of this map, or raise ShapeError if there are none."""
@@ -354,7 +397,7 @@ class AttentionMap(HtmlRepr):
     def _gather_batch_statistics(self, planes: Sequence[Plane], names: Sequence[str]) -> list[passes.TraversalResult]:
         """Return the statistics of many small planes, from one pass."""
         pairs = [(plane.b, plane.h) for plane in planes]
-        found, below = small_maps.gather_statistics(self._request, pairs, names)
+        found, below = small_maps.gather_statistics(self._request, self._index_pairs(pairs), names)
         self._denominators.add(pairs, below)
         columns = found.pop("received").unbind()
         by_name = {name: x.unbind() for name, x in found.items()}
@@ -420,7 +463,7 @@ class AttentionMap(HtmlRepr):
         groups = [(plane, places, rows[places]) for plane, places in self._group_by_plane(b, h)]
         if self._are_rows_batch(groups):
             pairs, order = [(plane.b, plane.h) for plane, *_ in groups], torch.cat([places for _, places, _ in groups])
-            weights = small_maps.compute_selected_rows(self._request, pairs, groups[0][2]).flatten(0, 1)
+            weights = small_maps.compute_selected_rows(self._request, self._index_pairs(pairs), groups[0][2]).flatten(0, 1)
             weights = weights if len(keys) == self.shape[3] else weights[:, keys]
             is_sorted = torch.equal(order, torch.arange(len(order), device=self.device))
             return weights if is_sorted else weights[order.argsort()]

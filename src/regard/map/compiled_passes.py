@@ -22,6 +22,7 @@ from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
+from regard.map.weight_sums import SMALLEST_VARIANCE, SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
 
@@ -70,10 +71,13 @@ def gather_statistics(
     return TraversalResult(statistics, summed, below), bins.to_picture()
 
 
-def summarize_planes(request: Request, pairs: Tensor, has_weights: bool) -> dict[str, Tensor] | None:
+def summarize_planes(
+    request: Request, pairs: Tensor, has_weights: bool = False, sums: WeightSums | None = None, wanted: SumRequest | None = None
+) -> dict[str, Tensor] | None:
     """Compute all row statistics (n, q) by name of many small matrices, their column sums, "received", and their "weights".
 
-    pairs (n, 2) are batch rows and heads. Return None if there is a NaN, which comparisons would lose.
+    pairs (n, 2) are batch rows and heads; the sums of weights that are wanted are written to `sums`. Return None if there is a
+    NaN, which comparisons would lose.
     """
     from regard.map.compiled import small_planes
 
@@ -91,7 +95,7 @@ def summarize_planes(request: Request, pairs: Tensor, has_weights: bool) -> dict
         min(torch.get_num_threads(), units) if units * q * k > SMALL else 1,
         **sizes,
         strides=(ctypes.c_int64 * 12)(*strides),
-        pairs=pairs,
+        pairs=pairs.contiguous(),
         positions=torch.as_tensor(request.offset).expand(b)[pairs[:, 0]],
         **strided,
         sinks=sinks,
@@ -100,11 +104,31 @@ def summarize_planes(request: Request, pairs: Tensor, has_weights: bool) -> dict
         received=received,
         scale=request.scale,
         softcap=request.softcap or 0.0,
+        **({} if sums is None or wanted is None else make_sum_arguments(sums, wanted)),
     )
     if not found[:2].isfinite().all():
         return None
     statistics = {**dict(zip(NAMES, found, strict=True)), "received": received}
     return statistics if weights is None else {**statistics, "weights": weights}
+
+
+def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
+    """Return the arguments of the compiled pass for sums of weights, which are written to `sums`."""
+    (b, h, q), k = sums.near.shape, sums.is_stripe.shape[-1]
+    visible = wanted.visible.contiguous().expand(b, h, q, k)
+    return {
+        "heads": h,
+        "window": wanted.window,
+        "counted": wanted.counted.expand(b, h, q).contiguous(),
+        "visible": visible,
+        "visible_strides": (ctypes.c_int64 * 3)(*visible.stride()[:3]),
+        "real": wanted.real.expand(b, h, k).contiguous(),
+        "heavy_counts": wanted.heavy.expand(b, h).contiguous(),
+        "firsts": wanted.first,
+        "has_shared_pairs": wanted.visible.shape[:2] == wanted.counted.shape[:2] == (1, 1),
+        "smallest": SMALLEST_VARIANCE,
+        **{name: getattr(sums, name) for name in ("near", "heavy", "is_stripe", "stripes", "positional")},
+    }
 
 
 def make_rows_contiguous(x: Tensor | None) -> Tensor | None:

@@ -1,6 +1,6 @@
 """One matrix of a map, for one batch row and one head: its scores and weights, a run of complete rows at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,7 +52,16 @@ class DenominatorCache:
     """The denominators of the matrices of a map, by batch row and head; those computed together stay one tensor."""
 
     def __init__(self) -> None:
-        self._found: dict[Pair, tuple[Denominators, int]] = {}  # denominators (n, q), and which of them
+        self._indexed: dict[Pair, tuple[Denominators, int]] = {}  # denominators (n, q), and which of them
+        self._added: list[tuple[Iterable[Pair], Denominators]] = []  # since then
+
+    @property
+    def _found(self) -> dict[Pair, tuple[Denominators, int]]:
+        """Where the denominators of each matrix are; of many matrices it takes a while to list."""
+        added, self._added = self._added, []
+        for pairs, below in added:
+            self._indexed.update({pair: (below, place) for place, pair in enumerate(pairs) if pair not in self._indexed})
+        return self._indexed
 
     def __contains__(self, pair: Pair) -> bool:
         return pair in self._found
@@ -61,9 +70,9 @@ class DenominatorCache:
         below, place = self._found[pair]
         return below[place]
 
-    def add(self, pairs: Sequence[Pair], below: Denominators) -> None:
+    def add(self, pairs: Iterable[Pair], below: Denominators) -> None:
         """Add the denominators (n, q) of n matrices, of which none is replaced."""
-        self._found.update({pair: (below, place) for place, pair in enumerate(pairs) if pair not in self._found})
+        self._added.append((pairs, below))
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.compiled import threads
 from regard.map import compiled_passes
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Pair, Plane, exponentiate_rows
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, exponentiate_rows
+from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
 from regard.mechanism.scores import score_dtype
@@ -44,16 +45,14 @@ def are_rows_worth_batch(request: Request, count: int, rows: int) -> bool:
     return count > 1 and 0 < rows * request.k.shape[2] <= MOST_SCORES and request.weight is None and request.q.shape[3] > 0
 
 
-def iterate_batches(request: Request, pairs: Sequence[Pair]) -> Iterator[PlaneBatch]:
-    """Yield the matrices of some pairs, in order, as many at a time as a block holds."""
+def iterate_batches(request: Request, pairs: Tensor) -> Iterator[PlaneBatch]:
+    """Yield the matrices of some pairs (n, 2) of batch row and head, in order, as many at a time as a block holds."""
     for b, h, masked in iterate_scores(request, pairs):
         below, exponentials = exponentiate_rows(masked, select_sinks(request, h))
         yield PlaneBatch(masked, below.divide(exponentials), below, select_offsets(request, b).unsqueeze(-1))
 
 
-def iterate_scores(
-    request: Request, pairs: Sequence[Pair], queries: Tensor | None = None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def iterate_scores(request: Request, pairs: Tensor, queries: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batch rows (n,), heads (n,) and masked scores (n, q, k) of some pairs, as many at a time as a block holds.
 
     The scores are of all queries, or of some by index (q,).
@@ -63,7 +62,7 @@ def iterate_scores(
         queries = torch.arange(request.q.shape[2], device=request.q.device)
     else:
         request = select_queries(request, queries)
-    rows, heads = torch.tensor(pairs, device=request.q.device).T
+    rows, heads = pairs.T
     size = max(1, BLOCK_NUMBERS // (request.q.shape[2] * request.k.shape[2]))
     share = request.q.shape[1] // request.k.shape[1]
     for b, h in zip(rows.split(size), heads.split(size), strict=True):
@@ -116,7 +115,7 @@ def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
     return table[b if len(table) > 1 else torch.zeros_like(b), h if table.shape[1] > 1 else torch.zeros_like(h)]
 
 
-def compute_selected_rows(request: Request, pairs: Sequence[Pair], queries: Tensor) -> Tensor:
+def compute_selected_rows(request: Request, pairs: Tensor, queries: Tensor) -> Tensor:
     """Compute the weights of some queries, by index (n,), of each pair, (pairs, n, k)."""
     found = [weigh_scores(masked, select_sinks(request, h)) for _, h, masked in iterate_scores(request, pairs, queries)]
     return found[0] if len(found) == 1 else torch.cat(found)
@@ -133,7 +132,7 @@ def weigh_scores(masked: Tensor, sinks: Tensor | None) -> Tensor:
     return weights
 
 
-def compute_rows(request: Request, pairs: Sequence[Pair], *functions: Callable[[PlaneBatch], Tensor]) -> list[Tensor]:
+def compute_rows(request: Request, pairs: Tensor, *functions: Callable[[PlaneBatch], Tensor]) -> list[Tensor]:
     """Return what functions of a batch return, (n, ...) each, of all pairs."""
     found = [[function(batch) for function in functions] for batch in iterate_batches(request, pairs)]
     return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True)]
@@ -204,7 +203,7 @@ ROWS = {
 
 
 def gather_statistics(
-    request: Request, pairs: Sequence[Pair], names: Sequence[str], has_picture: bool = False
+    request: Request, pairs: Tensor, names: Sequence[str], has_picture: bool = False
 ) -> tuple[dict[str, Tensor], Denominators]:
     """Compute row statistics by name, the sum of each column, the weights if they are the picture, and denominators."""
     found = gather_compiled_statistics(request, pairs, has_picture)
@@ -216,14 +215,30 @@ def gather_statistics(
     return found, Denominators(found.pop("shift"), found.pop("total"))
 
 
-def compute_weights(request: Request, pairs: Sequence[Pair]) -> Tensor:
+def gather_sums(request: Request, pairs: Tensor, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
+    """Compute row statistics by name, column sums, "shift" and "total", and sums of weights; None if no compiled pass applies.
+
+    The pairs are those of some batch rows with some heads, in order.
+    """
+    if not can_run_compiled(request, pairs):
+        return None
+    b, q, k = len(wanted.first), request.q.shape[2], request.k.shape[2]
+    sums = WeightSums.allocate(wanted, b, len(pairs) // b, q, k)
+    found = compiled_passes.summarize_planes(request, pairs, sums=sums, wanted=wanted)
+    return None if found is None else (found, sums)
+
+
+def compute_weights(request: Request, pairs: Tensor) -> Tensor:
     """Compute the weights (n, q, k) of some pairs."""
     found = gather_compiled_statistics(request, pairs, has_picture=True)
     return compute_rows(request, pairs, get_weights)[0] if found is None else found["weights"]
 
 
-def gather_compiled_statistics(request: Request, pairs: Sequence[Pair], has_picture: bool) -> dict[str, Tensor] | None:
+def gather_compiled_statistics(request: Request, pairs: Tensor, has_picture: bool) -> dict[str, Tensor] | None:
     """Compute what `gather_statistics` does by compiled loops; None where they do not apply, or if there is a NaN."""
-    if not (compiled_passes.can_run_compiled(Plane(request, *pairs[0])) and threads.can_run_loops()):
-        return None
-    return compiled_passes.summarize_planes(request, torch.tensor(pairs), has_picture)
+    return compiled_passes.summarize_planes(request, pairs, has_picture) if can_run_compiled(request, pairs) else None
+
+
+def can_run_compiled(request: Request, pairs: Tensor) -> bool:
+    """Return whether the compiled loops apply to these matrices."""
+    return compiled_passes.can_run_compiled(Plane(request, *pairs[0].tolist())) and threads.can_run_loops()

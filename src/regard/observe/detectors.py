@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.map import AttentionMap
+from regard.map import AttentionMap, weight_sums
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
+from regard.map.weight_sums import DistanceSums, explain_by_distance
 from regard.mechanism.arguments import check_count, check_number, describe_value
-from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, take_distinct, view_map
-from regard.observe.score_interval import QueryScores
+from regard.observe.map_view import SAMPLE, MapView, average_over_queries, count_share, select_spaced, view_map
+from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
 
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink
 HEAVY = 0.05  # of the keys: the heavy hitters
 RECEIVER_DISTANCE = 4  # sentences between one that receives weight and those that give it
-SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
 ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
 
@@ -37,7 +37,7 @@ def weight_on_previous(m: MapView, back: int = 1) -> QueryScores:
     The mean is over the queries that may see such a key: the first token has no previous one and is left out.
     Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
     """
-    return m.score_queries(m.diagonal(back), m.is_visible(m.positions - back))
+    return m.score_queries(m.diagonal(back), m.is_visible(m.list_keys_before(back)))
 
 
 @average_over_queries
@@ -74,7 +74,7 @@ def entropy(m: MapView) -> QueryScores:
 
     Source: Clark et al. 2019, section 3.2; the weight of a sink is not part of the sum.
     """
-    return m.score_queries(m.overview.entropy)
+    return m.score_queries(m.statistics.entropy)
 
 
 @average_over_queries
@@ -83,7 +83,7 @@ def effective_keys(m: MapView) -> QueryScores:
 
     Source: the effective number of order 1, Hill 1973; also known as the perplexity of the weights.
     """
-    return m.score_queries(m.overview.entropy.exp())
+    return m.score_queries(m.statistics.entropy.exp())
 
 
 @average_over_queries
@@ -92,7 +92,7 @@ def breadth(m: MapView) -> QueryScores:
 
     The mean is over at most 256 of the queries that count, evenly spaced. This share is defined here, after Hill 1973.
     """
-    return m.score_sample(lambda rows, heads, queries, seen: m.overview.entropy[rows, heads, queries].exp() / seen.sum(-1))
+    return m.score_sample(lambda rows, heads, queries, seen: m.statistics.entropy[rows, heads, queries].exp() / seen.sum(-1))
 
 
 @average_over_queries
@@ -101,7 +101,7 @@ def distance(m: MapView) -> QueryScores:
 
     Source: Vig and Belinkov 2019, whose mean is over weights; here too each row has the same weight.
     """
-    return m.score_queries(m.overview.distance)
+    return m.score_queries(m.statistics.distance)
 
 
 @average_over_queries
@@ -137,16 +137,18 @@ def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tenso
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
     look, share = view_map(m), check_number("share", share)
+    if look.sums is not None and look.sums.share == share:
+        return look.sums.heavy
     received = sum_columns(look).where(look.is_real_key, 0)
-    most = (look.is_real_key.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
+    most = count_share(look.is_real_key, share)
     largest = received.topk(min(int(most.max()), received.shape[-1])).values
-    among = torch.arange(largest.shape[-1], device=most.device) < most
+    among = torch.arange(largest.shape[-1], device=most.device) < most.unsqueeze(-1)
     return largest.where(among, 0).sum(-1) / received.sum(-1)
 
 
 def sum_columns(look: MapView) -> Tensor:
     """Return the weight that each key receives from the queries that count, (b, h, k)."""
-    received = look.overview.received
+    received = look.statistics.received
     if not torch.equal(look.is_counted, look.has_visible_keys):
         received = (look.map.mT @ look.is_counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
     return received.double()
@@ -160,11 +162,12 @@ def stripe_weight(m: MapView, share: float = HEAVY) -> QueryScores:
     everywhere, Jiang et al. 2024 (vertical lines). Leaving out the first token, which may be a sink, is defined here.
     """
     marked = mark_stripes(m, share)
-    found = torch.zeros_like(m.overview.largest, dtype=torch.float64)
-    if m.is_batch:
-        for rows, weights in m.iterate_row_blocks():
-            found[rows] = multiply_exactly(weights, marked[rows].unsqueeze(-1).to(weights.dtype)).squeeze(-1).double()
+    if m.sums is not None and m.sums.share == share:
+        found = m.sums.stripes
+    elif m.is_batch:
+        found = weight_sums.sum_marked(m.overview.mean, marked)
     else:
+        found = torch.zeros_like(m.statistics.largest, dtype=torch.float64)
         for row, head in itertools.product(*map(range, m.map.shape[:2])):
             found[row, head] = m.map.select(batch=[row], heads=[head]).mass(marked[row, head])[0, 0].double()
     scores = m.score_queries(found)
@@ -181,12 +184,11 @@ def count_common_keys(seen: Tensor, marked: Tensor) -> Tensor:
 
 def mark_stripes(look: MapView, share: float = HEAVY) -> Tensor:
     """Return whether a key is one of the few with the largest column sums, the first token aside, bool (b, h, k)."""
+    if look.sums is not None and look.sums.share == share:
+        return look.sums.is_stripe
     received = sum_columns(look).where(look.is_real_key, -1)
     received[torch.arange(len(received)), :, look.first_token_indices] = -1
-    most = (look.is_real_key.sum(-1, keepdim=True) * check_number("share", share)).ceil().clamp(min=1)
-    order = received.argsort(dim=-1, descending=True, stable=True)
-    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return (torch.empty_like(order).scatter_(-1, order, places) < most) & (received > 0)
+    return weight_sums.mark_largest(received, count_share(look.is_real_key, check_number("share", share)))
 
 
 def add_chance(look: MapView, found: QueryScores, keys: Tensor | int) -> QueryScores:
@@ -195,7 +197,11 @@ def add_chance(look: MapView, found: QueryScores, keys: Tensor | int) -> QuerySc
     keys (b, h, q) is the number of keys that the weight of a query is summed over.
     """
     seen = look.visible_counts
-    share = QueryScores(keys / seen.values, seen.among & found.among)
+    if isinstance(keys, Tensor):
+        shares = apply_to_distinct(torch.div, keys, seen.values)
+    else:
+        shares = apply_to_distinct(lambda counts: keys / counts, seen.values)
+    share = QueryScores(shares, apply_to_distinct(torch.logical_and, seen.among, found.among))
     return replace(found, chance=share.mean())
 
 
@@ -207,13 +213,14 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
     Source: positional heads, Voita et al. 2019; the share is the coefficient of determination of the distance.
     """
     look = view_map(m)
+    if look.sums is not None:
+        return look.sums.positional
+    if look.is_batch:
+        counted = take_distinct(look.is_counted)
+        return explain_by_distance(weight_sums.sum_by_distance(look.overview.mean, look.visible_keys, counted))
     b, h, _, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
     found = torch.zeros(b, h, dtype=torch.float64, device=look.map.device)
-    if look.is_batch:
-        for rows, weights in look.iterate_row_blocks():
-            found[rows] = explain_by_distance(*gather_by_distance(look, rows, weights))
-        return found
     for row, head in itertools.product(range(b), range(h)):
         queries = select_spaced(look.is_counted[row, head], SAMPLE)
         own = look.positions[row, queries]
@@ -228,39 +235,8 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
                 sums[first : first + k] += row_weights
                 counts[first : first + k] += is_seen
             squares += shown.square_().sum()
-        found[row, head] = explain_by_distance(sums, counts, squares)
+        found[row, head] = explain_by_distance(DistanceSums(sums, counts, squares))
     return found
-
-
-def gather_by_distance(look: MapView, rows: slice, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums and counts of weights (n, h, q, k) of some batch rows by distance, (n, h, distances), and of squares."""
-    q, k = weights.shape[2:]
-    queries, keys = (torch.arange(size, device=weights.device) for size in (q, k))
-    seen = take_distinct(look.can_rows_see(rows, queries.unsqueeze(-1), keys))
-    if not bool(look.is_counted[rows].all()):
-        seen = seen & look.is_counted[rows].unsqueeze(-1)
-        weights = weights.where(seen, 0)
-    shown = weights.flatten(2).double()
-    own = take_distinct(look.positions[rows])
-    distances = (own.unsqueeze(-1) - keys - own.min() + k - 1).flatten(1)  # (n or 1, q k), from 0
-    sums, counts = (sum_by_number(x, distances, int(distances.max()) + 1) for x in (shown, seen.flatten(2).double()))
-    return sums, counts, shown.square_().sum(-1)
-
-
-def sum_by_number(x: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Return the sums of x (n, h, m) by number (n or 1, m), from 0 to below `count`: (n, h, count)."""
-    if len(numbers) == 1:  # faster, see docs/benchmarks.md
-        return x.new_zeros(*x.shape[:2], count).index_add_(2, numbers[0], x)
-    x = x.expand(len(numbers), -1, -1)
-    return x.new_zeros(*x.shape[:2], count).scatter_add_(2, numbers.unsqueeze(1).expand_as(x), x)
-
-
-def explain_by_distance(sums: Tensor, counts: Tensor, squares: Tensor) -> Tensor:
-    """Return the share of the variance that distance explains, from sums and counts by distance and the sum of squares."""
-    mean = sums.sum(-1) ** 2 / counts.sum(-1)
-    explained = (sums.square() / counts.clamp(min=1)).sum(-1) - mean
-    total = squares - mean
-    return (explained / total).masked_fill(~(total > SMALLEST_VARIANCE * squares), math.nan)
 
 
 def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
@@ -276,7 +252,7 @@ def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
         raise ShapeError(f"sentences must be the number of each key's sentence, ({b}, {k}); got {describe_value(sentences)}.")
     numbers = sentences.to(look.map.device)
     count = int(numbers.max()) + 1 if k else 0
-    members = (numbers.unsqueeze(-1) == torch.arange(count, device=numbers.device)).to(look.overview.largest.dtype)
+    members = (numbers.unsqueeze(-1) == torch.arange(count, device=numbers.device)).to(look.statistics.largest.dtype)
     weight = (look.map @ members.unsqueeze(1)).double()  # (b, h, q, sentences)
     found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
     for row in range(b):
@@ -346,7 +322,7 @@ def score_classes(look: MapView, classes: Tensor) -> list[QueryScores]:
     if not is_bool or classes.dim() != 3 or classes.shape[::2] != (b, k):
         raise ShapeError(f"classes must be bool (b, n, k) = ({b}, n, {k}), got {describe_value(classes)}.")
     if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
-        members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)
+        members = classes.mT.unsqueeze(1).to(look.statistics.largest.dtype)  # (b, 1, k, n)
         mass = (look.map @ members).unbind(-1)
     else:
         mass = tuple(look.compute_mass(classes[:, one]) for one in range(classes.shape[1]))
@@ -355,14 +331,12 @@ def score_classes(look: MapView, classes: Tensor) -> list[QueryScores]:
 
 def sum_nearby_weight(look: MapView, window: int) -> Tensor:
     """Return the weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
-    b, h, q, k = look.map.shape
-    found = torch.zeros_like(look.overview.largest)
+    if look.sums is not None and look.sums.window == window:
+        return look.sums.near
     if look.is_batch:
-        keys = torch.arange(k, device=found.device)
-        for rows, every in look.iterate_row_blocks():
-            near = (take_distinct(look.positions[rows]).unsqueeze(-1) - keys).abs() <= window
-            found[rows] = (every * near.unsqueeze(1)).sum(-1)
-        return found
+        return weight_sums.sum_near(look.overview.mean, take_distinct(look.positions), window)
+    b, h, q, k = look.map.shape
+    found = torch.zeros_like(look.statistics.largest)
     step = max(1, min(ROWS, BLOCK_NUMBERS // (h * (ROWS + 2 * window))))
     for row in range(b):
         for start in range(0, q, step):

@@ -300,7 +300,7 @@ def classify_heads(
 def list_stripe_words(look: MapView, head: int, tokens: Tokens | None) -> tuple[str, ...]:
     """Return the tokens of a head's stripe in the first document, or their positions, with the most attention first."""
     marked = detectors.mark_stripes(look)[0, head].nonzero().flatten()
-    keys = marked[look.overview.received[0, head, marked].argsort(descending=True)].tolist()
+    keys = marked[look.statistics.received[0, head, marked].argsort(descending=True)].tolist()
     if tokens is None or isinstance(tokens, Tensor):
         return tuple(f"token {key}" for key in keys[:STRIPE_WORDS])
     row: Any = tokens if isinstance(tokens[0], str) else tokens[0]

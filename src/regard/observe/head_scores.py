@@ -99,6 +99,7 @@ def score_pattern(look: MapView, pattern: Pattern) -> QueryScores:
 def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores | Tensor]:
     """Return the score of every detector by its name, in the order of the columns: of each query, or (b, h) of each head."""
     found: dict[str, QueryScores | Tensor] = {}
+    look.gather_sums(wanted.window, detectors.HEAVY)
     if look.own:
         found["previous token"] = add_chance(look, detectors.weight_on_previous.queries(look), 1)
         found["itself"] = add_chance(look, detectors.weight_on_self.queries(look), 1)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.map import AttentionMap, passes
-from regard.map.attention_map import Overview
+from regard.map.attention_map import Overview, Statistics
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.arguments import check_instance, describe_value
-from regard.observe.score_interval import QueryScores
+from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
 
 SAMPLE = 256  # rows, for a detector that samples them
-BATCH_NUMBERS = 2**19  # weights of many small matrices that are scored at a time, while they are in the cache
 BATCH_ROWS = 256  # batch rows of many small matrices that are sampled at a time
 SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 P = ParamSpec("P")
@@ -38,12 +38,35 @@ class MapView:
         if tokens is not None and (not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != (b, k)):
             raise ShapeError(f"tokens must be ids (b, k) = ({b}, {k}), one for each key; got {describe_value(tokens)}.")
         self.map, self.tokens, self.own, self.queries = m, tokens, own, queries
+        self.sums: WeightSums | None = None
         self._last: tuple[tuple[int, int], Plane] | None = None
 
     @cached_property
     def overview(self) -> Overview:
-        """The statistics of one traversal."""
+        """The statistics and the picture of one traversal."""
         return self.map.overview()
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """The statistics of one traversal."""
+        return self.overview
+
+    def gather_sums(self, window: int, share: float) -> None:
+        """Compute the statistics of many small matrices and, as `sums`, what else detectors need, in one pass if there is one.
+
+        Nearby keys are at most `window` away; `share` is that of the heavy hitters. Where a query sees nothing, which queries
+        count is not known from the mask alone, and all is left to the detectors.
+        """
+        if not self.is_batch or "overview" in vars(self):
+            return
+        counted = self.is_token
+        real = self._find_real_keys(counted)
+        heavy = count_share(take_distinct(real), share)
+        first = torch.tensor(self._find_first_tokens(counted), device=self.map.device)
+        tables = take_distinct(counted), self.visible_keys, take_distinct(real)
+        found = self.map._gather_batch_sums(SumRequest(window, share, *tables, heavy, first))
+        if found is not None and bool(found[0].largest.all()):
+            self.statistics, self.sums = found
 
     @cached_property
     def positions(self) -> Tensor:
@@ -52,26 +75,26 @@ class MapView:
         queries, offset = torch.arange(q, device=self.map.device), self.map._request.offset
         if isinstance(offset, int):
             return (queries + offset).expand(b, q)
-        return offset.expand(len(self.map._request.q))[self.pairs[:, 0, 0]].unsqueeze(-1) + queries
+        return offset.expand(len(self.map._request.q))[self.map._row_numbers].unsqueeze(-1) + queries
 
     @cached_property
     def has_visible_keys(self) -> Tensor:
         """Whether a query sees anything, (b, h, q)."""
-        return self.overview.largest != 0
+        return self.statistics.largest != 0
 
     @cached_property
     def is_counted(self) -> Tensor:
         """Whether a query counts, (b, h, q)."""
-        return self.has_visible_keys & self.is_token
+        return self.is_token if bool(self.has_visible_keys.all()) else self.has_visible_keys & self.is_token
 
     @cached_property
     def is_token(self) -> Tensor:
         """Whether a query is at a token rather than at padding, (b, h, q)."""
         b, h, q, _ = self.map.shape
         if not self.own:
-            return torch.ones(b, h, q, dtype=torch.bool, device=self.map.device)
-        own = self.is_visible(self.positions)
-        return own | ~own.any(-1, keepdim=True)
+            return torch.ones(1, 1, q, dtype=torch.bool, device=self.map.device).expand(b, h, q)
+        own = take_distinct(self.is_visible(self.positions))
+        return (own | ~own.any(-1, keepdim=True)).expand(b, h, q)
 
     @cached_property
     def is_real_key(self) -> Tensor:
@@ -79,25 +102,34 @@ class MapView:
 
         If keys are not the queries' own tokens: whether the first query that counts may see the key.
         """
+        return self._find_real_keys(self.is_counted)
+
+    def _find_real_keys(self, counted: Tensor) -> Tensor:
+        """Return `is_real_key` for queries that count, (b, h, q)."""
         b, h, q, k = self.map.shape
         if self.own:
-            padding = self.positions.unsqueeze(1).expand_as(self.is_counted).masked_fill(self.is_counted, -1)
+            positions, counted = take_distinct(self.positions).unsqueeze(1), take_distinct(counted)
+            padding = torch.where(counted, -1, positions)
             places = padding.masked_fill((padding < 0) | (padding >= k), k)  # k marks none
-            found = torch.ones(b, h, k + 1, dtype=torch.bool, device=self.map.device)
-            return found.scatter_(2, places, False)[..., :k]
+            found = torch.ones(*places.shape[:2], k + 1, dtype=torch.bool, device=self.map.device)
+            return found.scatter_(2, places, False)[..., :k].expand(b, h, k)
         if not q:
             return torch.zeros(b, h, k, dtype=torch.bool, device=self.map.device)
-        query = self.is_counted.int().argmax(-1, keepdim=True)  # the first that counts
+        query = counted.int().argmax(-1, keepdim=True)  # the first that counts
         seen = self.can_see_all(query, torch.arange(k, device=query.device))
-        return seen & self.is_counted.any(-1, keepdim=True)
+        return seen & counted.any(-1, keepdim=True)
 
     @cached_property
     def first_token_indices(self) -> list[int]:
         """The first token of each batch row, by index: the first key that its first counting query may see."""
+        return self._find_first_tokens(self.is_counted)
+
+    def _find_first_tokens(self, counted: Tensor) -> list[int]:
+        """Return `first_token_indices` for queries that count, (b, h, q)."""
         b, _, q, k = self.map.shape
         if not q or not k:
             return [0] * b
-        counted = self.is_counted.any(1)
+        counted = counted.any(1)
         query = counted.int().argmax(-1).view(-1, 1, 1)
         keys = torch.arange(self.map.shape[3], device=query.device)
         seen = self.can_see_all(query, keys).any(1) & counted.any(-1, keepdim=True)
@@ -108,7 +140,7 @@ class MapView:
     def first_token_weight(self) -> Tensor:
         """The weight of each query on the first token, (b, h, q)."""
         if not any(self.first_token_indices):
-            return self.overview.first
+            return self.statistics.first
         keys = torch.arange(self.map.shape[3], device=self.map.device)
         return self.compute_mass(keys == torch.tensor(self.first_token_indices, device=keys.device).unsqueeze(-1))
 
@@ -121,7 +153,7 @@ class MapView:
     @cached_property
     def row_sums(self) -> Tensor:
         """The sum of each row, (b, h, q): 1, or what a sink left of it, or 0 where a query sees nothing."""
-        return self.map.mass(slice(None)) if self.has_sink else self.has_visible_keys.to(self.overview.largest.dtype)
+        return self.map.mass(slice(None)) if self.has_sink else self.has_visible_keys.to(self.statistics.largest.dtype)
 
     @property
     def has_sink(self) -> bool:
@@ -131,7 +163,7 @@ class MapView:
     def diagonal(self, back: int) -> Tensor:
         """Return the weight of each query on the key `back` before its own position, (b, h, q)."""
         known = {0: "itself", 1: "previous"}
-        return getattr(self.overview, known[back]) if back in known else self.map.diagonal(back)
+        return getattr(self.statistics, known[back]) if back in known else self.map.diagonal(back)
 
     def average_queries(self, found: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean of (b, h, q) over the queries that count and are in `among`, (b, h); NaN where there are none."""
@@ -139,7 +171,7 @@ class MapView:
 
     def score_queries(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
         """Return a score of each query (b, h, q), with the queries that count and are in `among`."""
-        among = self.is_counted if among is None else self.is_counted & among
+        among = self.is_counted if among is None else apply_to_distinct(torch.logical_and, self.is_counted, among)
         if self.queries == slice(None):
             return QueryScores(found, among)
         chosen = torch.zeros_like(among)
@@ -154,15 +186,11 @@ class MapView:
     def score_sample(self, score: SampleScore) -> QueryScores:
         """Return, for at most 256 queries of each row, a score that depends on which keys they may see, bool (n, k)."""
         b, h, q, k = self.map.shape
+        if self.is_batch:  # with at most as many queries as a sample has
+            return self._score_every_query(score)
         every = torch.arange(k, device=self.map.device)
         found = torch.zeros(b, h, q, dtype=torch.float64, device=self.map.device)
         sampled = torch.zeros(b, 1, q, dtype=torch.bool, device=self.map.device)
-        if self.is_batch:  # with at most as many queries as a sample has
-            queries = torch.arange(q, device=every.device)
-            for rows in (slice(start, start + BATCH_ROWS) for start in range(0, b, BATCH_ROWS)):
-                seen = take_distinct(self.can_rows_see(rows, queries.unsqueeze(-1), every))
-                found[rows] = score(rows, slice(None), queries, seen).double()
-            return self.score_queries(found, self.is_counted.any(1, keepdim=True))
         step = h if self.has_shared_mask else 1  # heads at a time
         count = max(1, BLOCK_NUMBERS // max(step * k, 1))
         for row in range(b):
@@ -174,15 +202,51 @@ class MapView:
                     found[place] = score(*place, seen[None, None]).double()
         return self.score_queries(found, sampled)
 
+    def _score_every_query(self, score: SampleScore) -> QueryScores:
+        """Return `score_sample` of many small matrices, whose queries are all in the sample."""
+        b, h, q, _ = self.map.shape
+        seen, queries = self.visible_keys, torch.arange(q, device=self.map.device)
+        step = b if len(seen) == 1 else BATCH_ROWS
+        found = [
+            score(rows, slice(None), queries, seen if len(seen) == 1 else seen[rows]).double()
+            for rows in (slice(start, start + step) for start in range(0, b, step))
+        ]
+        scores = found[0] if len(found) == 1 else torch.cat([part.expand(-1, h, -1) for part in found])
+        among = take_distinct(self.is_counted).any(1, keepdim=True)
+        return self.score_queries(scores.expand(b, h, q), among.expand(b, h, q))
+
+    @cached_property
+    def visible_keys(self) -> Tensor:
+        """Whether each query may see each key of many small matrices, (b or 1, h or 1, q, k)."""
+        q, k = (torch.arange(size, device=self.map.device) for size in self.map.shape[2:])
+        return take_distinct(self.can_see_all(q.unsqueeze(-1), k))
+
+    def list_keys_before(self, back: int) -> Tensor:
+        """Return the key `back` before the position of each query, (b, q)."""
+        return apply_to_distinct(lambda own: own - back, self.positions)
+
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
-        _, _, q, k = self.map.shape
-        seen = self.can_see_all(torch.arange(q, device=keys.device), keys.clamp(0, k - 1).unsqueeze(1))
-        return seen & ((keys >= 0) & (keys < k)).unsqueeze(1)
+        b, h, q, k = self.map.shape
+        keys = take_distinct(keys).unsqueeze(1)
+        seen = self.can_see_all(torch.arange(q, device=keys.device), keys.clamp(0, k - 1))
+        return (take_distinct(seen) & (keys >= 0) & (keys < k)).expand(b, h, q)
 
     def can_see_all(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries may see keys, by index, both broadcasting with each other to (b, h, ...)."""
-        return self.can_rows_see(slice(None), queries, keys)
+        """Return whether queries may see keys, by index, both broadcasting with each other to (b, h, ...).
+
+        Indices of at most two axes are the same for all batch rows and heads. What repeats is expanded.
+        """
+        request = self.map._request
+        inner = (1,) * max(x.dim() if x.dim() <= 2 else x.dim() - 2 for x in (queries, keys))
+        b, h = self.map._row_numbers.view(-1, 1, *inner), self.map._column_numbers.view(1, -1, *inner)
+        shape = torch.broadcast_tensors(b, h, queries, keys)[0].shape  # broadcast_shapes takes 50 times as long
+        seen = request.mask.can_see(b, h, queries, keys, request.offset)
+        if request.bias is not None:
+            places = zip((b, h, queries, keys), request.bias.shape, strict=True)
+            index = tuple(x if size > 1 else x.new_zeros(()) for x, size in places)
+            seen = seen & (request.bias[index] != -torch.inf)
+        return seen.expand(shape)
 
     def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether queries may see keys, by index, the two broadcasting.
@@ -207,40 +271,10 @@ class MapView:
             self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
         return self._last[1]
 
-    @cached_property
-    def pairs(self) -> Tensor:
-        """The batch row and head of each matrix in the map's own q, (b, h, 2)."""
-        return torch.tensor(self.map._pairs, device=self.map.device)
-
-    def can_rows_see(self, rows: slice, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries of some batch rows may see keys, by index, both broadcasting with each other to (n, h, ...).
-
-        Indices of at most two axes are the same for all batch rows and heads.
-        """
-        request = self.map._request
-        b, h = self.pairs[rows].unbind(-1)
-        inner = (1,) * max(x.dim() if x.dim() <= 2 else x.dim() - 2 for x in (queries, keys))
-        b, h = b.view(*b.shape, *inner), h.view(*h.shape, *inner)
-        shape = torch.broadcast_tensors(b, queries, keys)[0].shape  # broadcast_shapes takes 50 times as long
-        seen = request.mask.can_see(b, h, queries, keys, request.offset).expand(shape)
-        if request.bias is None:
-            return seen
-        places = (b, h, queries, keys)
-        index = (x if size > 1 else torch.zeros_like(x) for x, size in zip(places, request.bias.shape, strict=True))
-        return seen & (request.bias[tuple(index)] != -torch.inf)
-
     @property
     def is_batch(self) -> bool:
         """Whether the matrices of the map are many small ones."""
         return self.map._is_batch
-
-    def iterate_row_blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks of batch rows with their matrices, (n, h, q, k), each of which is the picture of an overview."""
-        b, h, q, k = self.map.shape
-        step = max(1, BATCH_NUMBERS // (h * q * k))
-        for start in range(0, b, step):
-            rows = slice(start, min(start + step, b))
-            yield rows, self.overview.mean[rows]
 
     def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of queries (n,), each on its own key in keys (n,)."""
@@ -257,9 +291,9 @@ class MapView:
             yield slice(start, start + len(part)), below[part].weigh(plane.compute_masked_scores(part, keys))
 
 
-def take_distinct(seen: Tensor) -> Tensor:
-    """Return a table without the repeats of its first two axes: of length 1 where all parts share the same numbers."""
-    return seen[tuple(slice(1) if step == 0 else slice(None) for step in seen.stride()[:2])]
+def count_share(real: Tensor, share: float) -> Tensor:
+    """Return how many keys are a share of those that are real, bool (b, h, k), at least one: (b, h)."""
+    return (real.sum(-1) * share).ceil().clamp(min=1).long()
 
 
 def select_spaced(among: Tensor, n: int) -> Tensor:

@@ -50,7 +50,7 @@ class Back:
         return keys == look.positions - self.back
 
     def match(self, look: MapView) -> PatternMatch:
-        return PatternMatch(look.diagonal(self.back), look.is_visible(look.positions - self.back).long())
+        return PatternMatch(look.diagonal(self.back), look.is_visible(look.list_keys_before(self.back)).long())
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def match_occurrences(look: MapView, after: int) -> PatternMatch:
     """Return the weight of each query on the keys `after` places after an earlier occurrence of its token."""
     tokens = require_tokens(look)
     b, h, q, _ = look.map.shape
-    weight = torch.zeros_like(look.overview.largest, dtype=torch.float64)
+    weight = torch.zeros_like(look.statistics.largest, dtype=torch.float64)
     count = torch.zeros(b, h, q, dtype=torch.int64, device=weight.device)
     for row in range(b):
         groups = group_by_token(tokens[row], look.positions[row], after)
@@ -153,7 +153,7 @@ def match_occurrences(look: MapView, after: int) -> PatternMatch:
                 add_part(look, (row, head), (queries, keys, among), weight, None if seen_before else count)
             if seen_before:
                 count[row, head] = count[row, 0]
-    return PatternMatch(weight.to(look.overview.largest.dtype), count)
+    return PatternMatch(weight.to(look.statistics.largest.dtype), count)
 
 
 def add_part(

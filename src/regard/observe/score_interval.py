@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,11 +69,23 @@ class QueryScores:
     @cached_property
     def counts(self) -> Tensor:
         """The number of queries that count, (b, h)."""
-        return self.among.sum(-1)
+        return take_distinct(self.among).sum(-1).expand(self.among.shape[:2])
 
     def mean(self) -> Tensor:
         """Return the mean over the queries that count, (b, h); NaN where there are none."""
-        return self.values.where(self.among, 0).sum(-1, dtype=torch.float64) / self.counts
+        values, among = take_distinct(self.values), take_distinct(self.among)
+        counted = values if bool(among.all()) else values.where(among, 0)
+        return counted.sum(-1, dtype=torch.float64) / self.counts
+
+
+def take_distinct(table: Tensor) -> Tensor:
+    """Return a table without the repeats of its first two axes: of length 1 where it was expanded."""
+    return table[tuple(slice(1) if step == 0 else slice(None) for step in table.stride()[:2])]
+
+
+def apply_to_distinct(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
+    """Return a function, entry by entry, of tables of the same shape, without computing the repeats of all of them."""
+    return function(*map(take_distinct, tables)).expand(tables[0].shape)
 
 
 def estimate_scores(found: QueryScores | Tensor, limits: Limits = UNLIMITED) -> list[Score]:

@@ -38,7 +38,7 @@ class NormWeighted:
 
         The mean is over the queries that may see such a key.
         """
-        keys = self.look.positions - back
+        keys = self.look.list_keys_before(back)
         norms = self.norms.gather(2, keys.clamp(0, self.norms.shape[2] - 1).unsqueeze(1).expand(*self.norms.shape[:2], -1))
         return self._share(self.look.diagonal(back) * norms, self.look.is_visible(keys))
 
@@ -78,7 +78,7 @@ class NormWeighted:
 def weight_by_norm(m: AttentionMap | MapView, values: Tensor, projection: Tensor | None = None) -> NormWeighted:
     """Weight a map by the norms of its values (b, g, k, e), or of v W with a projection W (h, e, c)."""
     look = view_map(m)
-    found = compute_value_norms(values, look.map.shape, projection).to(look.overview.largest.dtype)
+    found = compute_value_norms(values, look.map.shape, projection).to(look.statistics.largest.dtype)
     return NormWeighted(look, found, (look.map @ found.unsqueeze(-1)).squeeze(-1))
 
 

@@ -15,13 +15,16 @@ from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import (
     LEAST,
+    ONE,
     REASSOCIATED,
     ZERO,
     add_bias,
     cap_scores,
     exponentiate_with_sums,
     hide_scores,
+    scale_row,
 )
+from regard.map.compiled import weight_sums
 from regard.map.compiled.blocks import write_statistics
 
 FAR = 2**40  # beyond the end of any array
@@ -34,9 +37,13 @@ class PlaneArguments(Arguments):
     """
 
     _fields_ = [  # noqa: RUF012  # as ctypes has it
-        *integer_fields("taken units share queries keys width statistics"),
+        *integer_fields("taken units heads share queries keys width statistics window"),
         ("strides", ctypes.c_int64 * 12),
+        ("visible_strides", ctypes.c_int64 * 3),
         *integer_fields("pairs positions q k bias seen sinks weights found received"),
+        *integer_fields("counted visible real heavy_counts firsts has_shared_pairs"),
+        *integer_fields("near heavy is_stripe stripes positional"),
+        ("smallest", ctypes.c_double),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     ]
@@ -49,7 +56,7 @@ FIELDS = np.dtype(PlaneArguments)
 def summarize_planes(place):
     """Compute the weights (units, q, k), the statistics of `compiled_passes.NAMES`, (names, units, q), and the column sums.
 
-    softcap is 0 for none; bias, seen, sinks and weights are absent if their address is 0.
+    softcap is 0 for none; bias, seen, sinks, weights and the sums of weights are absent if their address is 0.
     """
     a = view_array(place, 1, FIELDS)[0]
     q, k, width, strides = a.queries, a.keys, a.width, a.strides
@@ -65,6 +72,13 @@ def summarize_planes(place):
     rows, columns = -(-q // ROWS) * ROWS, -(-k // COLUMNS) * COLUMNS
     left, panels = np.zeros(rows * width, np.float32), np.zeros((columns // COLUMNS, width, COLUMNS), np.float32)
     scores, summed = np.empty((rows, columns), np.float32), np.empty(columns)
+    tops, shifts, factors = np.empty(q, np.float32), np.empty(q, np.float32), np.empty(q, np.float32)
+    width_skewed = -(-(q + columns) // COLUMNS) * COLUMNS
+    sums, band, distances = np.empty((q, 3)), np.empty(q + columns, np.float32), np.empty(width_skewed)
+    skewed, counts = np.zeros((-(-q // 4) * 4, width_skewed), np.float32), np.empty(q + k - 1)
+    if a.has_shared_pairs:
+        every = view_array(a.counted, (a.units, q), np.bool_)[0]
+        weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), 0, a.visible_strides[2], every, counts)
     while True:
         unit = atomic_increment(place)
         if unit >= a.units:
@@ -76,8 +90,7 @@ def summarize_planes(place):
             for i in range(0, rows, ROWS):
                 multiply_tile(left, i * width, width, 1, panels, j * width, width, scores, i * columns + j, columns)
         sink = sinks[h] if len(sinks) else LEAST
-        summed[:] = 0
-        for i in range(q):
+        for i in range(q):  # one step for all rows, then the next: those of different rows do not wait for each other
             row = scores[i]
             if a.softcap > 0:
                 cap_scores(row[:k], a.softcap)
@@ -88,13 +101,53 @@ def summarize_planes(place):
                 at = b * strides[9] + h * strides[10] + i * strides[11]
                 hide_scores(row[:k], seen[at : at + k])
             row[k:] = LEAST
-            inverse = summarize_row(scores, i, sink, positions[unit] + i, found[:, unit, i])
-            scale_and_add(row, inverse, summed)
+        for i in range(q):
+            tops[i] = find_maximum(scores, i * columns, columns)
+            shift = max(tops[i], sink)
+            shifts[i] = shift if shift > LEAST else ZERO  # a row that sees nothing
+        for i in range(q):
+            sums[i, 0], sums[i, 1], sums[i, 2] = exponentiate_with_sums(scores[i], shifts[i])
+        for i in range(q):
+            mine = found[:, unit, i], tops[i], shifts[i], sink, positions[unit] + i
+            factors[i] = write_statistics(*mine, sums[i, 0], sums[i, 1], sums[i, 2])
+        scale_rows(scores, factors, q, summed)
+        for i in range(q):
             for name, key in ((6, 0), (7, positions[unit] + i), (8, positions[unit] + i - 1)):
-                found[name, unit, i] = row[key] if 0 <= key < k else ZERO
+                found[name, unit, i] = scores[i, key] if 0 <= key < k else ZERO
             if len(weights):
-                weights[unit, i] = row[:k]
+                scale_row(scores[i, :k], ONE, weights[unit, i])
         received[unit] = summed[:k]
+        if a.near:
+            sum_weights(a, unit, scores[:q], positions[unit], received[unit], (band, skewed, distances, counts))
+
+
+@njit(nogil=True)
+def sum_weights(a, unit, rows, position, received, room):
+    """Compute what `weight_sums.WeightSums` holds of one matrix, whose weights are rows (q, n) with 0 after the last key.
+
+    room is band (q + n,), skewed (q + n columns), distances (q + n,) and counts (q + k - 1,).
+    """
+    band, skewed, distances, counts = room
+    q, k = a.queries, a.keys
+    counted, real = view_array(a.counted, (a.units, q), np.bool_)[unit], view_array(a.real, (a.units, k), np.bool_)[unit]
+    is_stripe = view_array(a.is_stripe, (a.units, k), np.bool_)[unit]
+    count, first = view_array(a.heavy_counts, a.units, np.int64)[unit], view_array(a.firsts, a.units, np.int64)[unit // a.heads]
+    weight_sums.sum_near(rows, position, a.window, band, view_array(a.near, (a.units, q), np.float32)[unit])
+    if not counted.all():
+        received = weight_sums.sum_counted(rows, counted, k)
+    marked = band[: rows.shape[1]]
+    share = weight_sums.find_heavy(received, real, first, count, marked, is_stripe)
+    view_array(a.heavy, a.units, np.float64)[unit] = share
+    marked[:k] = is_stripe
+    marked[k:] = 0
+    weight_sums.sum_marked(rows, marked, view_array(a.stripes, (a.units, q), np.float32)[unit])
+    weight_sums.skew_rows(rows, counted, skewed)
+    squares = weight_sums.sum_columns(skewed, distances)
+    if not a.has_shared_pairs:
+        at = unit // a.heads * a.visible_strides[0] + unit % a.heads * a.visible_strides[1]
+        weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), at, a.visible_strides[2], counted, counts)
+    explained = weight_sums.explain_by_distance(distances, counts, squares, a.smallest)
+    view_array(a.positional, a.units, np.float64)[unit] = explained
 
 
 @njit(nogil=True)
@@ -102,13 +155,6 @@ def load_queries(q, at, stride, scale, left, rows, width):
     """Copy rows, scaled, from a flat array to another."""
     for i in range(rows):
         scale_row(q[at + i * stride : at + i * stride + width], scale, left[i * width : (i + 1) * width])
-
-
-@njit(fastmath=REASSOCIATED, nogil=True)
-def scale_row(x, factor, out):
-    """Set `out` to x times a factor."""
-    for j in range(len(out)):
-        out[j] = x[j] * factor
 
 
 @njit(nogil=True)
@@ -121,15 +167,26 @@ def load_keys(k, at, stride, panels, keys):
 
 
 @njit(nogil=True)
-def summarize_row(scores, i, sink, position, found):
-    """Exponentiate row i of the scores in place, padded with -inf, and write its statistics; return 1 / their sum."""
-    s = scores[i]
-    top = find_maximum(scores, i * len(s), len(s))
-    shift = max(top, sink)
-    shift = shift if shift > LEAST else ZERO  # a row that sees nothing
-    alone, weighted, place = exponentiate_with_sums(s, shift)
-    sums = np.float64(alone), np.float64(weighted), np.float64(place)
-    return np.float32(write_statistics(found, top, shift, sink, position, *sums))
+def scale_rows(rows, factors, count, summed):
+    """Multiply the first `count` rows by a factor each, in place, and set `summed` to their sums."""
+    summed[:] = 0
+    fours = count - count % 4
+    for i in range(0, fours, 4):
+        scale_four_rows(rows[i], rows[i + 1], rows[i + 2], rows[i + 3], factors[i : i + 4], summed)
+    for i in range(fours, count):
+        scale_and_add(rows[i], factors[i], summed)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def scale_four_rows(s, t, u, v, factors, summed):
+    """Do as `scale_and_add` for four rows at once, reading and writing `summed` a quarter as often."""
+    f, g, h, i = factors[0], factors[1], factors[2], factors[3]
+    for j in range(len(s)):
+        s[j] *= f
+        t[j] *= g
+        u[j] *= h
+        v[j] *= i
+        summed[j] += (s[j] + t[j]) + (u[j] + v[j])
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)

@@ -62,12 +62,12 @@ class AttentionFunctionMode(TorchFunctionMode):
                 handwritten_call = None
                 if kernel:
                     report_missed(name, BY_ITSELF)
-                elif wrapper is None and (role in STARTS or self.tracker.traces):
+                elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
                     handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
                 if handwritten_call is not None and isinstance(result, Tensor):
                     result = outputs = self.intercept_handwritten(handwritten_call, result)
                 frames[-1].log_operation(args, kwargs, outputs, name)
-                if (role is Role.SOFTMAX or self.opaque_weights) and isinstance(result, Tensor) and not is_readable(result):
+                if isinstance(result, Tensor) and not is_readable(result) and (role is Role.SOFTMAX or self.opaque_weights):
                     self.report_opaque(name, role, args, result)
         return result
 

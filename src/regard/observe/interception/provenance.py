@@ -101,10 +101,11 @@ class ModuleFrame:
         values = (
             find_tensors((*args, *kwargs.values()), {}) if name in NESTED else find_tensors(args, kwargs) if kwargs else args
         )
-        tensors = [x for x in values if isinstance(x, Tensor)]
-        inputs = [*map(weakref.ref, tensors)]
-        # numel() of a wrapper subclass would be traced
-        sizes = [x.numel() if type(x) is Tensor or is_readable(x) else 0 for x in tensors]
+        inputs, sizes = [], []
+        for x in values:
+            if isinstance(x, Tensor):
+                inputs.append(weakref.ref(x))
+                sizes.append(x.numel() if type(x) is Tensor or is_readable(x) else 0)  # a wrapper's numel() would be traced
         results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
@@ -192,9 +193,14 @@ class ModuleFrame:
 
 def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    if len(tensors) < len(args):
-        tensors += [x for arg in args for x in list_entries(arg) if isinstance(x, Tensor)]
+    tensors, nested = [], []
+    for x in args:
+        if isinstance(x, Tensor):
+            tensors.append(x)
+        elif isinstance(x, list | tuple | dict):
+            nested.append(x)
+    for entries in nested:
+        tensors += [x for x in list_entries(entries) if isinstance(x, Tensor)]
     if kwargs:
         tensors += [x for x in kwargs.values() if isinstance(x, Tensor)]
     return tensors

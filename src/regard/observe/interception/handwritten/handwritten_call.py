@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
 from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
 from regard.mechanism.scores import dot, score_dtype
@@ -229,7 +230,7 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     kind = score_dtype(matrix.dtype)
     ours, theirs = compute_weights(call, q, k, bias, table).to(kind), matrix[:, :, rows].to(kind)
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    difference, tolerance = (ours - theirs).abs(), 4 * eps * (1 + theirs * q.shape[-1])
+    difference, tolerance = (ours - theirs).abs_(), (theirs * q.shape[-1]).add_(1).mul_(4 * eps)
     if bool((difference <= tolerance).all()):
         return None
     has_nan = theirs.isnan().any(-1, keepdim=True)
@@ -249,4 +250,5 @@ def compute_weights(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | No
     scores *= q.shape[-1] ** -0.5 if call.scale is None else call.scale
     scores = scores if call.softcap is None else call.softcap * (scores / call.softcap).tanh()
     scores = scores if bias is None else scores + bias.to(exact)
-    return normalize_scores(scores.masked_fill(~table, -torch.inf), call.sinks).to(q.dtype)
+    masked = scores.masked_fill_(~table, -torch.inf)
+    return (weigh_scores(masked, None) if call.sinks is None else normalize_scores(masked, call.sinks)).to(q.dtype)

@@ -190,7 +190,9 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
     """Return the mask, offset and bias of what is added to the scores and hidden from them."""
     if not parts.biases and not parts.hidden:
         return EVERYTHING, 0, None
-    reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
+    reach = 0.0  # of scores, which does not matter if -inf alone hides keys
+    if parts.biases or any(amount != -math.inf for _, amount in parts.hidden):
+        reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
     shallow = [amount for _, amount in parts.hidden if amount > -reach]
     if shallow:
         raise UnreadableError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.provenance import is_in_place, is_readable
+from regard.observe.interception.provenance import is_in_place, is_readable, list_entries
 
 
 class TraceKind(IntEnum):
@@ -102,6 +102,14 @@ class Traces:
         """Return the trace of a tensor; None if it is not followed."""
         trace = self.traces.get(id(x))
         return trace if trace is not None and trace.tensor() is x else None
+
+    def may_follow_any(self, args: Any, kwargs: Any) -> bool:
+        """Return False only if no tensor among the arguments is followed; quick, for the many functions that touch none."""
+        traces = self.traces
+        for x in args:
+            if id(x) in traces or (isinstance(x, list | tuple | dict) and any(id(y) in traces for y in list_entries(x))):
+                return True
+        return any(id(x) in traces for x in kwargs.values()) if kwargs else False
 
     def find_all(self, tensors: list[Tensor]) -> list[Traced]:
         """Return those of the tensors that are followed, with their traces."""
