@@ -12,11 +12,11 @@ def multiply_pairs(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tenso
     """Compute the products (n,) of queries (n,) of q (t, d) with keys (n,) of k (s, d), both by index."""
     if not can_use_loop(q, k, queries, keys):
         return (q[queries] * k[keys]).sum(-1)
-    from regard.map.compiled import pairs
+    from regard.map.compiled.pair_products import multiply_pairs as multiply_compiled
 
     products, queries, keys = q.new_empty(len(queries)), queries.contiguous(), keys.contiguous()
     threads.run_callback(
-        pairs.multiply_pairs,
+        multiply_compiled,
         torch.get_num_threads(),
         count=len(queries),
         width=q.shape[-1],

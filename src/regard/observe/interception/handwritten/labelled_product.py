@@ -41,10 +41,6 @@ class LabelledProduct(NamedTuple):
         )
         return a, b, tuple(axes.get(label, ()) for label in self.result)
 
-    def find_label(self, place: int, summed: bool) -> list[Hashable]:
-        """Return the labels of an operand's dimensions that are summed, or that the result keeps."""
-        return [label for label in self.labels[place] if (label not in self.result) == summed]
-
 
 def label_product(name: str, args: Any, kwargs: Any) -> LabelledProduct | None:
     """Return what a product function of this name computes; None if it has not two operands or is of another kind."""
