@@ -55,13 +55,13 @@ def test_one_click_probes_the_model(open_page, address):
 def test_models_are_chosen_among_in_type_and_stand_side_by_side_in_compare(open_page, serving):
     address = serving(Session(None, make_sorter(), others=[make_writer()]))
     page = wait_until_settled(open_page(f"{address}#view=type&text=CABBAC"))
-    assert page.locator("#stage").inner_text().count("sorter read") == 1
+    assert page.locator("#stage").inner_text().count("‘sorter’ read") == 1
     page.get_by_role("combobox", name="Model").select_option("writer")
-    wait_until(page, "document.querySelector('#stage').innerText.includes('writer read')")
+    wait_until(page, "document.querySelector('#stage').innerText.includes('‘writer’ read')")
     wait_until_quiet(page)
     assert link(page)["model"] == "writer"
     page.reload()
-    wait_until(page, "document.querySelector('#stage').innerText.includes('writer read')")
+    wait_until(page, "document.querySelector('#stage').innerText.includes('‘writer’ read')")
     page.evaluate("location.hash = location.hash.replace('view=type', 'view=compare')")
     wait_until_settled(page)
     page.get_by_role("combobox", name="Model").select_option("sorter")
