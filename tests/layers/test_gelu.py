@@ -67,3 +67,28 @@ def test_what_the_loops_do_not_know_goes_through_torch():
     assert torch.equal(gelu_tanh(x), F.gelu(x, approximate="tanh"))
     assert torch.autograd.gradcheck(gelu_tanh, x[:3, :4].detach().requires_grad_())
     assert torch.equal(torch.func.vmap(gelu_tanh)(x.float()), F.gelu(x.float(), approximate="tanh"))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # which torch itself calls for forward mode
+def test_derivatives_of_the_gradient_and_along_a_direction_are_torchs():
+    x = torch.randn(2**16).requires_grad_()
+    for gelu in (gelu_tanh, lambda x: F.gelu(x, approximate="tanh")):
+        (slope,) = torch.autograd.grad((gelu(x) + x**3).sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope.sum(), x)
+        with torch.autograd.forward_ad.dual_level():
+            along = torch.autograd.forward_ad.unpack_dual(
+                gelu(torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x)))
+            )
+        if gelu is gelu_tanh:
+            found = bend, along.tangent
+    assert torch.allclose(found[0], bend, rtol=0, atol=1e-4)
+    assert torch.equal(found[1], along.tangent)
+
+
+def test_the_largest_numbers_have_the_limits_of_the_formula():
+    values, slopes = [-1e38, -1e13, -50.0, 50.0, 1e13, 1e38], [0, 0, 0, 1, 1, 1]
+    x = torch.tensor(values).repeat(2**15).requires_grad_()
+    found = gelu_tanh(x)
+    assert torch.equal(found, x.clamp_min(0))
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.tensor(slopes).float().repeat(2**15))
+    assert gelu_tanh(torch.full((2**16,), -math.inf)).isnan().all()

@@ -272,6 +272,17 @@ def test_a_matrix_of_each_kind_may_stand_in_one_model():
         )
 
 
+@pytest.mark.parametrize("part", ["attention", "up", "down"])
+def test_a_long_prompt_is_read_by_a_model_of_which_one_part_is_not_quantized(part):
+    model = deepcopy(MODELS["bfloat16"])
+    setattr(model.blocks[1], part, getattr(MODEL.blocks[1], part))
+    tokens = torch.arange(4 * 39).view(4, 39)
+    with torch.no_grad():
+        found, exact = model(tokens), MODEL(tokens)
+    assert found.dtype == torch.float32
+    assert_within(found, exact, rounding_bound(MODEL, lambda one: one(tokens), half_step_of_bfloat16) * 2)
+
+
 def test_models_and_blocks_of_another_class_compute_by_themselves():
     other, block = deepcopy(MODEL), deepcopy(MODEL)
     other.__class__ = Other

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_use_loops
@@ -16,7 +16,7 @@ from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_use_loops
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """Compute x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2."""
-    if can_use_loops(x):
+    if can_use_loops(x) and forward_ad.unpack_dual(x).tangent is None:
         output: Tensor = CompiledGelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
         return output
     return F.gelu(x, approximate="tanh")
@@ -34,10 +34,11 @@ class CompiledGelu(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Return the gradient times the derivative of GELU."""
+        """Return the gradient times the derivative of GELU, by torch where that is to be differentiated again."""
         (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")  # type: ignore[no-any-return]
         out = torch.empty_like(x)
         launch_loop("make_gelu_gradient_callback", x=x, grad=grad.to(x.dtype).contiguous(), out=out)
         return out

@@ -36,7 +36,7 @@ def store_gelu(x, out):
     for j in range(len(x)):
         a = convert_to_float32(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
-        e = exponential(max(-abs(z), LOWEST))
+        e = ZERO if abs(z) >= -LOWEST else exponential(max(-abs(z), LOWEST))
         s = (ONE if z > ZERO else e) / (ONE + e)
         store_number(out, j, a * s)
 
@@ -47,10 +47,11 @@ def store_gelu_gradient(x, grad, out):
     for j in range(len(x)):
         a = convert_to_float32(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
-        e = exponential(max(-abs(z), LOWEST))
+        e = ZERO if abs(z) >= -LOWEST else exponential(max(-abs(z), LOWEST))
         s = (ONE if z > ZERO else e) / (ONE + e)
         bend = e / ((ONE + e) * (ONE + e))  # s (1 - s), without its cancellation
-        store_number(out, j, convert_to_float32(grad[j]) * (s + a * bend * SLOPE * (ONE + THREE * CUBE * a * a)))
+        rest = ZERO if e == ZERO else a * bend * SLOPE * (ONE + THREE * CUBE * a * a)  # a² may be infinite where bend is 0
+        store_number(out, j, convert_to_float32(grad[j]) * (s + rest))
 
 
 @cache

@@ -16,7 +16,11 @@ LARGEST = 32767  # largest integer of a quantized vector
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
-PAIRED = {torch.bfloat16: 33, torch.int8: 128, torch.uint8: 48}  # fewest vectors for products of bfloat16, by dtype of values
+LEAST_COUNT = {
+    torch.bfloat16: 33,
+    torch.int8: 128,
+    torch.uint8: 48,
+}  # fewest vectors for bfloat16 products, by dtype
 HALVES = (torch.float32, torch.bfloat16)  # what such products read
 RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
 TINY = torch.finfo(torch.float32).tiny
@@ -112,7 +116,9 @@ class QuantizedLinear(nn.Module):
     def is_bfloat16_faster(self, x: Tensor) -> bool:
         """Return whether the product is faster in bfloat16, with an error that W's own rounding outweighs or equals."""
         kind = self.values.dtype
-        if kind not in PAIRED or x.numel() < PAIRED[kind] * self.columns or len(self.values) * self.columns < LEAST:
+        if kind not in LEAST_COUNT or x.numel() < LEAST_COUNT[kind] * self.columns or len(self.values) * self.columns < LEAST:
+            return False
+        if self.values.device.type != "cpu":
             return False
         floats = [x] if self.bias is None else [x, self.bias]
         return x.shape[-1] == self.columns and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
@@ -145,9 +151,15 @@ class QuantizedLinear(nn.Module):
         return found[..., : self.columns]
 
 
-def round_for_product(x: Tensor, layer: nn.Module) -> Tensor:
-    """Round x to bfloat16 if a layer does so itself: what is computed from its outputs is then in bfloat16 too."""
-    return x.bfloat16() if isinstance(layer, QuantizedLinear) and layer.is_bfloat16_faster(x) else x
+def round_for_product(x: Tensor, *layers: nn.Module | None) -> Tensor:
+    """Round x to bfloat16 if the first of some layers does so itself, and all of them can multiply numbers of bfloat16.
+
+    What is computed from its outputs is then in bfloat16 too: the layers are those that read x, or what was computed from it.
+    """
+    first = layers[0]
+    if not isinstance(first, QuantizedLinear) or not all(isinstance(layer, QuantizedLinear) for layer in layers):
+        return x
+    return x.bfloat16() if first.is_bfloat16_faster(x) else x
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
 from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
-from regard.matmul import Linear, linear, round_for_product
+from regard.matmul import Linear, QuantizedLinear, linear, round_for_product
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
 from regard.models.compiled_decoder import CompiledDecoder
@@ -78,7 +78,9 @@ class GPT2(nn.Module):
         except IndexError:
             raise OutOfRangeError(f"a token is out of range: the model has tokens 0 to {self.config.vocabulary - 1}.") from None
         for number, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.layer(number, x.dtype), mask)
+            # quantized products of many vectors are in bfloat16, those of the next token are not
+            stored = (x.dtype,) if isinstance(getattr(block.attention, "W_key", None), QuantizedLinear) else ()
+            x = block(x, None if cache is None else cache.layer(number, *stored), mask)
         x = self.norm(x if cache is None else cache.select_wanted(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
@@ -165,8 +167,10 @@ class Block(nn.Module):
 
         The stream stays in its dtype where a part computes in bfloat16.
         """
-        x = x + self.dropout(self.attention(round_for_product(self.norm_attention(x), self.up), past, mask))
-        stream: Tensor = x + self.dropout(self.down(self.activation(self.up(round_for_product(self.norm_feed(x), self.up)))))
+        products = (getattr(self.attention, name, None) for name in ("W_query", "W_key", "W_value", "out_proj"))
+        x = x + self.dropout(self.attention(round_for_product(self.norm_attention(x), *products), past, mask))
+        hidden = self.activation(self.up(round_for_product(self.norm_feed(x), self.up, self.down)))
+        stream: Tensor = x + self.dropout(self.down(hidden))
         return stream
 
 
