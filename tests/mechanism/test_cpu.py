@@ -111,6 +111,21 @@ def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_
         assert_within(one, other, most * (1 + most) * (each + other.abs()) + (1 + most) * rest)
 
 
+@pytest.mark.parametrize("size", [1.2e10, -1.2e10, 3e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_of_any_finite_size_give_weights(dtype, size):
+    """Queries that all see the same large score have the mean of the values; one key that stands out has all of the weight."""
+    t, d = 1024, 24
+    q, k, v = torch.zeros(1, 1, t, d), torch.zeros(1, 1, t, d), torch.randn(1, 1, t, d)
+    q[..., 0], k[..., 0] = size, 1
+    mean = v.cumsum(2) / torch.arange(1, t + 1).unsqueeze(-1)
+    found = attention(*(x.to(dtype) for x in (q, k, v)), Causal())
+    assert torch.allclose(found.float(), mean, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.05)
+    k[..., 0, 0] = 2 if size > 0 else 0
+    found = attention(*(x.to(dtype) for x in (q, k, v)), Causal())
+    assert torch.equal(found, v[:, :, :1].to(dtype).expand_as(found))
+
+
 def test_of_bfloat16_a_nan_stays_one():
     q, k, v = (x.detach() for x in tensors(torch.bfloat16))
     v[0, 0, 5, 7] = torch.nan

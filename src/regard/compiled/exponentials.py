@@ -43,23 +43,24 @@ def fill_numbers(context, out, at, count, number):
 
 
 @intrinsic
-def store_exponentials(context, scores, at, count, scale, shift, out, to):
-    """Set out[to + p] = exp(scores[at + p] scale - shift) for p below count, a multiple of COLUMNS; return the sum.
+def store_exponentials(context, scores, at, count, scale, top, out, to):
+    """Set out[to + p] = exp((scores[at + p] - top) scale) for p below count, a multiple of COLUMNS; return the sum.
 
-    The differences are at most 0, up to rounding; exponentials of those below LOWEST are 0. out may be scores, or hold bfloat16
-    numbers: they are rounded after they are summed. The arrays are contiguous. Bounds are not checked.
+    No score is above top, so that no difference is above 0, however large the scores are. Exponentials of those below LOWEST
+    are 0. out may be scores, or hold bfloat16 numbers: they are rounded after they are summed. The arrays are contiguous.
+    Bounds are not checked.
     """
     signature = types.float32(scores, types.intp, types.intp, types.float32, types.float32, out, types.intp)
 
     def generate(context, builder, signature, arguments):
-        scores, at, count, scale, shift, out, to = arguments
+        scores, at, count, scale, top, out, to = arguments
         scores, out = (get_data_pointer(context, builder, signature.args[n], x) for n, x in ((0, scores), (5, out)))
-        scale, shift = broadcast_lanes(builder, scale), broadcast_lanes(builder, builder.fneg(shift))
+        scale, top = broadcast_lanes(builder, scale), broadcast_lanes(builder, top)
         totals = [cgutils.alloca_once_value(builder, make_constant(0)) for _ in range(VECTORS)]
         with cgutils.for_range_slice(builder, SIZE(0), count, SIZE(COLUMNS)) as (place, _):
             for c, total in enumerate(totals):
                 score = builder.load(get_vector_pointer(builder, scores, builder.add(at, place), c), align=4)
-                found = emit_exponential(builder, emit_multiply_add(builder, shift, score, scale))
+                found = emit_exponential(builder, builder.fmul(builder.fsub(score, top), scale))
                 builder.store(builder.fadd(builder.load(total), found), total)
                 found = found if signature.args[5].dtype == types.float32 else emit_rounded(builder, found)
                 here = builder.gep(out, [builder.add(builder.add(to, place), SIZE(c * LANES))])

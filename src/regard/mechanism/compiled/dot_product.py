@@ -177,9 +177,9 @@ def exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to
                 continue
             at, count_keys = r * stride + first, last - first
             top = find_maximum(scores, at, count_keys)
-            shift = top * scale if top > LEAST else ZERO
-            total = store_exponentials(scores, at, count_keys, scale, shift, numbers, at)
-            lse[to + r] = shift + np.float32(math.log(total)) if total > ZERO else (LEAST if total == ZERO else total)
+            top = top if top > LEAST else ZERO
+            total = store_exponentials(scores, at, count_keys, scale, top, numbers, at)
+            lse[to + r] = top * scale + np.float32(math.log(total)) if total > ZERO else (LEAST if total == ZERO else total)
             factor[r] = ONE / total if total != ZERO else ZERO
 
 
