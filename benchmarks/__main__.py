@@ -22,7 +22,6 @@ NAMES = (
     "mkl_override",
     "tried",
     "maps",
-    "scans",
     "head_scores",
     "windows",
     "recording",
@@ -48,6 +47,7 @@ NAMES = (
     "edges",
     "lineage",
     "examining",
+    "scans",  # last: JAX starts threads, and others fork
 )
 OF_KERNELS = ("kernels", "products")  # whose tables are followed by what was chosen
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,5 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -450,3 +451,21 @@ def test_a_map_without_queries_or_keys_has_no_weights_and_every_shape():
         if not keys:
             with pytest.raises(ConfigError, match="n must be at least 1"):
                 m.top(1)
+
+
+def test_products_again_and_again_keep_the_denominators_once():
+    torch.manual_seed(0)
+    found = AttentionMap(torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8), Causal())
+    v = torch.randn(1, 2, 300, 4)
+    sizes = [found.nbytes for _ in range(3) if (found @ v, found.mT @ v)]
+    assert sizes == [sizes[0]] * 3
+
+
+def test_threads_that_ask_at_once_find_the_denominators_of_many_matrices():
+    windows = torch.randn(40, 8, 5, 4)
+    for _ in range(20):
+        found = AttentionMap(windows, windows)
+        found.overview()
+        with ThreadPoolExecutor(4) as pool:
+            seen = list(pool.map(lambda n, found=found: found[n, 3, 2].sum(), range(40)))
+        assert torch.allclose(torch.stack(seen), torch.ones(40))

@@ -332,7 +332,7 @@ class AttentionMap(HtmlRepr):
     def _gather_batch_overview(self) -> Overview:
         """Compute the overview of many small matrices, whose picture is the matrix itself."""
         found, below = small_maps.gather_statistics(self._request, self._pair_numbers, list(passes.ROWS), has_picture=True)
-        self._denominators.add(itertools.product(self._rows, self._columns), below)
+        self._denominators.add_product(self._rows, self._columns, below)
         weights = found.pop("weights")
         shaped = {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
         return Overview(**shaped)
@@ -344,7 +344,7 @@ class AttentionMap(HtmlRepr):
             return None
         found, sums = gathered
         below = Denominators(found.pop("shift"), found.pop("total"))
-        self._denominators.add(itertools.product(self._rows, self._columns), below)
+        self._denominators.add_product(self._rows, self._columns, below)
         return Statistics(**{name: x.view(*self.shape[:2], -1) for name, x in found.items()}), sums
 
     def _list_planes(self) -> list[Plane]:

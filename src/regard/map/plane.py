@@ -1,6 +1,7 @@
 """One matrix of a map, for one batch row and one head: its scores and weights, a run of complete rows at a time."""
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,32 +53,38 @@ class DenominatorCache:
     """The denominators of the matrices of a map, by batch row and head; those computed together stay one tensor."""
 
     def __init__(self) -> None:
-        self._indexed: dict[Pair, tuple[Denominators, int]] = {}  # denominators (n, q), and which of them
-        self._added: list[tuple[Iterable[Pair], Denominators]] = []  # since then
-
-    @property
-    def _found(self) -> dict[Pair, tuple[Denominators, int]]:
-        """Where the denominators of each matrix are; of many matrices it takes a while to list."""
-        added, self._added = self._added, []
-        for pairs, below in added:
-            self._indexed.update({pair: (below, place) for place, pair in enumerate(pairs) if pair not in self._indexed})
-        return self._indexed
+        self._found: dict[Pair, tuple[Denominators, int]] = {}  # denominators (n, q), and which of them
+        self._products: list[tuple[Sequence[int], Sequence[int], Denominators]] = []  # those of all pairs of rows and heads
+        self._indexed = 0  # of these products, how many are in the dictionary: to list the pairs of many takes a while
 
     def __contains__(self, pair: Pair) -> bool:
-        return pair in self._found
+        return pair in self._index_products()
 
     def __getitem__(self, pair: Pair) -> Denominators:
-        below, place = self._found[pair]
+        below, place = self._index_products()[pair]
         return below[place]
 
-    def add(self, pairs: Iterable[Pair], below: Denominators) -> None:
+    def add(self, pairs: Sequence[Pair], below: Denominators) -> None:
         """Add the denominators (n, q) of n matrices, of which none is replaced."""
-        self._added.append((pairs, below))
+        self._found.update({pair: (below, place) for place, pair in enumerate(pairs) if pair not in self._found})
+
+    def add_product(self, rows: Sequence[int], heads: Sequence[int], below: Denominators) -> None:
+        """Add those of each of some heads of each of some batch rows, unless they were added before."""
+        if not any(rows == known and heads == others for known, others, _ in self._products):
+            self._products.append((rows, heads, below))
+
+    def _index_products(self) -> dict[Pair, tuple[Denominators, int]]:
+        """Return the dictionary with all that was added. Threads may do this at once: what is done twice changes nothing."""
+        products = self._products[:]
+        for rows, heads, below in products[self._indexed :]:
+            self.add(list(itertools.product(rows, heads)), below)
+        self._indexed = len(products)
+        return self._found
 
     @property
     def nbytes(self) -> int:
         """The bytes of the denominators."""
-        return sum(x[place].nbytes for below, place in self._found.values() for x in (below.shift, below.total))
+        return sum(x[place].nbytes for below, place in self._index_products().values() for x in (below.shift, below.total))
 
 
 @dataclass(frozen=True, eq=False)

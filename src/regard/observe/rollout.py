@@ -76,7 +76,7 @@ def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor)
     """Return one-hot rows (b, n, k) with a 1 at each query's own position. Raises TooLargeError past the limit."""
     b, _, q, k = m.shape
     rows = select_places("queries", queries, q).to(m.device)
-    dtype = m.logsumexp().dtype
+    dtype = m[0, 0, 0, 0].dtype  # that of the weights, of which one costs a row
     check_result_size(b * len(rows) * k * dtype.itemsize, "fewer queries: rollout(recording, [-1])", LIMIT_BYTES)
     own = torch.zeros(b, len(rows), k, dtype=dtype, device=m.device)
     return own.scatter_(2, rows.view(1, -1, 1).expand(b, -1, 1), 1)

@@ -31,7 +31,7 @@ from regard.map.compiled.blocks import (
     split_keys,
 )
 
-SLICE = 256  # keys of a slice, whose exponentials stay in the L1 cache
+SLICE = 1024  # keys of a slice: its sums stay in the L1 cache
 
 
 @njit(nogil=True)
@@ -297,21 +297,22 @@ def backward_few(plan, scores, blocks, part, parts, found, x, out):
                 for column in range(x.shape[1]):
                     weighed[r, column] = x[row + r, column] * buffers.factors[c, r]
             for start in range(0, full, SLICE):
-                end = min(start + SLICE, full)
+                length = min(SLICE, full - start)
                 for column in range(x.shape[1]):
-                    some = summed[: end - start]
-                    sum_rows(buffers.e[c, :, start:end], weighed[: stop - row, column], some)
-                    add_scaled_row(some, ONE, out[column, first + start : first + end])
+                    some = summed[:length]
+                    sum_rows(buffers.e[c], start, weighed[: stop - row, column], some)
+                    add_scaled_row(some, ONE, out[column, first + start : first + start + length])
                     some[:] = ZERO
 
 
 @njit(nogil=True)
-def sum_rows(e, factors, summed):
-    """Add rows, each times its factor, to `summed`."""
-    r, rows = 0, len(factors)
+def sum_rows(e, start, factors, summed):
+    """Add rows from a key on, each times its factor, to `summed`. A slice of e would not be known to be contiguous."""
+    r, rows, end = 0, len(factors), start + len(summed)
     while r + 4 <= rows:
-        add_four_rows(e[r], e[r + 1], e[r + 2], e[r + 3], (factors[r], factors[r + 1], factors[r + 2], factors[r + 3]), summed)
+        four = factors[r], factors[r + 1], factors[r + 2], factors[r + 3]
+        add_four_rows(e[r, start:end], e[r + 1, start:end], e[r + 2, start:end], e[r + 3, start:end], four, summed)
         r += 4
     while r < rows:
-        add_scaled_row(e[r], factors[r], summed)
+        add_scaled_row(e[r, start:end], factors[r], summed)
         r += 1
