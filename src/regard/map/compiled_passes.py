@@ -239,10 +239,8 @@ def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> tuple[Ten
     run_pass(plane, name, np.arange(0, q, pass_inputs.RUN), threads, found, padded, PerThread(out))
     if not np.isfinite(found[:2]).all():
         return None
-    product = torch.from_numpy(out.sum(0))
-    return (product.T if is_narrow else product)[:k, :e], Denominators(
-        *torch.from_numpy(found[:2].copy())
-    )  # a view would keep all rows alive
+    product, below = torch.from_numpy(out.sum(0)), found[:2].copy()  # a view would keep all rows alive
+    return (product.T if is_narrow else product)[:k, :e], Denominators(*torch.from_numpy(below))
 
 
 class PerThread(list[Any]):

@@ -118,10 +118,9 @@ class QuantizedLinear(nn.Module):
         kind = self.values.dtype
         if kind not in LEAST_COUNT or x.numel() < LEAST_COUNT[kind] * self.columns or len(self.values) * self.columns < LEAST:
             return False
-        if self.values.device.type != "cpu":
-            return False
         floats = [x] if self.bias is None else [x, self.bias]
-        return x.shape[-1] == self.columns and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
+        fits = x.shape[-1] == self.columns and x.device == self.values.device
+        return fits and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
