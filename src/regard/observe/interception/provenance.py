@@ -165,8 +165,11 @@ class ModuleFrame:
         name, child, inputs, sizes, _ = maker
         if name in FRESH or not (inputs or child):
             return CONSTANT
+        is_product = child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION)
+        if len(inputs) == 1 and not is_product and name not in PICKS:
+            return self.get_contents(inputs[0])
         holds = [*map(self.get_contents, inputs)]
-        if child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION):
+        if is_product:
             return max([LEARNED if child or max(holds) else CONSTANT, *holds])
         if name in PICKS and is_stack_of_matrices(inputs[0]):
             return WEIGHT

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.mask_inference import InferredRule, infer_rule
 
+Inferred = TypeVar("Inferred")
 MASKS = 8  # cached until the forward ends
 NextHandler = Callable[[AttentionCall, CallAdapter], Any]
 
@@ -326,20 +327,18 @@ def infer_mask_rule(mask: Tensor, q: Tensor, k: Tensor) -> InferredRule:
     return infer_once((mask,), q, k, lambda: infer_rule(mask, q, k))
 
 
-def infer_once(
-    masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, infer: Callable[[], InferredRule], *how: object
-) -> InferredRule:
-    """Return the rule, offset and bias of some masks, inferred once per forward.
+def infer_once(masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, infer: Callable[[], Inferred], *how: object) -> Inferred:
+    """Return what `infer` returns for some masks, such as their rule, offset and bias; inferred once per forward.
 
     A result is reused for masks with the same memory, layout and dtype, the same lengths, and the same way to read them, `how`.
     """
     layout = *how, *(None if m is None else (m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
     key = layout, *(None if m is None else m.data_ptr() for m in masks)
-    result: InferredRule = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or infer())
+    result: Inferred = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or infer())
     return result
 
 
-def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...]) -> InferredRule | None:
+def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...]) -> Any:
     """Return what was inferred in this forward from other masks with the same numbers, as every layer may have its own.
 
     None if there are none, or where numbers are not compared, as on a GPU.
@@ -349,8 +348,7 @@ def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...
             x is None if m is None else isinstance(x, Tensor) and torch.equal(x, drop_expanded_axes(m))
             for m, x in zip(masks, fingerprints, strict=True)
         ):
-            rule: InferredRule = result
-            return rule
+            return result
     return None
 
 

@@ -6,7 +6,7 @@ from functools import reduce
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -140,6 +140,7 @@ def some(steps: dict[str, object], most: int = 4) -> st.SearchStrategy[list[str]
     product=st.sampled_from(sorted(PRODUCTS)),
     batch=st.sampled_from([(), (2,), (2, 3)]),
 )
+@example(scores="@", before=[], softmax="logarithms", after=["divided"], of_values=[], product="@", batch=())
 def test_what_is_done_to_attention_on_its_way_is_recorded_as_it_acts_or_missed(
     scores, before, softmax, after, of_values, product, batch
 ):

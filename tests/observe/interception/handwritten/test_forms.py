@@ -94,6 +94,32 @@ def test_rows_of_nan_where_a_query_sees_no_key_do_not_hide_the_formula():
     torch.testing.assert_close(found[:, :, 1:], output[:, :, 1:], rtol=0, atol=EQUAL)
 
 
+def test_a_number_that_is_added_beside_larger_scores_hides_no_key():
+    hidden = ~CAUSAL
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (50_000 * scores(q, k) - 5_000.0 * hidden).softmax(-1) @ v
+
+    torch.manual_seed(3)
+    part, x = Own(attend), torch.randn(B, T, C)
+    recording, output = record_and_compare(build_model(part), lambda m: m(x))
+    found = recording.map(0).dense()
+    assert found[:, :, hidden].max() > 0.5  # where a score is larger by more than what was added
+    torch.testing.assert_close(found @ part.values, output, rtol=0, atol=EQUAL)
+    assert not recording.notes
+
+
+def test_a_number_that_is_filled_in_beside_larger_negative_scores_is_noted_as_hiding_no_key():
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (50_000 * scores(q, k)).masked_fill(~CAUSAL, -5_000).softmax(-1) @ v
+
+    torch.manual_seed(3)
+    part, x = Own(attend), torch.randn(B, T, C)
+    recording, output = record_and_compare(build_model(part), lambda m: m(x))
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
+    assert "it fills scores with -5000, which does not hide a key beside scores up to" in recording.notes[0]
+
+
 class Softmaxes(TorchFunctionMode):
     """Collects the results of every softmax."""
 

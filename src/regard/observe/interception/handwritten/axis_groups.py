@@ -1,7 +1,7 @@
 """The axes of a product of weights with values: which are batch, heads, queries and keys."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
@@ -102,10 +102,13 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[
     The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
     """
     size = math.prod(table.get_sizes(axes))
-    inputs = [x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1]
-    shape = next((one for one in inputs if len(one) > 2), None)
+    inputs = (x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1)
+    shape = next(inputs, None)
     if shape is None:
-        return ((), axes) if inputs else (axes, ())
+        return axes, ()
+    shape = shape if len(shape) > 2 else next((one for one in inputs if len(one) > 2), None)
+    if shape is None:
+        return (), axes
     heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
     for n in range(len(axes) + 1):
@@ -122,10 +125,19 @@ def find_head_counts() -> list[int]:
     counts = []
     for frame in reversed(STATE.frames[-3:]):
         own = vars(frame.module)
-        for attributes in (own, getattr(own.get("config"), "__dict__", {})):
+        for attributes in (own, read_attributes(own.get("config"))):
             if not NAMES.isdisjoint(attributes):
                 counts += [n for name in HEADS if type(n := attributes.get(name)) is int and n > 1]
     return counts
+
+
+def read_attributes(config: object) -> dict[str, Any]:
+    """Return the attributes of an object, without a `__getattribute__` of its own, which is slow in a configuration."""
+    try:
+        attributes: dict[str, Any] = object.__getattribute__(config, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes
 
 
 def describe_choice(changes: tuple[str, ...]) -> str:

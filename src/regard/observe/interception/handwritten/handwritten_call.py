@@ -6,6 +6,7 @@ queries and keys, which keeps q x k numbers and is exact.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
+from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
 from regard.mechanism.scores import dot, score_dtype
 from regard.mechanism.steps import normalize_scores
@@ -27,6 +29,7 @@ from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.thread_state import cache_in_forward
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
@@ -158,18 +161,17 @@ def build_call(
     trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    total = matrix.sum(-1, keepdim=True)
-    divisor = total if trace.function.startswith("exp") else None
+    is_divided_later = trace.function.startswith("exp") and not trace.extent  # unlike exponentials of a log_softmax
+    divisor = matrix.sum(-1, keepdim=True) if is_divided_later else None
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
             difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.moved is not None)
             if difference is None:
                 return call, divisor
+            total = matrix.sum(-1, keepdim=True)
             if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.moved is not None) is None:
-                return replace(
-                    call, note="its weights are multiplied by a gate after the softmax, which the map leaves out"
-                ), total
+                return replace(call, note=GATED), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
@@ -221,20 +223,23 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     """
     t = matrix.shape[2]
     step = 1 if has_moved else max(1, t // SAMPLED_ROWS)
-    rows = torch.tensor(sorted({*range(0, t, step), t - 1}), device=matrix.device)
+    rows = build_sampled_rows(t, step, matrix.device)
     q, k = call.q.detach()[:, :, rows], call.k.detach()
     if is_autocast_on(q.device):
         q, k = autocast_tensor(q), autocast_tensor(k)
-    table = call.mask.block(rows, torch.arange(k.shape[2], device=q.device), call.offset)
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
     kind = score_dtype(matrix.dtype)
-    ours, theirs = compute_weights(call, q, k, bias, table).to(kind), matrix[:, :, rows].to(kind)
+    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows, step)), matrix[:, :, rows].to(kind)
     eps = max(rounding, torch.finfo(q.dtype).eps)
-    difference, tolerance = (ours - theirs).abs_(), (theirs * q.shape[-1]).add_(1).mul_(4 * eps)
-    if bool((difference <= tolerance).all()):
+    if not theirs.numel():
         return None
+    if call.sinks is None:  # the common case first, with few operations
+        ours = scores.softmax(-1).to(q.dtype).to(kind)
+        if float((ours - theirs).abs_().sub_(theirs, alpha=4 * eps * q.shape[-1]).amax()) <= 4 * eps:
+            return None
+    ours = (weigh_scores(scores, None) if call.sinks is None else normalize_scores(scores, call.sinks)).to(q.dtype).to(kind)
     has_nan = theirs.isnan().any(-1, keepdim=True)
-    difference = difference.masked_fill(has_nan, 0)
+    difference, tolerance = (ours - theirs).abs_().masked_fill_(has_nan, 0), (theirs * q.shape[-1]).add_(1).mul_(4 * eps)
     size = bound_products(q, k, 1.0 if call.scale is None else call.scale) + (
         0.0 if bias is None else float(bias.masked_fill(bias.isinf(), 0).abs().amax().clamp(max=1e6))
     )
@@ -242,13 +247,34 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
     return None if bool((difference <= tolerance).logical_or(has_nan).all()) else float(difference.nan_to_num(1).amax())
 
 
-def compute_weights(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
-    """Compute the weights (b, h, n, k) of some queries, with the bias and the table of keys that they may see."""
+@lru_cache(maxsize=8)
+def build_sampled_rows(t: int, step: int, device: torch.device) -> Tensor:
+    """Return every `step`-th of t rows, and the last, by index (n,)."""
+    with torch.inference_mode(False):
+        return torch.tensor(sorted({*range(0, t, step), t - 1}), device=device)
+
+
+def find_hidden_keys(call: AttentionCall, rows: Tensor, step: int) -> Tensor | None:
+    """Return the table of keys that a call's mask hides from its sampled rows; None if it hides none."""
+    mask, offset, t, keys = call.mask, call.offset, call.q.shape[2], call.k.shape[2]
+    if mask is EVERYTHING:
+        return None
+
+    def build_table() -> Tensor:
+        return ~mask.block(rows, torch.arange(keys, device=rows.device), offset)
+
+    if isinstance(offset, Tensor):
+        return build_table()
+    table: Tensor = cache_in_forward(("hidden keys", id(mask), offset, t, step, keys, rows.device), (mask,), build_table)
+    return table
+
+
+def compute_scores(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
+    """Compute the scores (b, h, n, k) of some queries, with the bias and the table of keys that are hidden from them."""
     exact = score_dtype(q.dtype)
     with disable_autocast(q.device):
         scores = dot(q.to(exact), share(k.to(exact), q.shape[1]))
     scores *= q.shape[-1] ** -0.5 if call.scale is None else call.scale
     scores = scores if call.softcap is None else call.softcap * (scores / call.softcap).tanh()
     scores = scores if bias is None else scores + bias.to(exact)
-    masked = scores.masked_fill_(~table, -torch.inf)
-    return (weigh_scores(masked, None) if call.sinks is None else normalize_scores(masked, call.sinks)).to(q.dtype)
+    return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)

@@ -20,6 +20,7 @@ from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
+BOTTOMLESS = -1e30  # a number that is at most this hides a key beside scores of any size
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
 ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
@@ -190,16 +191,29 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
     """Return the mask, offset and bias of what is added to the scores and hidden from them."""
     if not parts.biases and not parts.hidden:
         return EVERYTHING, 0, None
-    reach = 0.0  # of scores, which does not matter if -inf alone hides keys
-    if parts.biases or any(amount != -math.inf for _, amount in parts.hidden):
-        reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
-    shallow = [amount for _, amount in parts.hidden if amount > -reach]
+    amounts = [amount for _, amount in parts.hidden]
+
+    def infer() -> Any:
+        return None if depends_on_scores(parts) else join_rules(parts, FILLED, q, k)
+
+    rule: Any = infer_once(tuple(parts.raw), q, k, infer, "by hand", *amounts)
+    if rule is not None:
+        return rule
+    reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
+    shallow = [amount for amount in amounts if amount > -reach]
     if shallow:
         raise UnreadableError(
             f"it fills scores with {shallow[0]:g}, which does not hide a key beside scores up to {reach / 2:g}"
         )
-    amounts = [amount for _, amount in parts.hidden]
-    return infer_once(tuple(parts.raw), q, k, lambda: join_rules(parts, min(FILLED, -reach), q, k), "by hand", reach, *amounts)
+    low = min(FILLED, -reach)
+    return infer_once(tuple(parts.raw), q, k, lambda: join_rules(parts, low, q, k), "by hand", reach, *amounts)
+
+
+def depends_on_scores(parts: ScoreParts) -> bool:
+    """Return whether it depends on the size of the scores which keys are hidden by what is added and filled in."""
+    if any(amount > BOTTOMLESS for _, amount in parts.hidden):
+        return True
+    return any(bool(((bias <= FILLED) & (bias > BOTTOMLESS)).any()) for bias in parts.biases)
 
 
 def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
@@ -235,7 +249,8 @@ def bound_products(q: Tensor, k: Tensor, scale: float) -> float:
     if not q.numel() or not k.numel():
         return 0.0
     q, k = (x.detach().to(score_dtype(x.dtype)) for x in (q, k))
-    return float(q.norm(dim=-1).amax() * k.norm(dim=-1).amax() * abs(scale))
+    squares = [float((x * x).sum(-1).amax()) for x in (q, k)]  # norm() is slow where the features are not side by side
+    return math.sqrt(squares[0]) * math.sqrt(squares[1]) * abs(scale)
 
 
 def build_additive_mask(hidden: Tensor, is_infinite: bool) -> Tensor:

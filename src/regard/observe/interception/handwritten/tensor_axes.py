@@ -128,22 +128,25 @@ class AxisTable:
             plain: Tensor = unwrap_tensor(x)
             return plain
         have = [axis for axes in dims for axis in axes]
-        wanted = [axis for group in groups for axis in group]
-        if not set(have) <= set(wanted) or len(set(have)) < len(have):
+        places = {axis: n for n, axis in enumerate(have)}
+        order = [places[axis] for group in groups for axis in group if axis in places]
+        if len(order) < len(have):
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
         rank_split = self.rank_split
         x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
-        x = x.reshape(self.get_sizes(tuple(have)))
-        x = x.permute([have.index(axis) for axis in wanted if axis in have])
-        x = x.reshape([self.sizes[axis] if axis in have else 1 for axis in wanted])
-        sizes = []
-        full = []
+        x = x.reshape([self.sizes[axis] for axis in have]).permute(order)
+        sizes, before, after = [], [], []  # of groups; of their axes, before and after those that x lacks are expanded
         for n, group in enumerate(groups):
-            has_axis = [axis in have for axis in group]
+            has_axis = [axis in places for axis in group]
             keeps = not any(has_axis) or (n == shared and has_axis == sorted(has_axis, reverse=True))
-            full += [self.sizes[axis] if there or not keeps else 1 for axis, there in zip(group, has_axis, strict=True)]
-            sizes.append(math.prod(self.sizes[axis] for axis, there in zip(group, has_axis, strict=True) if there or not keeps))
-        return x.expand(full).reshape(sizes)
+            size = 1
+            for axis, there in zip(group, has_axis, strict=True):
+                own = self.sizes[axis]
+                before.append(own if there else 1)
+                after.append(own if there or not keeps else 1)
+                size *= after[-1]
+            sizes.append(size)
+        return (x.reshape(before).expand(after) if before != after else x).reshape(sizes)
 
     def restore(self, x: Tensor, groups: Dims, dims: Dims, shape: Sequence[int]) -> Tensor:
         """Return a tensor with one dimension for each group as a tensor of other dimensions and a shape: undo `arrange`."""
