@@ -63,6 +63,7 @@ def main(names: list[str]) -> None:
     facts = f"{machine.describe()}. Products of large matrices: " + ", ".join(
         f"{value:.0f} GFLOP/s in {str(dtype)[6:]}" for dtype, value in peak.items()
     )
+    facts += f". Memory: read at {machine.gigabytes():.0f} GB/s"
     print(f"{facts}\n{machine.list_kernels()}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     own = results.setdefault(machine.name_processor(), {})

@@ -1,7 +1,11 @@
 """Generating with GPT-2's smallest shape, random weights: beside Hugging Face's generate and other engines, same weights.
 
+Beside each row stands its share of the limit: of the time that the bytes of the weights take through memory, or their products
+at the peak of large matrices, whichever is longer, for the prompt and for each further token. Weights of 8 and 4 bits count
+without their scales, products of weights in fewer bits than float32 at the peak of bfloat16.
+
 Equal are the tokens of all that compute in float32; of those that round, the largest difference of the logits from
-float32's is told, as a share of the logits' deviation. Freed memory is kept for all of them, as `regard generate` keeps it.
+float32's is given, as a share of the logits' deviation. Freed memory is kept for all of them, as `regard generate` keeps it.
 """
 
 import tempfile
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
+from benchmarks import machine
 from benchmarks.engines import Contender, list_engines
 from benchmarks.tables import Table
 from benchmarks.timing import time_contenders
@@ -22,14 +27,15 @@ from regard.models import GPT2
 from regard.text.byte_pair import GPT2_FOLDER
 
 TITLE = "Generating with GPT-2's shape (124M): tokens a second, greedy"
-COLUMNS = ["batch", "prompt", "new", "by", "weights", "seconds", "tokens a second", "logits off float32's by"]
+COLUMNS = ["batch", "prompt", "new", "by", "weights", "seconds", "tokens a second", "share of limit", "logits off float32's by"]
 CASES = ((1, 16, 128), (1, 1000, 1), (16, 16, 64))  # batch, prompt, new tokens
-VOCABULARY = 50257
+VOCABULARY, WIDTH, LAYERS = 50257, 768, 12
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """A row a contender and case; each of a case in turn."""
-    table = Table(TITLE, COLUMNS)
+    table, bandwidth = Table(TITLE, COLUMNS), machine.gigabytes()
     malloc.keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         found = contenders(Path(folder))
@@ -48,9 +54,21 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             medians = time_contenders(ways, 0.0).medians
             for place, one in enumerate(able):
                 seconds = medians[str(place)] / 1e3
-                table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, errors[found.index(one)])
+                share = bound_seconds(b, t, new, one.weights, peak, bandwidth) / seconds
+                table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, share, errors[found.index(one)])
     malloc.restore_malloc_defaults()
     return table
+
+
+def bound_seconds(b: int, t: int, new: int, weights: str, peak: dict[torch.dtype, float], bandwidth: float) -> float:
+    """The least seconds for prompts (b, t) and new tokens: the weights' bytes at GB/s, or the products at the peak."""
+    kind = weights.partition(",")[0]
+    rate = peak[torch.float32 if kind == "float32" else torch.bfloat16] * 1e9
+    layers, output = 12 * LAYERS * WIDTH**2, VOCABULARY * WIDTH  # numbers in the matrices
+    reading = WEIGHT_BYTES[kind] * (layers + output) / (bandwidth * 1e9)
+    attention = 2 * LAYERS * b * t * t * WIDTH  # half of the products of queries, keys and values: a query sees no later key
+    prompt = (2 * b * (t * layers + output) + attention) / rate
+    return max(reading, prompt) + (new - 1) * max(reading, 2 * b * (layers + output) / rate)
 
 
 def generate_tokens(one: Contender, given: Tensor, new: int) -> Tensor:

@@ -1,13 +1,13 @@
-"""What the machine is, and what it can do: multiply-adds a second of a large matrix product."""
+"""What the machine is, and what it can do: multiply-adds a second of a large matrix product, bytes a second from memory."""
 
 import platform
 
 import torch
 
 from regard.compiled import kernel_choice, processor
-from regard.machine import measure_product_rate
+from regard.machine import measure_bandwidth, measure_product_rate
 
-SIDE, SECONDS = 3072, 3.0
+SIDE, BYTES, SECONDS = 3072, 2**29, 3.0
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE", "neon": "NEON"}
 
 
@@ -37,3 +37,8 @@ def list_kernels() -> str:
 def gigaflops(dtype: torch.dtype) -> float:
     """10⁹ floating-point operations a second, two to a multiply-add, of the fastest product of two large square matrices."""
     return measure_product_rate(dtype, side=SIDE, seconds=SECONDS) / 1e9
+
+
+def gigabytes() -> float:
+    """10⁹ bytes a second that all threads read from memory, of 512 MiB, more than the caches hold."""
+    return measure_bandwidth(size=BYTES, seconds=SECONDS) / 1e9

@@ -122,10 +122,10 @@ def time_product(side: int, dtype: torch.dtype, device: torch.device | str, seco
     return time_fastest_run(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
 
 
-def measure_bandwidth() -> float:
-    """Measure bytes per second that all threads read from memory: the fastest sum of 128 MiB within 0.3 s."""
-    x = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    return READ_BYTES / time_fastest_run(x.sum, SECONDS)
+def measure_bandwidth(*, size: int = READ_BYTES, seconds: float = SECONDS) -> float:
+    """Measure bytes per second that all threads read from memory: the fastest sum of `size` bytes within `seconds`."""
+    x = torch.ones(size // 8, dtype=torch.int64)
+    return 8 * len(x) / time_fastest_run(x.sum, seconds)
 
 
 def time_fastest_run(run: Callable[[], object], seconds: float) -> float:
