@@ -33,6 +33,34 @@ def test_one_text_without_a_batch_axis_is_read_in_pieces_too():
         assert_equal(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7])]), MODEL(tokens))
 
 
+def test_a_cache_of_another_class_needs_no_argument_for_a_dtype():
+    tokens, cache = torch.tensor(rows(11)), ConcatenatingCache()
+    with torch.no_grad():
+        assert_equal(torch.cat([MODEL(part, cache) for part in tokens.split([3, 1, 7], 1)], 1), MODEL(tokens))
+
+
+class ConcatenatingCache:
+    """A cache as somebody may write it: the past of a layer is asked for by its number alone."""
+
+    def __init__(self):
+        self.length, self.past = 0, [torch.empty(2, 1, 3, 0, 11, dtype=torch.float64)] * LAYERS
+
+    def extend(self, tokens):
+        self.length += tokens.shape[1]
+        return torch.arange(self.length - tokens.shape[1], self.length)
+
+    def layer(self, number):
+        def append(k, v):
+            start = self.past[number].shape[3]
+            self.past[number] = torch.cat([self.past[number], torch.stack([k, v])], 3)
+            return *self.past[number], start
+
+        return append
+
+    def select_wanted(self, x):
+        return x
+
+
 @settings(max_examples=limit_examples(20))
 @given(st.lists(st.integers(1, 11), min_size=2, max_size=5), st.integers(1, 5))
 def test_rows_of_unequal_length_go_on_as_each_would_alone(lengths, more):

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import assert_within, gamma, sum_bound, unit_roundoff
+from regard.compiled import threads
 from regard.compiled.kernel_choice import count_least_paired_vectors
 from regard.errors import ConfigError
-from regard.matmul import QuantizedLinear
+from regard.matmul import QuantizedLinear, round_for_product
 from regard.matmul.float32_linear import LEAST, load_compiled_products
 from regard.matmul.quantized_linear import LARGEST, MOST, ROWS, WEIGHTS
 from skips import NEEDS_BFLOAT16, NEEDS_LOOPS
@@ -144,6 +145,18 @@ def test_restored_numbers_are_those_of_float32_rounded_once(to, rows, blocks, si
     expected = matrix.dequantize_rows(slice(None)).bfloat16()
     assert torch.equal(matrix.restore_as_bfloat16(slice(None)), expected)
     assert torch.equal(matrix.restore_as_bfloat16(slice(rows // 3, rows - 1)), expected[rows // 3 : rows - 1])
+
+
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_compiled_products_read_no_weights_on_another_device(to, monkeypatch):
+    """They would read addresses of the other device."""
+    monkeypatch.setattr("regard.matmul.quantized_linear.is_bfloat16_product_faster", lambda: True)
+    matrix, few, many = QuantizedLinear.from_weight(numbers(523, 192), to=to), numbers(3, 192), numbers(139, 192)
+    assert matrix.is_bfloat16_faster(many) == (to != "float16")
+    assert matrix.can_run_compiled(few) == bool(threads.can_run_loops() and threads.find_barrier_address())
+    matrix.values = matrix.values.to("meta")
+    assert round_for_product(many, matrix) is many
+    assert not matrix.can_run_compiled(few)
 
 
 def test_what_is_too_large_for_float16_is_said():

@@ -18,9 +18,9 @@ class Cache:
     """Keys and values of up to `room` tokens a row, (b, h, room, d) a layer, allocated once and written in place.
 
     A model calls three methods: `extend`, for the positions of the next tokens; `layer`, for the past of an attention layer,
-    which takes new keys and values and returns all of them and the offset of the new queries; and `asked`, for the vectors
-    whose logits are wanted. The number and the width of heads are those of the first keys given, and so is the dtype, unless
-    the model says in which dtype to store them.
+    which takes new keys and values and returns all of them and the offset of the new queries; and `select_wanted`, for the
+    vectors whose logits are wanted. The number and the width of heads are those of the first keys given, and so is the dtype,
+    unless the model says in which dtype to store them.
     """
 
     def __init__(self, layers: int, room: int) -> None:

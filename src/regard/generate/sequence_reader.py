@@ -42,7 +42,7 @@ class Model(Protocol):
         """The sizes of the model."""
 
     def __call__(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """Return the logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked selects."""
+        """Return the logits (b, t, n) of the next token after each of (b, t), or after those that cache.wanted selects."""
 
 
 def compute_logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:

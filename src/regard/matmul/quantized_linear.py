@@ -127,6 +127,8 @@ class QuantizedLinear(nn.Module):
         kind = self.values.dtype
         if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < LEAST or kind not in DTYPES:
             return False
+        if x.device != self.values.device:  # torch raises the error
+            return False
         if kind.is_floating_point and x.numel() > MOST * self.columns:
             return False
         can_read_groups = self.scales is not None and self.scales.dtype == torch.bfloat16

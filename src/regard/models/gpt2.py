@@ -45,7 +45,7 @@ class KeyValueCache(Protocol):
         """Return the positions of the next tokens, (t,) or (b, t)."""
 
     def layer(self, number: int, dtype: torch.dtype | None = None) -> CacheUpdate:
-        """Return the past of a layer, stored in this dtype."""
+        """Return the past of a layer, stored in this dtype, which is given only where weights are quantized."""
 
     def select_wanted(self, x: Tensor) -> Tensor:
         """Return those of the last vectors whose logits are wanted."""
