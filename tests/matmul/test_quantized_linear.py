@@ -130,7 +130,7 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("restored", [2**22, 101 * 192])  # numbers restored at a time: all, and some rows
 def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, biased, restored, monkeypatch):
-    monkeypatch.setattr("regard.matmul.quantized_linear.RESTORED", restored)
+    monkeypatch.setattr("regard.matmul.quantized_linear.MOST_RESTORED", restored)
     matrix = QuantizedLinear.from_weight(numbers(523, 192), numbers(523) if biased else None, to)
     x = numbers(2, 139, 192, seed=3).bfloat16()
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x))

@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.compiled.bfloat16 import emit_bfloat16_bits, emit_strip_loop, repeat_number
+from regard.compiled.bfloat16 import emit_bfloat16_bits, emit_strip_loop, make_constant, repeat_number
 from regard.compiled.register_tiles import (
     COLUMNS,
     LANES,
@@ -56,13 +56,13 @@ def store_exponentials(context, scores, at, count, scale, top, out, to):
         scores, at, count, scale, top, out, to = arguments
         scores, out = (get_data_pointer(context, builder, signature.args[n], x) for n, x in ((0, scores), (5, out)))
         scale, top = broadcast_lanes(builder, scale), broadcast_lanes(builder, top)
-        totals = [cgutils.alloca_once_value(builder, make_constant(0)) for _ in range(VECTORS)]
+        totals = [cgutils.alloca_once_value(builder, make_constant(VECTOR, 0.0)) for _ in range(VECTORS)]
         with cgutils.for_range_slice(builder, SIZE(0), count, SIZE(COLUMNS)) as (place, _):
             for c, total in enumerate(totals):
                 score = builder.load(get_vector_pointer(builder, scores, builder.add(at, place), c), align=4)
                 found = emit_exponential(builder, builder.fmul(builder.fsub(score, top), scale))
                 builder.store(builder.fadd(builder.load(total), found), total)
-                found = found if signature.args[5].dtype == types.float32 else emit_rounded(builder, found)
+                found = found if signature.args[5].dtype == types.float32 else emit_bfloat16_rounding(builder, found)
                 here = builder.gep(out, [builder.add(builder.add(to, place), SIZE(c * LANES))])
                 builder.store(found, builder.bitcast(here, found.type.as_pointer()), align=2)
         total = builder.fadd(*(builder.load(total) for total in totals)) if VECTORS == 2 else builder.load(totals[0])
@@ -76,22 +76,22 @@ def store_exponentials(context, scores, at, count, scale, top, out, to):
 
 def emit_exponential(builder, z):
     """Emit exp(z) by the polynomial of `vectors`; NaN stays NaN."""
-    least = make_constant(LOWEST * LOG2E)
-    y = builder.fmul(z, make_constant(LOG2E))
+    least = make_constant(VECTOR, float(LOWEST * LOG2E))
+    y = builder.fmul(z, make_constant(VECTOR, float(LOG2E)))
     is_small = builder.fcmp_ordered("<", y, least)
     y = builder.select(is_small, least, y)
     n = call_vector_function(builder, f"llvm.rint.v{LANES}f32", y)
     f = builder.fsub(y, n)
-    power = make_constant(C5)
+    power = make_constant(VECTOR, float(C5))
     for c in (C4, C3, C2, C1, C0):
-        power = emit_multiply_add(builder, make_constant(c), power, f)
+        power = emit_multiply_add(builder, make_constant(VECTOR, float(c)), power, f)
     # the exponent of a number grows by n; that of the power is -1 or 0, and n at least -126 where the power is above 1
     grown = builder.shl(builder.fptosi(n, INTS), ir.Constant(INTS, [23] * LANES))
     scaled = builder.bitcast(builder.add(builder.bitcast(power, INTS), grown), VECTOR)
-    return builder.select(is_small, make_constant(0), scaled)
+    return builder.select(is_small, make_constant(VECTOR, 0.0), scaled)
 
 
-def emit_rounded(builder, x):
+def emit_bfloat16_rounding(builder, x):
     """Emit the bfloat16 numbers nearest to a register of numbers."""
     if not MULTIPLIES_PAIRS:
         return emit_bfloat16_bits(builder, x)
@@ -103,8 +103,3 @@ def emit_rounded(builder, x):
 def call_vector_function(builder, name, x):
     """Call a function of LLVM on each number of a register."""
     return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR]), name), [x])
-
-
-def make_constant(number):
-    """Make a register with a number in each lane."""
-    return ir.Constant(VECTOR, [float(number)] * LANES)

@@ -7,6 +7,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
+FAR = 2**40  # beyond the end of any array
+
 
 @intrinsic
 def atomic_increment(context, place):

@@ -18,7 +18,7 @@ from regard.map.stored_matrix import JoinedMatrices, JoinedPlane, StoredMatrix, 
 from regard.mechanism.arguments import LARGEST_POSITION, check_integer, describe_value
 from regard.mechanism.scores import score_dtype
 
-BLOCK_NUMBERS = 2**21  # entries computed at a time: 16 MiB of float64
+BLOCK_ENTRIES = 2**21  # entries computed at a time: 16 MiB of float64
 MOST_ROWS = 256  # of a block
 Mechanism = LinearRecurrence | Convolution | ScoredMatrix | StoredMatrix
 Plane = RecurrencePlane | ConvolutionPlane | ScoredPlane | StoredPlane | JoinedPlane
@@ -142,7 +142,7 @@ class ImplicitMap(SignedMap):
         while start < self.shape[2]:
             first = plane.find_first_key(self.first + start)
             width = max(1, plane.find_key_stop(self.first + start) - first)
-            stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_NUMBERS // width)))
+            stop = min(self.shape[2], start + max(1, min(MOST_ROWS, BLOCK_ENTRIES // width)))
             last = plane.find_key_stop(self.first + stop - 1)
             queries = torch.arange(self.first + start, self.first + stop, device=self.device)
             columns = torch.arange(first, last, device=self.device)
@@ -169,7 +169,7 @@ class ImplicitMap(SignedMap):
         for pair in pairs.unique().tolist() if j.numel() else ():
             plane, own_places = self.build_plane(*divmod(pair, self.shape[1])), (pairs == pair).nonzero().squeeze(-1)
             queries, places = (i[own_places] + self.first).unique(return_inverse=True)
-            step = max(1, min(MOST_ROWS, BLOCK_NUMBERS // self.shape[3]))
+            step = max(1, min(MOST_ROWS, BLOCK_ENTRIES // self.shape[3]))
             for start in range(0, len(queries), step):
                 some = queries[start : start + step]
                 first, stop = plane.find_first_key(int(some[0])), plane.find_key_stop(int(some[-1]))

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.map.plane import multiply_exactly
 
 SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
-BLOCK_NUMBERS = 2**19  # weights that are taken at a time, while they are in the cache
+CACHED_WEIGHTS = 2**19  # taken at a time, while they are in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,5 +109,5 @@ def mark_largest(values: Tensor, counts: Tensor) -> Tensor:
 
 def iterate_blocks(weights: Tensor) -> Iterator[slice]:
     """Yield slices of batch rows, of as many weights as a block holds."""
-    step = max(1, BLOCK_NUMBERS // max(weights[0].numel(), 1))
+    step = max(1, CACHED_WEIGHTS // max(weights[0].numel(), 1))
     return (slice(start, start + step) for start in range(0, len(weights), step))

@@ -8,7 +8,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import convert_to_float32, store_number
-from regard.compiled.exponentials import emit_rounded
+from regard.compiled.exponentials import emit_bfloat16_rounding
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import BLOCK, GROUP, INT8
@@ -63,7 +63,7 @@ def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset,
         look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
         for half, index in enumerate((builder.and_(both, fifteen), builder.lshr(both, four))):
             scale, offset = (broadcast_lanes(builder, one) for one in factors[2 * half : 2 * half + 2])
-            table = emit_rounded(builder, builder.fadd(builder.fmul(integers, scale), offset))
+            table = emit_bfloat16_rounding(builder, builder.fadd(builder.fmul(integers, scale), offset))
             found = builder.call(look_up, [builder.shuffle_vector(table, table, twice), index])
             at = builder.add(out, SIZE(2 * GROUP * half))
             builder.store(found, builder.inttoptr(at, WORDS.as_pointer()), align=2)

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.compiled.bfloat16 import store_number
+from regard.compiled.bfloat16 import make_constant, store_number
 from regard.compiled.intrinsics import emit_prefetch, prefetch_line, view_array
 from regard.compiled.kernel_choice import count_least_paired_vectors, find_int16_instruction, has_float16_conversion
 from regard.compiled.matrix_formats import (
@@ -40,17 +40,22 @@ VECTORS = 4  # vectors of a tile; those that are left are multiplied one by one
 ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a register
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
 LEAST_PAIRED = count_least_paired_vectors()
-RESTORED = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
+RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
 LINE, AHEAD = 64, 2  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
 MOST_INTEGER = 32767  # largest integer of a vector, if its sums cannot overflow
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
-PAIRED = 5  # rows and vectors of bfloat16
+RESTORED_BFLOAT16 = 5  # rows of int4 restored to bfloat16, for vectors of bfloat16
 STORED = {FLOAT32: FLOAT, BFLOAT16: SHORT, FLOAT16: SHORT, INT8: BYTE, INT4: BYTE}  # what a register is loaded with
-STORED |= {PAIRED: SHORT} if LEAST_PAIRED else {}
-BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, PAIRED: 16}  # of a number in memory
-STEP = {**dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES), INT8: 2 * LANES, INT4: BLOCK, PAIRED: 2 * LANES}  # read at a time
+STORED |= {RESTORED_BFLOAT16: SHORT} if LEAST_PAIRED else {}
+BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, RESTORED_BFLOAT16: 16}  # of a number in memory
+STEP = {
+    **dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES),
+    INT8: 2 * LANES,
+    INT4: BLOCK,
+    RESTORED_BFLOAT16: 2 * LANES,
+}  # columns read at a time
 PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
 
 
@@ -97,14 +102,14 @@ def round_vector(x, out):
 @njit
 def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out, stride):
     """Do as `multiply_rows` with rows of int4 and vectors of bfloat16."""
-    step = max(RESTORED // width, ROWS)
+    step = max(RESTORED_IN_L1 // width, ROWS)
     restored = np.empty(step * width, np.uint16)
     for row in range(first, last, step):
         some = min(step, last - row)
         for r in range(some):
             pairs, scales = matrix[NUMBERS] + width // 2 * (row + r), matrix[SCALES] + width // GROUP * 4 * (row + r)
             dequantize_int4_row(pairs, scales, width, restored.ctypes.data + 2 * width * r)
-        multiply_rows(PAIRED, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out + 4 * row, stride)
+        multiply_rows(RESTORED_BFLOAT16, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out + 4 * row, stride)
 
 
 @njit
@@ -116,7 +121,7 @@ def quantize_for(matrix, x, count, out):
 
 
 @njit(fastmath=REASSOCIATED)
-def scale_rows(out, factor, scales):
+def scale_outputs(out, factor, scales):
     """Multiply the outputs of a vector by its scale and those of the rows, if there are any."""
     for j in range(len(out)):
         out[j] *= factor * scales[j] if len(scales) else factor
@@ -145,7 +150,7 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     )
     for one in range(count):
         if is_integer:
-            scale_rows(out[one, first:last], factors[one], scales[first:last])
+            scale_outputs(out[one, first:last], factors[one], scales[first:last])
         if len(bias):
             add_bias(out[one, first:last], bias[first:last])
 
@@ -300,7 +305,7 @@ def emit_step(tile, p, sums, mask=None):
             for n, total in enumerate(sums):
                 v, r = divmod(n, len(tile.rows))
                 a, b, old = numbers[r][half], vectors[v], builder.load(total)
-                if kind == PAIRED:
+                if kind == RESTORED_BFLOAT16:
                     new = emit_pair_multiply_add(builder, old, a, b)
                 elif kind == INT8:
                     new = builder.add(old, emit_pair_products(builder, a, b))
@@ -321,14 +326,14 @@ def emit_numbers(builder, kind, address, mask):
     """Emit the registers of numbers, widened, that follow an address: one, or two of int4."""
     x = load_register(builder, address, STORED[kind], LANES if kind in (FLOAT32, BFLOAT16, FLOAT16) else 2 * LANES, mask)
     if kind == INT4:  # the halves of a byte, with the sign of their upper bit
-        x, four, twelve = builder.sext(x, PAIRS), *(ir.Constant(PAIRS, [n] * 2 * LANES) for n in (4, 12))
+        x, four, twelve = builder.sext(x, PAIRS), *(make_constant(PAIRS, n) for n in (4, 12))
         return [builder.ashr(builder.shl(x, twelve), twelve), builder.ashr(x, four)]
-    if kind == PAIRED:
+    if kind == RESTORED_BFLOAT16:
         return [x]
     if kind == INT8:
         return [builder.sext(x, PAIRS)]
     if kind == BFLOAT16:
-        return [builder.bitcast(builder.shl(builder.zext(x, INTS), splat(INTS, 16)), VECTOR)]
+        return [builder.bitcast(builder.shl(builder.zext(x, INTS), make_constant(INTS, 16)), VECTOR)]
     return [emit_widened_float16(builder, x) if kind == FLOAT16 else x]
 
 
@@ -337,17 +342,19 @@ def emit_widened_float16(builder, x):
     if CONVERTS:
         return builder.fpext(builder.bitcast(x, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
     x = builder.zext(x, INTS)
-    bits = builder.shl(builder.and_(x, splat(INTS, 0x7FFF)), splat(INTS, 13))
-    size = builder.bitcast(builder.fmul(builder.bitcast(bits, VECTOR), ir.Constant(VECTOR, [2.0**112] * LANES)), INTS)
-    is_finite = builder.icmp_unsigned("<", bits, splat(INTS, 0x7C00 << 13))
-    size = builder.select(is_finite, size, builder.or_(bits, splat(INTS, 0x7F800000)))
-    return builder.bitcast(builder.or_(size, builder.shl(builder.and_(x, splat(INTS, 0x8000)), splat(INTS, 16))), VECTOR)
+    bits = builder.shl(builder.and_(x, make_constant(INTS, 0x7FFF)), make_constant(INTS, 13))
+    size = builder.bitcast(builder.fmul(builder.bitcast(bits, VECTOR), make_constant(VECTOR, 2.0**112)), INTS)
+    is_finite = builder.icmp_unsigned("<", bits, make_constant(INTS, 0x7C00 << 13))
+    size = builder.select(is_finite, size, builder.or_(bits, make_constant(INTS, 0x7F800000)))
+    return builder.bitcast(
+        builder.or_(size, builder.shl(builder.and_(x, make_constant(INTS, 0x8000)), make_constant(INTS, 16))), VECTOR
+    )
 
 
 def emit_group_scales(builder, address):
     """Emit two neighboring bfloat16 scales as float32, each repeated in a register."""
     both = repeat(builder, builder.load(builder.inttoptr(address, INT.as_pointer()), align=1), LANES)
-    low, high = builder.shl(both, splat(INTS, 16)), builder.and_(both, splat(INTS, 0xFFFF0000))
+    low, high = builder.shl(both, make_constant(INTS, 16)), builder.and_(both, make_constant(INTS, 0xFFFF0000))
     return [builder.bitcast(one, VECTOR) for one in (low, high)]
 
 
@@ -392,11 +399,6 @@ def repeat(builder, x, lanes):
     """Repeat a number in each lane."""
     undefined = ir.Constant(ir.VectorType(x.type, lanes), ir.Undefined)
     return builder.shuffle_vector(builder.insert_element(undefined, x, INT(0)), undefined, make_shuffle_mask([0] * lanes))
-
-
-def splat(kind, n):
-    """Return a constant, n in each lane."""
-    return ir.Constant(kind, [n] * kind.count)
 
 
 def make_shuffle_mask(places):

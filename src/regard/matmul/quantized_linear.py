@@ -22,7 +22,7 @@ LEAST_COUNT = {
     torch.uint8: 48,
 }  # fewest vectors for bfloat16 products, by dtype
 HALVES = (torch.float32, torch.bfloat16)  # what such products read
-RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
+MOST_RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -87,7 +87,7 @@ class QuantizedLinear(nn.Module):
     def multiply_in_bfloat16(self, x: Tensor) -> Tensor:
         """Compute x Wᵀ + b by oneDNN's products of bfloat16, with sums in float32; the outputs are rounded to bfloat16."""
         rows, kind = len(self.values), x.dtype
-        step = rows if self.values.dtype == torch.bfloat16 else max(RESTORED // self.columns, 1)
+        step = rows if self.values.dtype == torch.bfloat16 else max(MOST_RESTORED // self.columns, 1)
         x, found = x.bfloat16(), x.new_empty(*x.shape[:-1], rows if step < rows else 0)
         for start in range(0, rows, step):
             part = slice(start, start + step)

@@ -12,6 +12,7 @@ from regard.compiled import processor
 from regard.compiled.threads import run_parts
 from regard.errors import ConfigError
 from regard.map.pass_inputs import pack_panels
+from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_count
 from regard.mechanism.heads import share
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
@@ -22,7 +23,6 @@ from regard.policies.key_masks import ChosenPages, Lines
 from regard.policies.policy import Policy, require_prompt
 
 ROWS = 64  # queries that a thread takes at a time
-BLOCK_NUMBERS = 2**22  # scores of pages that are computed at a time
 
 
 @dataclass(frozen=True)

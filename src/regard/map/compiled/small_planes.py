@@ -9,7 +9,7 @@ import ctypes
 import numpy as np
 from numba import njit
 
-from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.intrinsics import FAR, atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
 from regard.compiled.threads import Arguments, integer_fields
@@ -26,8 +26,6 @@ from regard.compiled.vectors import (
 )
 from regard.map.compiled import weight_sums
 from regard.map.compiled.blocks import write_statistics
-
-FAR = 2**40  # beyond the end of any array
 
 
 class PlaneArguments(Arguments):
@@ -110,7 +108,7 @@ def summarize_planes(place):
         for i in range(q):
             mine = found[:, unit, i], tops[i], shifts[i], sink, positions[unit] + i
             factors[i] = write_statistics(*mine, sums[i, 0], sums[i, 1], sums[i, 2])
-        scale_rows(scores, factors, q, summed)
+        scale_and_sum_rows(scores, factors, q, summed)
         for i in range(q):
             for name, key in ((6, 0), (7, positions[unit] + i), (8, positions[unit] + i - 1)):
                 found[name, unit, i] = scores[i, key] if 0 <= key < k else ZERO
@@ -142,7 +140,7 @@ def sum_weights(a, unit, rows, position, received, room):
     marked[k:] = 0
     weight_sums.sum_marked(rows, marked, view_array(a.stripes, (a.units, q), np.float32)[unit])
     weight_sums.skew_rows(rows, counted, skewed)
-    squares = weight_sums.sum_columns(skewed, distances)
+    squares = weight_sums.sum_columns_and_squares(skewed, distances)
     if not a.has_shared_pairs:
         at = unit // a.heads * a.visible_strides[0] + unit % a.heads * a.visible_strides[1]
         weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), at, a.visible_strides[2], counted, counts)
@@ -167,7 +165,7 @@ def load_keys(k, at, stride, panels, keys):
 
 
 @njit(nogil=True)
-def scale_rows(rows, factors, count, summed):
+def scale_and_sum_rows(rows, factors, count, summed):
     """Multiply the first `count` rows by a factor each, in place, and set `summed` to their sums."""
     summed[:] = 0
     fours = count - count % 4

@@ -80,17 +80,17 @@ def skew_rows(rows, counted, skewed):
 
 
 @njit(nogil=True)
-def sum_columns(skewed, sums):
+def sum_columns_and_squares(skewed, sums):
     """Set `sums` to the sums of the columns of `skewed`, a multiple of four rows, and return the sum of all squares."""
     total = 0.0
     sums[:] = 0
     for i in range(0, len(skewed), 4):
-        total += add_four_rows(skewed[i], skewed[i + 1], skewed[i + 2], skewed[i + 3], sums)
+        total += add_four_rows_and_squares(skewed[i], skewed[i + 1], skewed[i + 2], skewed[i + 3], sums)
     return total
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def add_four_rows(s, t, u, v, sums):
+def add_four_rows_and_squares(s, t, u, v, sums):
     """Add four rows to `sums` and return the sum of their squares."""
     total = 0.0
     for j in range(len(s)):

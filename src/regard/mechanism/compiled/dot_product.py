@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from regard.compiled.bfloat16 import store_scaled_row
 from regard.compiled.exponentials import fill_numbers, store_exponentials
-from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.intrinsics import FAR, atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, accumulate_tile, find_maximum, multiply_tile
 from regard.compiled.threads import Arguments, integer_fields
@@ -29,7 +29,7 @@ from regard.mechanism.compiled.panels import (
     allocate_slots,
     compute_score_gradients,
     copy_score_pairs,
-    dot,
+    dot_stored_rows,
     load_rows,
     numbers_per_slot,
     pack_panels,
@@ -39,7 +39,6 @@ from regard.mechanism.compiled.panels import (
 )
 
 BLOCK = 64  # queries of a block, a multiple of ROWS
-FAR = 2**40  # beyond the end of any array
 Floats = NDArray[np.float32]
 
 
@@ -140,7 +139,7 @@ def scale_and_mask_row(s, low, high, scale):
 
 
 @njit(nogil=True)
-def hide_scores(lows, highs, seen, start, stop, first, last, scores, numbers):
+def hide_scores_outside_ranges(lows, highs, seen, start, stop, first, last, scores, numbers):
     """Set the scores of rows outside the keys that each sees to -inf, from the first to the last key of their group.
 
     A row that sees no key gets weights of 0 instead.
@@ -170,7 +169,7 @@ def exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to
         stop, group = min(start + ROWS, count), start // ROWS
         first, last = room.low[group], round_up_to_columns(room.high[group])
         # all rows of a group before the first is read: a load of what was stored in smaller pieces just before waits for them
-        hide_scores(lows, highs, seen, start, stop, first, last, scores, numbers)
+        hide_scores_outside_ranges(lows, highs, seen, start, stop, first, last, scores, numbers)
         for r in range(start, stop):
             if lows[seen + r] >= highs[seen + r]:
                 lse[to + r], factor[r] = LEAST, ZERO
@@ -296,7 +295,7 @@ def compute_gradients(place, sizes, steps, scale, q, k, v, lows, highs, out, lse
                 for r in range(count):
                     to, at = ((n * queries + i + r) * h + head) * e, at_g + r * steps[11]
                     logs[r] = lse[(n * h + head) * queries + i + r]
-                    deltas[r] = dot(out[to : to + e], grad[at : at + e])
+                    deltas[r] = dot_stored_rows(out[to : to + e], grad[at : at + e])
                 backpropagate_softmax(lows, highs, seen, count, logs, deltas, scale, grads, room)
                 pack_block_pairs(room.scores, start, stop, rows, weights, room)
                 pack_block_pairs(grads, start, stop, rows, slopes, room)

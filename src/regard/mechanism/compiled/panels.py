@@ -219,7 +219,7 @@ def compute_score_gradients(s, x, log, delta, scale):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def dot(x, y):
+def dot_stored_rows(x, y):
     """Compute the dot product of two rows in memory."""
     total = ZERO
     for p in range(len(x)):

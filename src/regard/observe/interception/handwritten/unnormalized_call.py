@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from regard.map.plane import BLOCK_NUMBERS
 from regard.map.scored_matrix import SOFTMAX, ScoredMatrix, activate_scores
 from regard.map.stored_matrix import StoredMatrix
 from regard.mechanism.heads import share
@@ -26,7 +27,6 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 LIMIT_BYTES = 2**30  # of weights that are recorded as they are
-BLOCK_NUMBERS = 2**22  # scores computed at a time
 SPARE_EQUATIONS = 8  # for each number that is solved for
 CHECKED_ROWS = 32  # of each matrix, on which a formula is compared with the model's own weights
 ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch and modules, in order
