@@ -31,8 +31,8 @@ FIELDS = np.dtype(GeluArguments)
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
-def store_gelu(x, out):
-    """Store x sigmoid(2 √(2/π) (x + 0.044715 x³)) in out."""
+def store_gelu(x, grad, out):
+    """Store x sigmoid(2 √(2/π) (x + 0.044715 x³)) in out; grad is not read."""
     for j in range(len(x)):
         a = convert_to_float32(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
@@ -57,27 +57,17 @@ def store_gelu_gradient(x, grad, out):
 @cache
 def make_gelu_callback(kind):
     """Make the loop that writes the GELU of the `count` numbers of x to `out`."""
-    dtype = np.dtype(kind).type
-
-    @callback_with_cache(GeluArguments)
-    def compute_elements(place):
-        arguments = view_array(place, 1, FIELDS)[0]
-        count = arguments.count
-        x, out = view_array(arguments.x, count, dtype), view_array(arguments.out, count, dtype)
-        while True:
-            first = atomic_increment(place) * CHUNK
-            if first >= count:
-                return
-            last = min(first + CHUNK, count)
-            store_gelu(x[first:last], out[first:last])
-
-    return compute_elements
+    return make_callback(np.dtype(kind).type, store_gelu)
 
 
 @cache
 def make_gelu_gradient_callback(kind):
     """Make the loop that writes `grad` times the derivative of GELU at the `count` numbers of x to `out`."""
-    dtype = np.dtype(kind).type
+    return make_callback(np.dtype(kind).type, store_gelu_gradient)
+
+
+def make_callback(dtype, store):
+    """Make the loop that calls store(x, grad, out) for one chunk of the arrays after another."""
 
     @callback_with_cache(GeluArguments)
     def compute_elements(place):
@@ -90,6 +80,6 @@ def make_gelu_gradient_callback(kind):
             if first >= count:
                 return
             last = min(first + CHUNK, count)
-            store_gelu_gradient(x[first:last], grad[first:last], out[first:last])
+            store(x[first:last], grad[first:last], out[first:last])
 
     return compute_elements
