@@ -62,9 +62,10 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "matmul.numba_dequantize",
         "matmul.numba_matmul",
         "matmul.numba_quantized",
+        "matmul.numba_row_tiles",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_quantized"},
+    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_row_tiles"},
 }
 
 

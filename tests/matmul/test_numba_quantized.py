@@ -10,7 +10,7 @@ numba = pytest.importorskip("numba", reason="the loops need numba, which is not 
 
 from bounds import gamma, unit_roundoff  # noqa: E402
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, count_shorts, describe_matrix, pad_columns  # noqa: E402
-from regard.matmul import numba_quantized  # noqa: E402
+from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
 from regard.matmul.numba_quantized import is_paired, multiply_matrix, quantize_vector, round_vector  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
@@ -96,8 +96,8 @@ def test_the_sums_are_those_of_the_numbers_and_nothing_beside_them_is_touched(dt
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.uint8])
 def test_they_are_the_same_where_the_processor_lacks_the_instruction(dtype, monkeypatch):
-    monkeypatch.setattr(numba_quantized, "PAIRWISE", None)
-    monkeypatch.setattr(numba_quantized, "CONVERTS", False)
+    monkeypatch.setattr(numba_row_tiles, "PAIRWISE", None)
+    monkeypatch.setattr(numba_row_tiles, "CONVERTS", False)
     again = numba.njit(multiply_matrix.py_func)
     for columns in (64, 515):
         assert_is_product(dtype, 6, 9, columns, 1, 9, run=again)

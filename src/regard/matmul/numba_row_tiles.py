@@ -1,0 +1,273 @@
+# mypy: ignore-errors
+"""Rows of a matrix of any format times vectors, as fast as the rows can be read from memory, written in LLVM IR.
+
+A tile keeps the sums of some rows with some vectors in registers. Numbers of 16 bits are widened to float32 there. Products of
+integers use an instruction that adds two at a time, where a processor has one.
+"""
+
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from regard.compiled.bfloat16 import make_constant
+from regard.compiled.intrinsics import emit_prefetch
+from regard.compiled.kernel_choice import count_least_paired_vectors, find_int16_instruction, has_float16_conversion
+from regard.compiled.matrix_formats import BFLOAT16, BLOCK, FLOAT16, FLOAT32, GROUP, INT4, INT8
+from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
+
+VECTORS = 4  # vectors of a tile; those that are left are multiplied one by one
+ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a register
+VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
+LEAST_PAIRED = count_least_paired_vectors()
+LINE, AHEAD = 64, 2  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
+BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
+RESTORED_BFLOAT16 = 5  # rows of int4 restored to bfloat16, for vectors of bfloat16
+STORED = {FLOAT32: FLOAT, BFLOAT16: SHORT, FLOAT16: SHORT, INT8: BYTE, INT4: BYTE}  # what a register is loaded with
+STORED |= {RESTORED_BFLOAT16: SHORT} if LEAST_PAIRED else {}
+BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, RESTORED_BFLOAT16: 16}  # of a number in memory
+STEP = {
+    **dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES),
+    INT8: 2 * LANES,
+    INT4: BLOCK,
+    RESTORED_BFLOAT16: 2 * LANES,
+}  # columns read at a time
+PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
+
+
+@intrinsic
+def multiply_rows(context, kind, matrix, scales, columns, vectors, size, count, first, last, out, stride):
+    """Set out[v stride + row] to the product of vector v and a row, for the rows from first to last, by addresses.
+
+    A vector takes `size` bytes. Bounds are not checked.
+    """
+
+    def generate(context, builder, signature, arguments):
+        for kind in STORED:
+            with builder.if_then(builder.icmp_signed("==", arguments[0], SIZE(kind))):
+                emit_rows(builder, kind, *arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*11 * [types.int64]), generate
+
+
+def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, first, last, out, stride):
+    """Emit the products of all vectors and rows of a matrix of one format."""
+    row_bytes = builder.udiv(builder.mul(columns, SIZE(BITS[kind])), SIZE(8))
+    scale_bytes = builder.udiv(columns, SIZE(GROUP // 4))  # of the bfloat16 scales and offsets of an int4 row
+    even = builder.sub(last, builder.urem(builder.sub(last, first), SIZE(ROWS)))
+    groups = builder.sub(count, builder.urem(count, SIZE(VECTORS)))
+    single = ROWS if kind in (FLOAT32, INT4) else 1  # rows read at a time with one vector, as measured
+
+    def emit_products(row, one, rows, several):
+        operands = (
+            (matrix, row, row_bytes, rows),
+            (vectors, one, size, several),
+            (scales, row, scale_bytes, rows if kind == INT4 else 0),
+        )
+        places = [
+            [builder.add(start, builder.mul(builder.add(first, SIZE(n)), step)) for n in range(number)]
+            for start, first, step, number in operands
+        ]
+        to = [builder.add(builder.mul(builder.add(one, SIZE(v)), stride), row) for v in range(several)]
+        emit_tile(Tile(builder, kind, *places), columns, row_bytes, [builder.add(out, builder.mul(x, SIZE(4))) for x in to])
+
+    with cgutils.for_range_slice(builder, SIZE(0), groups, SIZE(VECTORS_IN_CACHE)) as (block, _):
+        stop = builder.add(block, SIZE(VECTORS_IN_CACHE))
+        stop = builder.select(builder.icmp_signed("<", stop, groups), stop, groups)
+        with (
+            cgutils.for_range_slice(builder, first, even, SIZE(ROWS)) as (row, _),
+            cgutils.for_range_slice(builder, block, stop, SIZE(VECTORS)) as (one, _),
+        ):
+            emit_products(row, one, ROWS, VECTORS)
+    with (
+        cgutils.for_range_slice(builder, first, even if single > 1 else last, SIZE(single)) as (row, _),
+        cgutils.for_range_slice(builder, groups, count, SIZE(1)) as (one, _),
+    ):
+        emit_products(row, one, single, 1)
+    with (
+        cgutils.for_range_slice(builder, even, last, SIZE(1)) as (row, _),
+        cgutils.for_range_slice(builder, SIZE(0), count if single > 1 else groups, SIZE(1)) as (one, _),
+    ):
+        emit_products(row, one, 1, 1)
+
+
+class Tile(NamedTuple):
+    """Some rows of a matrix of one format and some vectors: the addresses of each, and of the scales of the rows of int4.
+
+    The offsets follow the scales of a row, the sums of groups the integers of a vector.
+    """
+
+    builder: Any
+    kind: int
+    rows: list[Any]
+    vectors: list[Any]
+    scales: list[Any]
+
+
+def emit_tile(tile, columns, row_bytes, out):
+    """Emit the sums of a tile, and store those of each vector at an address of out."""
+    builder, kind, rows = tile.builder, tile.kind, len(tile.rows)
+    total_type = INTS if kind == INT8 else VECTOR
+    sums = [cgutils.alloca_once(builder, total_type) for _ in range(rows * len(tile.vectors))]
+    for total in sums:
+        builder.store(ir.Constant(total_type, None), total)
+    rest, line = builder.urem(columns, SIZE(STEP[kind])), 8 * LINE // BITS[kind]
+    even, lines = builder.sub(columns, rest), builder.sub(columns, builder.urem(columns, SIZE(line)))
+    with cgutils.for_range_slice(builder, SIZE(0), lines, SIZE(line)) as (p, _):
+        at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(rows, AHEAD))))
+        for row in tile.rows:  # prefetch the next rows
+            emit_prefetch(builder, builder.inttoptr(builder.add(row, at), BYTE.as_pointer()))
+        for step in range(0, line, STEP[kind]):
+            emit_step(tile, builder.add(p, SIZE(step)), sums)
+    with cgutils.for_range_slice(builder, lines, even, SIZE(STEP[kind])) as (p, _):
+        emit_step(tile, p, sums)
+    if kind == INT4:  # padded, without a rest
+        emit_offsets(tile, columns, sums)
+    else:
+        emit_rest(tile, even, rest, sums)
+    found = sum_registers(builder, [builder.load(total) for total in sums])
+    for v, address in enumerate(out):
+        mine = builder.shuffle_vector(found, found, make_shuffle_mask(range(v * rows, (v + 1) * rows)))
+        mine = builder.sitofp(mine, ir.VectorType(FLOAT, rows)) if kind == INT8 else mine
+        builder.store(mine, builder.inttoptr(address, mine.type.as_pointer()), align=4)
+
+
+def emit_rest(tile, even, rest, sums):
+    """Add the products of the last columns, fewer than a step, to the sums."""
+    builder, step = tile.builder, STEP[tile.kind]
+    with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
+        lanes = ir.Constant(ir.VectorType(INT, step), list(range(step)))
+        emit_step(tile, even, sums, builder.icmp_signed("<", lanes, repeat(builder, builder.trunc(rest, INT), step)))
+
+
+def emit_offsets(tile, columns, sums):
+    """Add the products of the offsets of rows of int4 with the sums of the groups of the vectors to the sums."""
+    builder = tile.builder
+    groups = builder.udiv(columns, SIZE(GROUP))
+    rows = [builder.add(one, builder.mul(groups, SIZE(2))) for one in tile.scales]
+    vectors = [builder.add(one, builder.mul(columns, SIZE(2))) for one in tile.vectors]
+    offsets, rest = Tile(builder, BFLOAT16, rows, vectors, []), builder.urem(groups, SIZE(LANES))
+    even = builder.sub(groups, rest)
+    with cgutils.for_range_slice(builder, SIZE(0), even, SIZE(LANES)) as (p, _):
+        emit_step(offsets, p, sums)
+    emit_rest(offsets, even, rest, sums)
+
+
+def emit_step(tile, p, sums, mask=None):
+    """Add the products of STEP columns, from column p on, to the sums."""
+    builder, kind, is_short = tile.builder, tile.kind, tile.kind >= INT8  # of 16 bits
+    at = find_offset(builder, kind, p)
+    groups = [emit_group_scales(builder, builder.add(one, builder.udiv(p, SIZE(GROUP // 2)))) for one in tile.scales]
+    for place in range(0, GROUP, 2 * LANES) if kind == INT4 else (0,):
+        here = builder.add(at, SIZE(place))
+        numbers = [emit_numbers(builder, kind, builder.add(row, here), mask) for row in tile.rows]
+        for half in range(len(numbers[0])):
+            start = builder.mul(builder.add(p, SIZE(place + half * GROUP)), SIZE(2 if is_short else 4))
+            number, lanes = (SHORT, 2 * LANES) if is_short else (FLOAT, LANES)
+            vectors = [load_register(builder, builder.add(one, start), number, lanes, mask) for one in tile.vectors]
+            for n, total in enumerate(sums):
+                v, r = divmod(n, len(tile.rows))
+                a, b, old = numbers[r][half], vectors[v], builder.load(total)
+                if kind == RESTORED_BFLOAT16:
+                    new = emit_pair_multiply_add(builder, old, a, b)
+                elif kind == INT8:
+                    new = builder.add(old, emit_pair_products(builder, a, b))
+                elif kind == INT4:
+                    products = builder.sitofp(emit_pair_products(builder, a, b), VECTOR)
+                    new = emit_multiply_add(builder, old, products, groups[r][half])
+                else:
+                    new = emit_multiply_add(builder, old, a, b)
+                builder.store(new, total)
+
+
+def find_offset(builder, kind, p):
+    """Return the distance in bytes of column p from the start of its row."""
+    return builder.lshr(builder.mul(p, SIZE(BITS[kind])), SIZE(3), flags=["exact"])
+
+
+def emit_numbers(builder, kind, address, mask):
+    """Emit the registers of numbers, widened, that follow an address: one, or two of int4."""
+    x = load_register(builder, address, STORED[kind], LANES if kind in (FLOAT32, BFLOAT16, FLOAT16) else 2 * LANES, mask)
+    if kind == INT4:  # the halves of a byte, with the sign of their upper bit
+        x, four, twelve = builder.sext(x, PAIRS), *(make_constant(PAIRS, n) for n in (4, 12))
+        return [builder.ashr(builder.shl(x, twelve), twelve), builder.ashr(x, four)]
+    if kind == RESTORED_BFLOAT16:
+        return [x]
+    if kind == INT8:
+        return [builder.sext(x, PAIRS)]
+    if kind == BFLOAT16:
+        return [builder.bitcast(builder.shl(builder.zext(x, INTS), make_constant(INTS, 16)), VECTOR)]
+    return [emit_widened_float16(builder, x) if kind == FLOAT16 else x]
+
+
+def emit_widened_float16(builder, x):
+    """Emit the float32 numbers of the bits of float16: by the instruction, else by shifts and an exact product."""
+    if CONVERTS:
+        return builder.fpext(builder.bitcast(x, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
+    x = builder.zext(x, INTS)
+    bits = builder.shl(builder.and_(x, make_constant(INTS, 0x7FFF)), make_constant(INTS, 13))
+    size = builder.bitcast(builder.fmul(builder.bitcast(bits, VECTOR), make_constant(VECTOR, 2.0**112)), INTS)
+    is_finite = builder.icmp_unsigned("<", bits, make_constant(INTS, 0x7C00 << 13))
+    size = builder.select(is_finite, size, builder.or_(bits, make_constant(INTS, 0x7F800000)))
+    return builder.bitcast(
+        builder.or_(size, builder.shl(builder.and_(x, make_constant(INTS, 0x8000)), make_constant(INTS, 16))), VECTOR
+    )
+
+
+def emit_group_scales(builder, address):
+    """Emit two neighboring bfloat16 scales as float32, each repeated in a register."""
+    both = repeat(builder, builder.load(builder.inttoptr(address, INT.as_pointer()), align=1), LANES)
+    low, high = builder.shl(both, make_constant(INTS, 16)), builder.and_(both, make_constant(INTS, 0xFFFF0000))
+    return [builder.bitcast(one, VECTOR) for one in (low, high)]
+
+
+def emit_pair_products(builder, a, b):
+    """Emit a b + a' b' of two neighbors in each lane."""
+    if PAIRWISE is not None:
+        kind = ir.FunctionType(INTS, [PAIRS, PAIRS])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
+    every = builder.mul(*(builder.sext(x, ir.VectorType(INT, 2 * LANES)) for x in (a, b)))
+    return builder.add(*(builder.shuffle_vector(every, every, make_shuffle_mask(range(n, 2 * LANES, 2))) for n in (0, 1)))
+
+
+def load_register(builder, address, number, lanes, mask=None):
+    """Load numbers from an address; where a mask is False, they are 0 and memory is not read."""
+    kind = ir.VectorType(number, lanes)
+    pointer = builder.inttoptr(address, kind.as_pointer())
+    if mask is None:
+        return builder.load(pointer, align=1)
+    signature = ir.FunctionType(kind, [pointer.type, INT, mask.type, kind])
+    name = f"llvm.masked.load.v{lanes}{'f32' if number is FLOAT else number}.p0"
+    load = cgutils.get_or_insert_function(builder.module, signature, name)
+    return builder.call(load, [pointer, INT(1), mask, ir.Constant(kind, None)])
+
+
+def sum_registers(builder, several):
+    """Emit the sums of registers in the first lanes of one: neighbors are added until one number is left of each."""
+    add = builder.fadd if several[0].type.element == FLOAT else builder.add
+    lanes, wanted = LANES, len(several)
+    while len(several) > 1:
+        several = [
+            add(*(builder.shuffle_vector(x, y, make_shuffle_mask(range(n, 2 * lanes, 2))) for n in (0, 1)))
+            for x, y in zip(several[::2], several[1::2], strict=True)
+        ]
+    (found,) = several
+    while lanes > wanted:
+        found = add(*(builder.shuffle_vector(found, found, make_shuffle_mask(range(n, lanes, 2))) for n in (0, 1)))
+        lanes //= 2
+    return found
+
+
+def repeat(builder, x, lanes):
+    """Repeat a number in each lane."""
+    undefined = ir.Constant(ir.VectorType(x.type, lanes), ir.Undefined)
+    return builder.shuffle_vector(builder.insert_element(undefined, x, INT(0)), undefined, make_shuffle_mask([0] * lanes))
+
+
+def make_shuffle_mask(places):
+    """Return the constant that selects these lanes in a shuffle."""
+    return ir.Constant(ir.VectorType(INT, len(places)), list(places))
