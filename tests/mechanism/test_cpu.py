@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
+from bounds import SMALLEST, assert_within, attention_bounds, gamma, gradient_bounds, propagate_errors, unit_roundoff
 from example_count import limit_examples
 from regard import Causal, Documents, Everything, Padding, Prefix, Window, attend, attention
 from regard.compiled import kernel_choice, processor
@@ -214,6 +214,29 @@ def test_attention_takes_the_loops_where_they_are_worth_it_and_only_for_what_the
         assert choose(q, k, v, **{"mask": Causal(), **others}).kernel != "compiled"
     assert choose(q.double(), k.double(), v.double(), Causal()).kernel == "sdpa causal"
     assert choose(q[:, :, :20], k[:, :, :20], v[:, :, :20], Causal()).kernel == "sdpa causal"
+
+
+@pytest.mark.parametrize("queries", [1, 67])
+@pytest.mark.parametrize("keys", [13, 131])
+def test_scores_that_are_infinite_or_huge_or_nan_have_the_weights_of_torchs_softmax(keys, queries):
+    """Each head has one such score; the queries multiply it by positive and negative numbers."""
+    special = [torch.nan, torch.inf, -torch.inf, 3e38, -3e38, 1e30, -1e30, 90.0, -90.0, 0.0]
+    dice = torch.Generator().manual_seed(keys)
+    k = torch.randn(1, len(special), keys, 1, generator=dice)
+    k[0, range(len(special)), range(len(special)), 0] = torch.tensor(special)
+    q = torch.ones(queries, 1)
+    q[1:] = torch.randn(queries - 1, 1, generator=dice)
+    q = q.expand(1, len(special), queries, 1)
+    values = torch.eye(keys).expand(1, len(special), keys, keys)  # the context is then the weights
+    found = run_loops(make_request(q, k, values, Everything(), scale=1.0))
+    scores = q * k.mT
+    expected = torch.softmax(scores, -1)
+    assert torch.equal(found.isnan(), expected.isnan())
+    exact, rest = torch.softmax(scores.double(), -1), ~expected.isnan()
+    # the polynomial is off by 2⁻²²; a difference of up to 88, log₂ e and their product are rounded; below it, weights are 0
+    off = 2.0**-22 + 3 * 88 * unit_roundoff(torch.float32) + gamma(torch.float32, keys)
+    assert_within(found[rest], exact[rest], exact[rest] * off + SMALLEST)
+    assert not found[exact < SMALLEST / 8].any()
 
 
 def test_a_nan_in_a_hidden_key_or_value_stays_out_of_the_rows_that_do_not_see_it():

@@ -25,6 +25,7 @@ from regard.compiled.register_tiles import (
 )
 from regard.compiled.vectors import C0, C1, C2, C3, C4, C5, LOG2E, LOWEST
 
+ROUNDER = 1.5 * 2**23 + 127  # a sum with it is rounded to an integer
 INTS, SHORTS = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.IntType(16), LANES)
 
 
@@ -75,20 +76,20 @@ def store_exponentials(context, scores, at, count, scale, top, out, to):
 
 
 def emit_exponential(builder, z):
-    """Emit exp(z) by the polynomial of `vectors`; NaN stays NaN."""
-    least = make_constant(VECTOR, float(LOWEST * LOG2E))
-    y = builder.fmul(z, make_constant(VECTOR, float(LOG2E)))
-    is_small = builder.fcmp_ordered("<", y, least)
-    y = builder.select(is_small, least, y)
-    n = call_vector_function(builder, f"llvm.rint.v{LANES}f32", y)
-    f = builder.fsub(y, n)
+    """Emit exp(z) by the polynomial of `vectors`, 0 below LOWEST; NaN stays NaN.
+
+    No number is converted to an integer, which LLVM defines for finite ones only: after the sum with ROUNDER, the lowest bits
+    are those of n + 127, the exponent of 2ⁿ.
+    """
+    rounder, y = make_constant(VECTOR, ROUNDER), builder.fmul(z, make_constant(VECTOR, float(LOG2E)))
+    rounded = builder.fadd(y, rounder)
+    f = builder.fsub(y, builder.fsub(rounded, rounder))  # y - n, exactly
     power = make_constant(VECTOR, float(C5))
     for c in (C4, C3, C2, C1, C0):
         power = emit_multiply_add(builder, make_constant(VECTOR, float(c)), power, f)
-    # the exponent of a number grows by n; that of the power is -1 or 0, and n at least -126 where the power is above 1
-    grown = builder.shl(builder.fptosi(n, INTS), ir.Constant(INTS, [23] * LANES))
-    scaled = builder.bitcast(builder.add(builder.bitcast(power, INTS), grown), VECTOR)
-    return builder.select(is_small, make_constant(VECTOR, 0.0), scaled)
+    factor = builder.bitcast(builder.shl(builder.bitcast(rounded, INTS), make_constant(INTS, 23)), VECTOR)
+    is_small = builder.fcmp_ordered("<", z, make_constant(VECTOR, float(LOWEST)))
+    return builder.select(is_small, make_constant(VECTOR, 0.0), builder.fmul(power, factor))
 
 
 def emit_bfloat16_rounding(builder, x):
@@ -98,8 +99,3 @@ def emit_bfloat16_rounding(builder, x):
     kind = ir.FunctionType(ir.VectorType(BFloat16Type(), LANES), [VECTOR])
     rounded = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtneps2bf16.512")
     return builder.bitcast(builder.call(rounded, [x]), SHORTS)
-
-
-def call_vector_function(builder, name, x):
-    """Call a function of LLVM on each number of a register."""
-    return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR]), name), [x])
