@@ -97,7 +97,7 @@ def list_right_layers() -> Iterator[str]:
     for sort, some in RIGHT.items():
         layers, found = list(some()), []
         for one in layers:
-            if examine(one.subject(), **one.told).findings:
+            if examine(one.subject(), **one.arguments).findings:
                 found.append(one.name)
             print(one.name, "found" if found[-1:] == [one.name] else "clean", flush=True)
         yield f"- **{sort}**, {len(layers)}, {', '.join(found) or 'nothing'} found: {'; '.join(map(describe_layer, layers))}."

@@ -312,7 +312,7 @@ class WrongKernel(NamedTuple):
     kernel: object
     kind: str
     says: str
-    told: dict = {}  # noqa: RUF012
+    arguments: dict = {}  # noqa: RUF012
 
 
 LAST, ALL = {"offset": "last"}, {"expects": Everything()}

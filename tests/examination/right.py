@@ -23,11 +23,11 @@ C, H, T = 24, 4, 6
 
 @dataclass(frozen=True, eq=False)
 class Right:
-    """How a layer is made, and what examine is told."""
+    """How a layer is made, and the arguments of examine."""
 
     name: str
     make: Callable[[], Any]
-    told: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     slow: bool = False
 
     def subject(self) -> Any:
@@ -116,10 +116,10 @@ def list_torch_modules() -> Iterator[Right]:
 
 def list_handwritten_layers() -> Iterator[Right]:
     """Layers as people write them."""
-    for make, told in plain.LAYERS:
-        yield Right(make.__name__, make, told)
-    for function, told in plain.FUNCTIONS:
-        yield Right(function.__name__, lambda function=function: function, told)
+    for make, arguments in plain.LAYERS:
+        yield Right(make.__name__, make, arguments)
+    for function, arguments in plain.FUNCTIONS:
+        yield Right(function.__name__, lambda function=function: function, arguments)
     yield Right("with padding of its own", lambda: plain.Padded(LENGTHS), {"expects": Padding(LENGTHS), "sample": X})
     rows = torch.arange(T) < torch.tensor(LENGTHS)[:, None]
     both = Given((rows[:, :, None] & rows[:, None, :]).unsqueeze(1))
@@ -161,14 +161,14 @@ def list_compiled_layers() -> Iterator[Right]:
 
 def list_designs() -> Iterator[Right]:
     """Designs that depart from the common one."""
-    for name, make, told in DESIGNS:
-        yield Right(name, make, told)
+    for name, make, arguments in DESIGNS:
+        yield Right(name, make, arguments)
 
 
 def list_variants() -> Iterator[Right]:
     """Layers as people write them, each in a way of its own."""
-    for make, told in VARIANTS:
-        yield Right(make.__name__, make, told)
+    for make, arguments in VARIANTS:
+        yield Right(make.__name__, make, arguments)
 
 
 def list_kernels() -> Iterator[Right]:
@@ -180,7 +180,7 @@ def list_kernels() -> Iterator[Right]:
 def list_family_layers() -> Iterator[Right]:
     """Small random layers of Hugging Face."""
     for family in FAMILIES:
-        yield Right(family.name, family.layer, family.told, slow=not family.quick)
+        yield Right(family.name, family.layer, family.arguments, slow=not family.quick)
 
 
 RIGHT = [

@@ -53,12 +53,12 @@ class Alone(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family's model of one layer, and what examine is told of it."""
+    """A family's model of one layer, and the arguments of examine."""
 
     name: str
     model: str
     settings: dict[str, Any]
-    told: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     wrap: Callable[[nn.Module], nn.Module] = Embedded
     spread: float = 1.0
     quick: bool = False

@@ -9,8 +9,8 @@ from examination.kernel_table import RIGHT, WRONG, blockwise, with_lse
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_kernel_has_no_finding(name):
-    kernel, told = RIGHT[name]
-    report = regard.examine_kernel(kernel, **told)
+    kernel, arguments = RIGHT[name]
+    report = regard.examine_kernel(kernel, **arguments)
     assert report, str(report)
     assert not report.findings
     assert any(one.what.startswith("the context is that of") for one in report.checked)
@@ -18,8 +18,8 @@ def test_a_right_kernel_has_no_finding(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_named_with_a_cure(name):
-    kernel, kind, says, told = WRONG[name]
-    report = regard.examine_kernel(kernel, **told)
+    kernel, kind, says, arguments = WRONG[name]
+    report = regard.examine_kernel(kernel, **arguments)
     assert not report
     assert report.findings[0].kind == kind, str(report)
     assert says in report.findings[0].evidence
@@ -75,7 +75,7 @@ def test_padding_and_a_given_table_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("arguments", "says"),
     [
         ({"outputs": ("logits",)}, "one of 'lse2', 'lse', 'max', 'weights', 'entropy', 'sink'"),
         ({"outputs": ("lse", "max")}, "outputs names 2 tensors beside the context, but the kernel returned 1"),
@@ -83,9 +83,9 @@ def test_padding_and_a_given_table_are_taken_as_they_are():
         ({"offset": 0.5}, "offset"),
     ],
 )
-def test_bad_arguments_are_errors(told, says):
+def test_bad_arguments_are_errors(arguments, says):
     with pytest.raises(regard.ConfigError) as error:
-        regard.examine_kernel(with_lse, **told)
+        regard.examine_kernel(with_lse, **arguments)
     assert says in str(error.value)
 
 

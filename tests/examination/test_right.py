@@ -20,7 +20,7 @@ EVERY = [
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler says so of torch
 @pytest.mark.parametrize("one", EVERY)
 def test_nothing_is_found_of_a_right_layer(one):
-    report = examine(one.subject(), **one.told)
+    report = examine(one.subject(), **one.arguments)
     assert not report.findings, str(report)
     assert report.is_inconclusive == (one.name in INCONCLUSIVE), str(report)
     assert report.checked

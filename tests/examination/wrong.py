@@ -42,7 +42,7 @@ class Wrong:
         return self.make() if isinstance(self.make, type) else self.make
 
     def settings(self) -> dict[str, Any]:
-        """What examine is told."""
+        """The arguments of examine."""
         drawn = torch.Generator().manual_seed(11)
         sample: Tensor | tuple[Tensor, ...] | None = None
         if self.sample is not None and isinstance(self.sample[0], tuple):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigError
-from regard.examination.call_conventions import Call, Form, list_signature_conventions, list_torch_conventions
+from regard.examination.call_conventions import AttentionFunction, Form, list_signature_conventions, list_torch_conventions
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
 
@@ -29,11 +29,11 @@ class SubjectAdapter:
     form: Form
     dtype: torch.dtype
     device: torch.device
-    call: Call
-    again: Callable[[nn.Module], Call] | None = None
+    call: AttentionFunction
+    again: Callable[[nn.Module], AttentionFunction] | None = None
     rank: int = 3
     note: str = ""  # how the subject is called, in words
-    compiled: Call | None = None  # the call of the torch.compile version; `call` is that of the original
+    compiled: AttentionFunction | None = None  # the call of the torch.compile version; `call` is that of the original
     has_key_heads: bool = True  # whether keys and values have an axis of heads if queries have one
 
     @property
@@ -127,7 +127,9 @@ def is_replaceable(plain: Any, module: nn.Module | None) -> bool:
     return isinstance(plain, (types.FunctionType, types.MethodType))
 
 
-def make_call_with_module(plain: Any, module: nn.Module | None, make: Callable[[Any], Call], copy: nn.Module) -> Call:
+def make_call_with_module(
+    plain: Any, module: nn.Module | None, make: Callable[[Any], AttentionFunction], copy: nn.Module
+) -> AttentionFunction:
     """Make the call of a copy of the subject's module, with the arguments that a partial or a function holds in its dtype."""
     return make(replace_module(plain, module, copy))
 

@@ -9,7 +9,7 @@ from regard.errors import ConfigError
 from regard.examination import inputs
 from regard.examination.adapters import SubjectAdapter, SubjectError
 from regard.examination.attention_output import AttentionOutput
-from regard.examination.call_conventions import Call
+from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case
 from regard.examination.probe_runner import run_probes
 from regard.examination.report import Report
@@ -69,7 +69,7 @@ def make_headless_cases(case: Case, ways: Sequence[SubjectAdapter]) -> Iterator[
 def exchange_axes(case: Case, axis: int) -> Case:
     """Return the case of a subject with `axis` and the next axis exchanged in all its inputs and its context."""
 
-    def wrap_call(call: Call) -> Call:
+    def wrap_call(call: AttentionFunction) -> AttentionFunction:
         def call_exchanged(*given: Tensor) -> AttentionOutput:
             return AttentionOutput(call(*(x.transpose(axis, axis + 1) for x in given)).context.transpose(axis, axis + 1))
 

@@ -16,7 +16,7 @@ from regard.mechanism.arguments import check_instance, check_sequence
 from regard.mechanism.mask_algebra import Offset
 
 Form = Literal["x", "qkv"]
-Call = Callable[..., AttentionOutput]
+AttentionFunction = Callable[..., AttentionOutput]
 PLAIN = "x (b, t, c)"  # the usual way
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 SOURCES = ("y", "context", "memory", "kv", "key_value", "encoder_hidden_states")  # arguments for what keys are made from
@@ -29,7 +29,7 @@ class CallConvention(NamedTuple):
     form: Form
     rank: int
     note: str
-    make: Callable[[Any], Call]
+    make: Callable[[Any], AttentionFunction]
     has_key_heads: bool = True  # whether keys and values have an axis of heads if queries have one
 
 
@@ -112,7 +112,7 @@ def pass_by_name(ways: list[CallConvention], needed: list[str]) -> list[CallConv
         return ways
     first = len(needed) - len(named)
 
-    def make_with_names(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
+    def make_with_names(make: Callable[[Any], AttentionFunction]) -> Callable[[Any], AttentionFunction]:
         return lambda f: make(lambda *given: f(*given[:first], **dict(zip(named, given[first:], strict=True))))
 
     return [way._replace(make=make_with_names(way.make)) for way in ways]
@@ -153,12 +153,12 @@ def parse_role(name: str) -> str:
 # Makers: each turns a module or function into a call.
 
 
-def make_x_call(f: Callable[..., Any]) -> Call:
+def make_x_call(f: Callable[..., Any]) -> AttentionFunction:
     """Make the call f(x)."""
     return lambda x: extract_output(f(x), x.shape[-2], x.shape[:-1])
 
 
-def make_self_attention_call(f: Callable[..., Any], first: bool = True) -> Call:
+def make_self_attention_call(f: Callable[..., Any], first: bool = True) -> AttentionFunction:
     """Make the call f(x, x, x), x as query, key and value; if `first` is False, f takes and returns (t, b, c)."""
     if first:
         return lambda x: extract_output(f(x, x, x), x.shape[-2], x.shape[:-1])
@@ -171,38 +171,38 @@ def make_self_attention_call(f: Callable[..., Any], first: bool = True) -> Call:
     return call
 
 
-def reorder_arguments(make: Callable[[Any], Call], order: str | None) -> Callable[[Any], Call]:
+def reorder_arguments(make: Callable[[Any], AttentionFunction], order: str | None) -> Callable[[Any], AttentionFunction]:
     """Return a maker of calls of q, k and v that passes them in `order`, such as "kqv"."""
     if order is None or order == "qkv":
         return make
 
-    def make_reordered_call(f: Any) -> Call:
+    def make_reordered_call(f: Any) -> AttentionFunction:
         return make(lambda q, k, v: f(*({"q": q, "k": k, "v": v}[role] for role in order)))
 
     return make_reordered_call
 
 
-def unbatch_calls(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
+def unbatch_calls(make: Callable[[Any], AttentionFunction]) -> Callable[[Any], AttentionFunction]:
     """Return a maker of calls that pass the sequences of a batch one after the other, for what takes (t, c)."""
 
-    def make_sequential_call(f: Any) -> Call:
+    def make_sequential_call(f: Any) -> AttentionFunction:
         one = make(f)
         return lambda *inputs: stack_outputs([one(*each) for each in zip(*inputs, strict=True)])
 
     return make_sequential_call
 
 
-def make_qkv_call(f: Callable[..., Any]) -> Call:
+def make_qkv_call(f: Callable[..., Any]) -> AttentionFunction:
     """Make the call f(q, k, v), each (b, h, t, d)."""
     return lambda q, k, v: extract_output(f(q, k, v), q.shape[-2], q.shape[:-1], k.shape[-2])
 
 
-def make_shared_keys_call(f: Callable[..., Any]) -> Call:
+def make_shared_keys_call(f: Callable[..., Any]) -> AttentionFunction:
     """Make the call f(q, k, v), q (b, h, t, d), k and v (b, t, d): all heads share one head of keys."""
     return lambda q, k, v: extract_output(f(q, k[:, 0], v[:, 0]), q.shape[-2], q.shape[:-1], k.shape[-2])
 
 
-def make_headless_call(f: Callable[..., Any]) -> Call:
+def make_headless_call(f: Callable[..., Any]) -> AttentionFunction:
     """Make the call f(q, k, v), each (b, t, d): one head."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
@@ -212,7 +212,7 @@ def make_headless_call(f: Callable[..., Any]) -> Call:
     return call
 
 
-def make_unbatched_call(f: Callable[..., Any]) -> Call:
+def make_unbatched_call(f: Callable[..., Any]) -> AttentionFunction:
     """Make the call f(q, k, v), each (t, d): one head and one sequence."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
@@ -222,12 +222,12 @@ def make_unbatched_call(f: Callable[..., Any]) -> Call:
     return call
 
 
-def pass_mask(make: Callable[..., Call], expects: Mask, offset: Offset) -> Callable[[Any], Call]:
+def pass_mask(make: Callable[..., AttentionFunction], expects: Mask, offset: Offset) -> Callable[[Any], AttentionFunction]:
     """Return a maker of calls that pass the expectation as the mask, for modules that take a mask and hold none."""
     return lambda module: make(module, expects, offset)
 
 
-def make_multihead_call(module: nn.MultiheadAttention, expects: Mask, offset: Offset) -> Call:
+def make_multihead_call(module: nn.MultiheadAttention, expects: Mask, offset: Offset) -> AttentionFunction:
     """Make the call of an nn.MultiheadAttention, by its own batch_first."""
 
     def call(x: Tensor) -> AttentionOutput:
@@ -239,7 +239,9 @@ def make_multihead_call(module: nn.MultiheadAttention, expects: Mask, offset: Of
     return call
 
 
-def make_encoder_call(module: nn.TransformerEncoderLayer | nn.TransformerEncoder, expects: Mask, offset: Offset) -> Call:
+def make_encoder_call(
+    module: nn.TransformerEncoderLayer | nn.TransformerEncoder, expects: Mask, offset: Offset
+) -> AttentionFunction:
     """Make the call of torch's encoder layer or encoder, by its attention's batch_first."""
     first: Any = module.layers[0] if isinstance(module, nn.TransformerEncoder) else module
     attention = first.self_attn

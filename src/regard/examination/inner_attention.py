@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.examination import dependency
 from regard.examination.adapters import SubjectAdapter
 from regard.examination.attention_output import AttentionOutput, extract_output
-from regard.examination.call_conventions import Call
+from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case
 from regard.examination.localize import hook_parts
 
@@ -99,7 +99,7 @@ def has_token_interaction(given: PartCall) -> bool:
     return bool(moved > dependency.estimate_rounding(y.dtype) * y.nan_to_num().abs().max())
 
 
-def make_part_call(given: PartCall, part: nn.Module) -> Call:
+def make_part_call(given: PartCall, part: nn.Module) -> AttentionFunction:
     """Make the call of a part, or of a copy of it, with all its other inputs as recorded."""
 
     def call(x: Tensor) -> AttentionOutput:

@@ -10,7 +10,7 @@ from regard.examination import dependency
 from regard.examination.adapters import SubjectAdapter
 from regard.examination.attention_output import AttentionOutput
 from regard.examination.cache_reset import Reset, find_reset
-from regard.examination.call_conventions import Call
+from regard.examination.call_conventions import AttentionFunction
 from regard.examination.inputs import InputShapes
 from regard.examination.report import Checked, Finding, Report
 from regard.examination.restore_state import seed_generators
@@ -126,10 +126,10 @@ def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> Sub
     """Return a subject that is reset to its present state before each call; so is each copy of its module."""
     assert module is not None
 
-    def make_wrapper(part: nn.Module) -> Callable[[Call], Call]:
+    def make_wrapper(part: nn.Module) -> Callable[[AttentionFunction], AttentionFunction]:
         snapshot = take_snapshot(part)
 
-        def wrap_call(call: Call) -> Call:
+        def wrap_call(call: AttentionFunction) -> AttentionFunction:
             def call_reset(*inputs: Tensor) -> AttentionOutput:
                 snapshot.restore()
                 try:
@@ -146,7 +146,7 @@ def reset_before_calls(subject: SubjectAdapter, module: nn.Module | None) -> Sub
     return wrapped if again is None else replace(wrapped, again=lambda copy: make_wrapper(copy)(again(copy)))
 
 
-def wrap_calls(subject: SubjectAdapter, wrap: Callable[[Call], Call]) -> SubjectAdapter:
+def wrap_calls(subject: SubjectAdapter, wrap: Callable[[AttentionFunction], AttentionFunction]) -> SubjectAdapter:
     """Return a subject with each of its calls wrapped."""
     again, compiled = subject.again, subject.compiled
     return replace(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import dependency
-from regard.examination.call_conventions import Call
+from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.restore_state import seed_generators
@@ -54,7 +54,7 @@ def measure_randomness(case: Case) -> float:
     return dependency.measure_difference(one, other, case.subject.dtype)
 
 
-def make_training_call(case: Case) -> Call | None:
+def make_training_call(case: Case) -> AttentionFunction | None:
     """Return a call that runs a copy in training mode, a new one each time, since a call may leave something behind.
 
     None if the subject cannot be copied.
@@ -86,7 +86,7 @@ def has_fixed_buffers(case: Case) -> bool:
     return all(name in before and torch.equal(before[name], x) for name, x in one.named_buffers() if x.is_floating_point())
 
 
-def measure_spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
+def measure_spread(call: AttentionFunction, inputs: tuple[Tensor, ...], case: Case) -> float:
     """Return how far two draws in training differ beyond rounding; 0 if a call raises."""
     outputs = []
     for seed in (1, 2):
@@ -99,7 +99,7 @@ def measure_spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
     return dependency.measure_difference(outputs[0], outputs[1], case.subject.dtype, times=1e2)
 
 
-def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+def check_training(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:
     """Check dropout in training, if the subject takes single tokens and as many sequences as there are draws."""
     try:
         results = list(check_single_token(case, call)) if case.can_resize and case.subject.form == "x" else []
@@ -108,7 +108,7 @@ def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unkno
     yield from results or [Unknown(f"whether {RESCALED}", "a layer that accepts a single token and any number of sequences")]
 
 
-def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+def check_single_token(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:
     """Check the mean of outputs of one token, whose weight is 1: if the rest is linear, it is the output of evaluation."""
     one = case.make_inputs(1, 2)
     case.run_subject(*one)
@@ -134,7 +134,7 @@ def is_affine(case: Case) -> bool:
     return bool((of_both - of_x - of_y + of_none).abs().max() < STRAIGHT * (of_both - of_none).abs().max())
 
 
-def iterate_draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
+def iterate_draws(case: Case, call: AttentionFunction, x: Tensor) -> Iterator[Tensor]:
     """Yield outputs (b, t, c) in training of one sequence, repeated DRAWS times in batches of PART."""
     for n in range(DRAWS // PART):
         seed_generators(100 + n, case.subject.device)
@@ -142,7 +142,7 @@ def iterate_draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
             yield join_context_heads(call(x.expand(PART, -1, -1).contiguous()).context, "x").double().cpu()
 
 
-def describe_mean_difference(case: Case, call: Call) -> str | None:
+def describe_mean_difference(case: Case, call: AttentionFunction) -> str | None:
     """Describe how the mean over draws of a single token differs from evaluation; None if it may be the same."""
     (x,) = case.make_inputs(1, 1, 33)
     expected, none = case.run_subject(x).context.double().cpu(), case.run_subject(0 * x).context.double().cpu()
@@ -157,7 +157,7 @@ def describe_mean_difference(case: Case, call: Call) -> str | None:
     return f"the mean of {DRAWS} outputs in training is {mean:.3g} times that in evaluation (± {error:.1g})"
 
 
-def describe_score_dropout(case: Case, call: Call) -> str | None:
+def describe_score_dropout(case: Case, call: AttentionFunction) -> str | None:
     """Describe how the mean over draws differs from evaluation if a single token's does not, as with dropout of scores.
 
     None if it may be the same.
