@@ -1,11 +1,16 @@
 """Each processor has a section of its own in docs/benchmarks.md, and a run touches no other."""
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import benchmarks.__main__ as command
 import pytest
 from benchmarks.tables import Table
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/regard/**/*.py")]
 
 
 @pytest.fixture
@@ -42,3 +47,15 @@ def test_another_processor_adds_its_own_and_leaves_the_first(run):
 def test_a_name_that_is_no_benchmark_is_refused_before_anything_is_measured(run):
     with pytest.raises(SystemExit, match=r"expected names among kernels, .*; got kernel$"):
         command.main(["kernel"])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "-m benchmarks" in page.read_text()], ids=lambda page: page.name)
+def test_a_command_that_a_page_names_runs_benchmarks_that_exist(page):
+    commands = re.findall(r"python\s+-m\s+benchmarks((?: \w+)*)", page.read_text())
+    assert commands
+    assert set(" ".join(commands).split()) <= set(command.NAMES)
+
+
+def test_the_page_of_benchmarks_names_each_of_them():
+    text = command.PAGE.read_text().partition(command.BEGIN)[0]
+    assert [name for name in command.NAMES if f"`{name}`" not in text] == []

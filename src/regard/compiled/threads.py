@@ -80,7 +80,7 @@ def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.
 def run_parts(work: Callable[[int], None], parts: int) -> None:
     """Run work(0) to work(parts - 1), functions that release the GIL, each in a thread of Python.
 
-    For work that no single structure of numbers describes. It starts 20 times as slowly as a callback, see docs/benchmarks.md.
+    For work that no single structure of numbers describes. It starts more slowly than a callback, see docs/benchmarks.md.
     """
     if parts == 1:
         return work(0)

@@ -120,7 +120,7 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
 def multiply_float32_rows(matrix, x, first, last, out):
     """Set out[v, row] = matrix[row] x[v] for float32 rows from an address on: a few vectors wait only for memory.
 
-    A whole row is prefetched at once, two rows ahead, which was 3 to 10 % faster than line by line, see docs/benchmarks.md.
+    A whole row is prefetched at once, two rows ahead, which was faster than line by line, see docs/benchmarks.md.
     """
     columns = x.shape[1]
     size = 4 * columns
