@@ -2,11 +2,10 @@
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from regard.examination import (
     bucket_reading,
     cached_decoding,
     call_checks,
-    evidence,
     localize,
     matrix_checks,
     model_lengths,
@@ -24,20 +22,35 @@ from regard.examination import (
     suggestions,
 )
 from regard.examination.adapters import SubjectError
-from regard.examination.inner_calls import NOTHING, InnerCall, RecordedCalls, record_inner_calls
+from regard.examination.inner_calls import InnerCall, record_inner_calls
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.mask_requirements import make_later_table
+from regard.examination.output_moves import (
+    TRIED,
+    OutputMoves,
+    compute_closure,
+    has_tokens_first,
+    make_visibility,
+    measure_moves,
+    replace_token,
+)
 from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import ExaminationProgress
+from regard.examination.recorded_layers import (
+    LayerWeights,
+    RecordedLayers,
+    describe_missed,
+    format_layer_count,
+    is_full_or_window,
+    record_layers,
+)
 from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
 from regard.examination.routing import record_routing
 from regard.examination.time_limit import UNLIMITED, TimeLimit
 from regard.examination.token_model import BATCH, TOKENS, TokenModel, find_outputs, make_token_model, use_evaluation_mode
 from regard.mechanism import Mask
 from regard.mechanism.mask_algebra import Offset
-from regard.observe import record
 
-TRIED = 16  # tokens to change, one at a time
 FORWARDS = TOKENS + 26  # about as many as an examination takes, for a progress bar
 HIDE = "Apply the expected mask in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
 NEXT = "In that layer the diagonal is off by one: triu(diagonal=1) hides the later tokens. "
@@ -150,41 +163,6 @@ def get_first_table(expects: Mask, t: int, offset: Offset) -> Tensor:
     return table[(None,) * (4 - table.dim())][0].any(0).expand(t, t)
 
 
-class LayerWeights(NamedTuple):
-    """A layer's recorded attention: its name, and the largest weight of any head in the first sequence, (q, k)."""
-
-    name: str
-    weights: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedLayers:
-    """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence.
-
-    `recorded` are their calls, with the projections that queries and keys come from.
-    """
-
-    layers: list[LayerWeights] = field(default_factory=list)
-    missed: list[tuple[str, str]] = field(default_factory=list)
-    has_cross_attention: bool = False
-    recorded: RecordedCalls = NOTHING
-
-    @property
-    def calls(self) -> list[InnerCall]:
-        """The calls that were recorded."""
-        return self.recorded.calls
-
-
-@dataclass(frozen=True, eq=False)
-class OutputMoves:
-    """How far outputs move with tokens of the first sequence, (q, n), which tokens, and how far other sequences' move."""
-
-    within: Tensor
-    tokens: list[int]
-    across: float = 0.0
-    where: tuple[int, int, int] = (0, 0, 0)  # of `across`: the token, the sequence, its output
-
-
 @dataclass(frozen=True, eq=False)
 class ModelExamination:
     """A model, the expectation, who may see whom by it in the first sequence, bool (t, t), and the stated scale."""
@@ -206,8 +184,8 @@ class ModelExamination:
             if change.max() > self.model.estimate_noise(outputs):
                 yield self.report_randomness(change)
                 return
-        seeing = self.record_layers()
-        moved = None if outputs is None else self.measure_moves(outputs)
+        seeing = record_layers(self.model)
+        moved = None if outputs is None else measure_moves(self.model, outputs)
         right = not seeing.has_cross_attention
         for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
             right &= not isinstance(one, Finding)
@@ -275,65 +253,6 @@ class ModelExamination:
         model = self.model
         if model.call is model.module and torch.equal(self.allowed, ~make_later_table(*self.allowed.shape)):
             yield from cached_decoding.check_cache(model.module, model.ids, extract_outputs, outputs, str)
-
-    def record_layers(self) -> RecordedLayers:
-        """Record the attention of each layer, of the decoder if there is one."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with record(self.model.module) as recording:
-                self.model.run()
-            recorded = record_inner_calls(self.model.module, self.model.run)
-        missed = [(one.module, one.reason) for one in recording.missed]
-        seen: list[LayerWeights] = []
-        try:
-            names = recording.layers()
-        except RegardError:
-            return RecordedLayers(seen, missed, recorded=recorded)
-        for number, name in enumerate(names):
-            try:
-                weights = recording.map(number).dense()
-            except RegardError as error:  # a layer that calls attention twice, as DiffLlama's does
-                missed.append((name, str(error).splitlines()[0]))
-                continue
-            if weights.shape[2:] == self.allowed.shape:
-                seen.append(LayerWeights(name, weights[0].amax(0).double().cpu()))
-            else:
-                missed.append((name, f"it has {weights.shape[3]} keys for {weights.shape[2]} queries"))
-        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls), recorded)
-
-    def measure_moves(self, outputs: Tensor) -> OutputMoves:
-        """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
-        t = len(self.allowed)
-        tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
-        within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
-        for n, j in enumerate(tokens):
-            after = self.model.run(self.replace_token(j))
-            assert after is not None
-            change = (after - outputs).abs_().amax(-1)  # (b, t)
-            within[:, n] = change[0]
-            if len(change) > 1 and float(change[1:].max()) > across:
-                across = float(change[1:].max())
-                where = (j, *divmod(int(change[1:].argmax()) + t, t))
-        return OutputMoves(within, tokens, across, where)
-
-    def has_tokens_first(self) -> bool:
-        """Return whether sequences are independent along the second axis: a model of ids (t, b)."""
-        ids = self.model.ids.clone()
-        ids[:, 0] = torch.where(ids[:, 0] > 0, ids[:, 0] - 1, 1)
-        try:
-            before, after = self.model.run(), self.model.run(ids)
-        except SubjectError:
-            return False
-        if before is None or after is None:
-            return False
-        return bool((after - before)[:, 1:].abs().max() <= self.model.estimate_noise(before))
-
-    def replace_token(self, j: int) -> Tensor:
-        """Return the ids with token j of the first sequence replaced by another id."""
-        ids = self.model.ids.clone()
-        others = ids[ids != ids[0, j]]
-        ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
-        return ids
 
     def check_layers(self, seeing: RecordedLayers, moved: OutputMoves | None) -> Iterator[Finding | Checked | Unknown]:
         """Yield findings for layers that see more than they may, or less without a window."""
@@ -404,14 +323,14 @@ class ModelExamination:
         leaking = found & ~meets[:, moved.tokens]
         if moved.across > least:
             j, b, i = moved.where
-            where = localize.find_moving_module(self.model, self.replace_token(j), b, i)
+            where = localize.find_moving_module(self.model, replace_token(self.model, j), b, i)
             evidence = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
-            yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
+            yield Finding("batch leak", evidence, f"{MIX} {TURNED}" if has_tokens_first(self.model) else MIX, 1.2, "batch")
         evidence = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.3g}, would be detected"
         if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
-            where = localize.find_moving_module(self.model, self.replace_token(j), 0, i)
+            where = localize.find_moving_module(self.model, replace_token(self.model, j), 0, i)
             if seeing.has_cross_attention and "decoder" not in where:
                 yield Unknown(
                     "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all", BOTH
@@ -435,42 +354,6 @@ def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
     return found
 
 
-def make_visibility(meets: Tensor, found: Tensor, moved: OutputMoves, least: float) -> Visibility:
-    """Return the picture of the tokens that were changed."""
-    strength = moved.within[moved.tokens]
-    words = tuple(str(j) for j in moved.tokens)
-    if words == tuple(str(n) for n in range(len(evidence.SENTENCE))):
-        words = evidence.SENTENCE
-    expected = meets[moved.tokens][:, moved.tokens]
-    return Visibility(expected, found[moved.tokens], strength / strength.amax(-1, keepdim=True).clamp_min(least), words)
-
-
-def is_full_or_window(seen: Tensor, allowed: Tensor) -> bool:
-    """Return whether each query sees all that it may, or the near part of it: a window, or its chunk of a fixed size."""
-    if torch.equal(seen, allowed):
-        return True
-    place = torch.arange(len(seen))
-    back = place[:, None] - place
-    if not seen.diagonal().all():
-        return False
-    if torch.equal(seen, allowed & (back <= int(back[seen].max())) & (back >= int(back[seen].min()))):
-        return bool((seen & (back < 0)).any()) or not (allowed & (back < 0)).any()  # a causal layer is not a window
-    chunks = (place // size for size in range(2, len(seen)))
-    return any(torch.equal(seen, allowed & (chunk[:, None] == chunk)) for chunk in chunks)
-
-
-def compute_closure(allowed: Tensor, layers: int) -> Tensor:
-    """Return who may see whom through several layers, each of which also passes on a token's own vector."""
-    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
-    meets = step
-    for _ in range(min(layers, len(allowed)) - 1):
-        further = (meets.double() @ step.double()) > 0
-        if torch.equal(further, meets):
-            break
-        meets = further
-    return meets
-
-
 def choose_cure(model: TokenModel, where: str) -> str:
     """Return the cure for a module that leaks tokens: a mask if it weighs tokens by its own weights, else separate tokens."""
     return ATTEND if where and localize.is_attention_like(model, where) else MIX
@@ -479,18 +362,3 @@ def choose_cure(model: TokenModel, where: str) -> str:
 def format_module(where: str) -> str:
     """Format the module where an error begins: `; the first module whose output changes there is blocks.2.up`."""
     return f"; the first module whose output changes there is {where}" if where else ""
-
-
-def format_layer_count(layers: Sequence[LayerWeights]) -> str:
-    """Format the number of further layers: `; the same in 3 more layers`."""
-    more = len({one.name for one in layers}) - 1
-    return f"; the same in {more} more layer{'s' * (more > 1)}" if more else ""
-
-
-def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
-    """Describe what was not recorded and why: `blocks.0 and 2 more: it is written out by hand`."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason in missed:
-        reasons.setdefault(reason, []).append(name)
-    lines = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
-    return "; ".join(lines[:2]) or "no attention was recorded"
