@@ -77,17 +77,10 @@ def atlas(
     that cannot be read.
     """
     check_choice("engine", engine, ENGINES)
-    check_count("tokens", tokens, SHORTEST + 1, MOST)
-    check_count("examples", examples, 1, MOST_EXAMPLES)
-    for name, value in {"queries": queries, "shard_size": shard_size, "documents": documents}.items():
-        if name != "documents" or value is not None:
-            check_count(name, value, 1, MOST)
+    check_sizes(tokens, queries, examples, shard_size, documents)
     check_shard(shard)
-    if not callable(watch):
-        raise ConfigError(f"watch must be a function of the shards and their number, got {describe_value(watch)}.")
+    check_inputs(source, watch)
     HeadOptions(scores=scores).check()
-    if isinstance(source, bytes | dict) or not isinstance(source, str | Path | Iterable):
-        raise ConfigError(f"source must be a file, a folder of files, or an iterable of texts, got {describe_value(source)}.")
     adapter, place = adapt_model(model), Path(check_path("folder", folder))
     if isinstance(adapter, TranslatorAdapter):
         raise ConfigError("an atlas needs a language model, not a translator.")
@@ -120,6 +113,24 @@ def atlas(
     if any(not get_shard_path(place, number).exists() for number in range(plan.shards)):
         return None
     return merge_atlas(place)
+
+
+def check_sizes(tokens: int, queries: int, examples: int, shard_size: int, documents: int | None) -> None:
+    """Raise ConfigError unless these numbers of `atlas` are within their bounds."""
+    check_count("tokens", tokens, SHORTEST + 1, MOST)
+    check_count("examples", examples, 1, MOST_EXAMPLES)
+    for name, value in {"queries": queries, "shard_size": shard_size}.items():
+        check_count(name, value, 1, MOST)
+    if documents is not None:
+        check_count("documents", documents, 1, MOST)
+
+
+def check_inputs(source: Any, watch: Any) -> None:
+    """Raise ConfigError unless the source is one of texts, and watch a function."""
+    if not callable(watch):
+        raise ConfigError(f"watch must be a function of the shards and their number, got {describe_value(watch)}.")
+    if isinstance(source, bytes | dict) or not isinstance(source, str | Path | Iterable):
+        raise ConfigError(f"source must be a file, a folder of files, or an iterable of texts, got {describe_value(source)}.")
 
 
 def check_shard(shard: Any) -> None:
