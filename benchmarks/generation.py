@@ -2,7 +2,7 @@
 
 Beside each row stands its share of the limit: of the time that the bytes of the weights take through memory, or their products
 at the peak of large matrices, whichever is longer, for the prompt and for each further token. Weights of 8 and 4 bits count
-without their scales, products of weights in fewer bits than float32 at the peak of bfloat16.
+without their scales, products of weights in fewer bits than float32 at the higher peak of bfloat16 and float32.
 
 Equal are the tokens of all that compute in float32; of those that round, the largest difference of the logits from
 float32's is given, as a share of the logits' deviation. Freed memory is kept for all of them, as `regard generate` keeps it.
@@ -63,7 +63,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 def bound_seconds(b: int, t: int, new: int, weights: str, peak: dict[torch.dtype, float], bandwidth: float) -> float:
     """The least seconds for prompts (b, t) and new tokens: the weights' bytes at GB/s, or the products at the peak."""
     kind = weights.partition(",")[0]
-    rate = peak[torch.float32 if kind == "float32" else torch.bfloat16] * 1e9
+    rate = 1e9 * (peak[torch.float32] if kind == "float32" else max(peak.values()))
     layers, output = 12 * LAYERS * WIDTH**2, VOCABULARY * WIDTH  # numbers in the matrices
     reading = WEIGHT_BYTES[kind] * (layers + output) / (bandwidth * 1e9)
     attention = 2 * LAYERS * b * t * t * WIDTH  # half of the products of queries, keys and values: a query sees no later key

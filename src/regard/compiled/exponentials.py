@@ -79,7 +79,7 @@ def emit_exponential(builder, z):
     """Emit exp(z) by the polynomial of `vectors`, 0 below LOWEST; NaN stays NaN.
 
     No number is converted to an integer, which LLVM defines for finite ones only: after the sum with ROUNDER, the lowest bits
-    are those of n + 127, the exponent of 2ⁿ.
+    are those of n + 127, the exponent of 2ⁿ. Not for functions that may reassociate sums, which would drop ROUNDER.
     """
     rounder, y = make_constant(VECTOR, ROUNDER), builder.fmul(z, make_constant(VECTOR, float(LOG2E)))
     rounded = builder.fadd(y, rounder)

@@ -67,7 +67,7 @@ def make_gelu_gradient_callback(kind):
 
 
 def make_callback(dtype, store):
-    """Make the loop that calls store(x, grad, out) for one chunk of the arrays after another."""
+    """Make the loop that calls store(x, grad, out) for one chunk after another; a grad of address 0 is empty."""
 
     @callback_with_cache(GeluArguments)
     def compute_elements(place):

@@ -119,15 +119,19 @@ class QuantizedLinear(nn.Module):
         if kind not in LEAST_COUNT or x.numel() < LEAST_COUNT[kind] * self.columns or len(self.values) * self.columns < LEAST:
             return False
         floats = [x] if self.bias is None else [x, self.bias]
-        fits = x.shape[-1] == self.columns and x.device == self.values.device
+        fits = x.shape[-1] == self.columns and self.is_on_device(x.device)
         return fits and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
+
+    def is_on_device(self, device: torch.device) -> bool:
+        """Return whether all tensors of the layer are on a device."""
+        return all(one.device == device for one in (self.values, self.scales, self.bias, self.most) if one is not None)
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
         kind = self.values.dtype
         if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < LEAST or kind not in DTYPES:
             return False
-        if x.device != self.values.device:  # torch raises the error
+        if not self.is_on_device(x.device):  # torch raises the error
             return False
         if kind.is_floating_point and x.numel() > MOST * self.columns:
             return False

@@ -161,7 +161,9 @@ def test_what_is_done_to_attention_on_its_way_is_recorded_as_it_acts_or_missed(
     assert torch.equal(plain.nan_to_num(), recorded.nan_to_num())
     assert {one.module for one in recording.missed} | set(recording.names) == {"0"}
     is_whole = len(recording.calls) == 1 and not recording.missed and "dropped" not in after  # maps are before dropout
-    is_scaled = softmax == "exponentials" or any("gate" in note for note in recording.notes)  # maps leave out a row's factor
+    is_scaled = softmax == "exponentials" or any(
+        "gate" in note or "their sums" in note for note in recording.notes
+    )  # maps leave out a row's factor
     if is_whole and not is_scaled and plain.isfinite().all():
         found = recording.calls[0].map @ recording.values("0", kind=recording.calls[0].kind)
         torch.testing.assert_close(found.reshape(plain.shape), plain, rtol=ROUNDED, atol=ROUNDED)

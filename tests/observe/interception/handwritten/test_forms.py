@@ -109,6 +109,51 @@ def test_a_number_that_is_added_beside_larger_scores_hides_no_key():
     assert not recording.notes
 
 
+@pytest.mark.parametrize("size", [1e7, 1e31])
+def test_a_number_that_scores_can_reach_hides_no_key_however_large_both_are(size):
+    """Only a row that is not compared with the model's has scores below what is filled in."""
+    row, count = 5, 16  # rows 0, 4, 8, 12 and 15 are compared
+    q, k = torch.ones(count, 2), -torch.ones(count, 2)
+    q[row] = size
+    hidden = torch.ones(count, count).triu(1).bool()
+
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x * q) @ (x * k).mT).masked_fill(hidden, -size).softmax(-1) @ x
+
+    recording, _ = record_and_compare(nn.Sequential(Filled()), lambda m: m(torch.ones(count, 2)))
+    weights = recording.map(0).dense()[0, 0]
+    torch.testing.assert_close(weights[row, row + 1 :].sum(), torch.tensor(1.0), rtol=0, atol=EQUAL)
+    assert "it fills scores with" in recording.notes[0]
+
+
+def test_a_bias_that_layers_multiply_by_numbers_of_their_own_keeps_the_formula():
+    bias = -torch.arange(T).flip(0).expand(T, T).clone()
+
+    class Sloped(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x @ x.mT + bias) * self.factor).softmax(-1) @ x
+
+    x = torch.randn(2, T, D)
+    recording, _ = record_and_compare(nn.Sequential(*map(Sloped, (1.0, 0.5, 0.25))), lambda m: m(x))
+    assert not recording.notes
+
+
+def test_exponentials_of_a_log_softmax_are_divided_by_their_sums_with_a_note():
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (scores(q, k).log_softmax(-1) + scores(k, q)).exp()
+        return (weights @ v) / weights.sum(-1, keepdim=True)
+
+    part, x = Own(attend), torch.randn(B, T, C)
+    recording, output = record_and_compare(build_model(part), lambda m: m(x))
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
+    assert "in the map they are divided by their sums" in recording.notes[0]
+
+
 def test_a_number_that_is_filled_in_beside_larger_negative_scores_is_noted_as_hiding_no_key():
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (50_000 * scores(q, k)).masked_fill(~CAUSAL, -5_000).softmax(-1) @ v

@@ -29,10 +29,10 @@ from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import cache_in_forward
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
+DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 
 
 class NoSoftmaxError(UnreadableError):
@@ -171,7 +171,7 @@ def build_call(
                 return call, divisor
             total = matrix.sum(-1, keepdim=True)
             if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.moved is not None) is None:
-                return replace(call, note=GATED), total
+                return replace(call, note=DIVIDED if trace.function.startswith("exp") else GATED), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
@@ -219,7 +219,7 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
 
     Rows are sampled, unless entries were moved, which may leave single rows as they were.
 
-    Rows that hold NaN are left out: there the model has none of its own.
+    Rows that hold NaN are left out, after the quick comparison, which they fail: there the model has none of its own.
     """
     t = matrix.shape[2]
     step = 1 if has_moved else max(1, t // SAMPLED_ROWS)
@@ -229,7 +229,7 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved
         q, k = autocast_tensor(q), autocast_tensor(k)
     bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
     kind = score_dtype(matrix.dtype)
-    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows, step)), matrix[:, :, rows].to(kind)
+    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows)), matrix[:, :, rows].to(kind)
     eps = max(rounding, torch.finfo(q.dtype).eps)
     if not theirs.numel():
         return None
@@ -254,19 +254,11 @@ def build_sampled_rows(t: int, step: int, device: torch.device) -> Tensor:
         return torch.tensor(sorted({*range(0, t, step), t - 1}), device=device)
 
 
-def find_hidden_keys(call: AttentionCall, rows: Tensor, step: int) -> Tensor | None:
-    """Return the table of keys that a call's mask hides from its sampled rows; None if it hides none."""
-    mask, offset, t, keys = call.mask, call.offset, call.q.shape[2], call.k.shape[2]
-    if mask is EVERYTHING:
+def find_hidden_keys(call: AttentionCall, rows: Tensor) -> Tensor | None:
+    """Return the table of keys that a call's mask hides from some queries, given by index; None for a mask that hides none."""
+    if call.mask is EVERYTHING:
         return None
-
-    def build_table() -> Tensor:
-        return ~mask.block(rows, torch.arange(keys, device=rows.device), offset)
-
-    if isinstance(offset, Tensor):
-        return build_table()
-    table: Tensor = cache_in_forward(("hidden keys", id(mask), offset, t, step, keys, rows.device), (mask,), build_table)
-    return table
+    return ~call.mask.block(rows, torch.arange(call.k.shape[2], device=rows.device), call.offset)
 
 
 def compute_scores(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:

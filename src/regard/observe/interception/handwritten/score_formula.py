@@ -20,7 +20,6 @@ from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
-BOTTOMLESS = -1e30  # a number that is at most this hides a key beside scores of any size
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
 ADDED = (
     "it adds a boolean mask to its scores, which raises those of the keys that the mask shows by 1 and hides none: keys that "
@@ -41,6 +40,7 @@ class ScoreParts:
     sinks: Tensor | None = None
     more: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # queries and keys of further products
     raw: list[Tensor] = field(default_factory=list)  # tensors that biases and masks were made from
+    factors: list[float] = field(default_factory=list)  # numbers that biases and masks were multiplied with
     shift: "float | Tensor" = 0.0  # what is added to whole rows, which no softmax sees
 
 
@@ -133,6 +133,7 @@ def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Gro
         multiply_parts(parts, x)
     elif isinstance(x, Tensor) and x.shape[-1] > 1:
         parts.biases.append(x if step.amount == 1 else x * step.amount)
+        parts.factors.append(step.amount)
     elif isinstance(x, Tensor):
         parts.shift = parts.shift + (float(x) if x.numel() == 1 else x) * step.amount
     elif isinstance(x, float):
@@ -156,6 +157,7 @@ def multiply_parts(parts: ScoreParts, x: Any) -> None:
         x = float(x)
     if isinstance(x, float):
         parts.scale *= x
+        parts.factors += [x] if parts.biases or parts.hidden else []
         parts.shift = parts.shift * x
         parts.softcap = None if parts.softcap is None else parts.softcap * x
         parts.biases = [bias * x for bias in parts.biases]
@@ -192,28 +194,33 @@ def infer_rule_of_parts(parts: ScoreParts, q: Tensor, k: Tensor) -> Any:
     if not parts.biases and not parts.hidden:
         return EVERYTHING, 0, None
     amounts = [amount for _, amount in parts.hidden]
+    bottom = torch.finfo(score_dtype(q.dtype)).min / 2  # hides a key beside any scores
 
-    def infer() -> Any:
-        return None if depends_on_scores(parts) else join_rules(parts, FILLED, q, k)
+    def start_rules() -> tuple[bool, dict[float, Any]]:
+        return may_depend_on_scores(parts, bottom), {}
 
-    rule: Any = infer_once(tuple(parts.raw), q, k, infer, "by hand", *amounts)
-    if rule is not None:
-        return rule
-    reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW))  # rounded, so that layers share a rule
-    shallow = [amount for amount in amounts if amount > -reach]
-    if shallow:
-        raise UnreadableError(
-            f"it fills scores with {shallow[0]:g}, which does not hide a key beside scores up to {reach / 2:g}"
-        )
-    low = min(FILLED, -reach)
-    return infer_once(tuple(parts.raw), q, k, lambda: join_rules(parts, low, q, k), "by hand", reach, *amounts)
+    how = "by hand", *amounts, "times", *parts.factors
+    depends, rules = infer_once(tuple(parts.raw), q, k, start_rules, *how)
+    reach = 10.0 ** math.ceil(math.log10(2 * bound_scores(parts, q, k) + UNDERFLOW)) if depends else 0.0  # layers share it
+    if reach not in rules:
+        shallow = [amount for amount in amounts if amount > -reach]
+        if shallow:
+            raise UnreadableError(
+                f"it fills scores with {shallow[0]:g}, which does not hide a key beside scores up to {reach / 2:g}"
+            )
+        with torch.no_grad():
+            rules[reach] = join_rules(parts, min(FILLED, -reach), q, k)
+    return rules[reach]
 
 
-def depends_on_scores(parts: ScoreParts) -> bool:
-    """Return whether it depends on the size of the scores which keys are hidden by what is added and filled in."""
-    if any(amount > BOTTOMLESS for _, amount in parts.hidden):
+def may_depend_on_scores(parts: ScoreParts, bottom: float) -> bool:
+    """Return whether the size of the scores may decide which keys are hidden by what is added and filled in.
+
+    It does not for numbers of at most `bottom`, nor for added ones that are larger than any that hides.
+    """
+    if any(amount > bottom for _, amount in parts.hidden):
         return True
-    return any(bool(((bias <= FILLED) & (bias > BOTTOMLESS)).any()) for bias in parts.biases)
+    return any(bool(((bias <= FILLED) & (bias > bottom)).any()) for bias in parts.biases)
 
 
 def join_rules(parts: ScoreParts, low: float, q: Tensor, k: Tensor) -> Any:
@@ -250,6 +257,8 @@ def bound_products(q: Tensor, k: Tensor, scale: float) -> float:
         return 0.0
     q, k = (x.detach().to(score_dtype(x.dtype)) for x in (q, k))
     squares = [float((x * x).sum(-1).amax()) for x in (q, k)]  # norm() is slow where the features are not side by side
+    if not all(map(math.isfinite, squares)):  # also of finite numbers, if these are large
+        squares = [float((x.double() * x).sum(-1).amax()) for x in (q, k)]
     return math.sqrt(squares[0]) * math.sqrt(squares[1]) * abs(scale)
 
 
