@@ -92,7 +92,7 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_pa
             for line, word in zip(lines, words, strict=True):
                 place = line.locator(".generate-place").all_inner_texts()
                 assert (len(place) == 1) == (words.count(word) > 1)
-                assert all(whole[int(one)] == word for one in place)
+                assert all(one.startswith("at ") and whole[int(one[3:])] == word for one in place)
                 listed.append((n, name, word, *place))
     assert len(set(listed)) == len(listed)
     assert any(len(one) == 4 for one in listed)

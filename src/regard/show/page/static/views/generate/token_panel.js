@@ -62,7 +62,7 @@ export function createTokenPanel() {
   return { element, show, moved };
 }
 
-// Mark the words that stand more than once in a list: only these are told apart by their places.
+// Mark the words that stand more than once in a list: only these are told apart by their places, "happy at 11".
 const markTwins = (list) => list.map((one) => ({ ...one, isTwin: list.filter(({ word }) => word.trim() === one.word.trim()).length > 1 }));
 
 // Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
@@ -70,7 +70,7 @@ function renderCause({ word, place, isTwin }, share, text, sign = 0, title = nul
   const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
   const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
-    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, formatCount(place))),
+    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, `at ${formatCount(place)}`)),
     el("span", { class: "numbers" }, text),
     el("span", { class: "generate-track" }, el("span", { class: side, style })));
 }
