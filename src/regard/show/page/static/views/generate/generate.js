@@ -147,8 +147,8 @@ function getWord({ app, written, made }, place) {
 // Return the generated words with their alternatives and what they looked at as records.
 const listTokens = ({ written }) => written.map(({ place, word, token, probability, likeliest, looked = [] }) => ({
   place, word, token, probability,
-  alternatives: likeliest.map((one) => `${one.word} ${one.probability}`).join("; "),
-  "looked at": looked.map((one) => `${one.word} ${one.weight}`).join("; "),
+  alternatives: likeliest.map((one) => `${one.word}: ${one.probability}`).join("; "),
+  "looked at": looked.map((one) => `${one.word} at ${one.place}: ${one.weight}`).join("; "),
 }));
 
 const getLastIndex = (it) => it.written.length - 1;
