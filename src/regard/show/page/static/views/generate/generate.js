@@ -200,9 +200,9 @@ function makeStopError({ app, written, begun }, asked) {
   return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
 }
 
-function describePicture({ app, written, picked }, n) {
+function describePicture({ app, written, picked, made }, n) {
   const { word, probability } = written[n];
-  const more = picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
+  const more = !made ? "." : picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 
