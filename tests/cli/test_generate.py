@@ -142,17 +142,21 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
         assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
 
 
-def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys):
-    model = GPT2.load(folder)
-    prompt = SAMPLE + "a dog"
-    tokens = model.text.encode(prompt)[-model.config.context :]
-    with record(model) as recording, torch.no_grad():
-        model(torch.tensor([tokens]))
-    best = recording.map(3).dense()[0].mean(0)[-1].argmax()
-    (word,) = model.text.pieces([tokens[best]])
-    code, out, _ = run_generate(capsys, prompt, "--model", folder, "--past", "slide", "--tokens", "1", "--look")
+@pytest.mark.parametrize("prompt", [SAMPLE + "a dog", SAMPLE[:130]])
+def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys, prompt):
+    model, words = GPT2.load(folder), []
+    tokens, context = model.text.encode(prompt), model.config.context
+    assert len(tokens) + 6 > context  # the first prompt is longer than the context, the text after the second grows beyond it
+    for new in list(model.generate([tokens], 6, past="slide", temperature=0)):
+        read = tokens[-context:]
+        with record(model) as recording, torch.no_grad():
+            model(torch.tensor([read]))
+        words += model.text.pieces([read[recording.map(3).dense()[0].mean(0)[-1].argmax()]])
+        tokens.append(int(new))
+    flags = ["--past", "slide", "--tokens", "6", "--temperature", "0", "--look"]
+    code, out, _ = run_generate(capsys, prompt, "--model", folder, *flags)
     assert code == 0
-    assert re.search(r"looked at \d\.\d\d '(.*?)'", out)[1] == word
+    assert re.findall(r"looked at \d\.\d\d '(.*?)'", out) == words
 
 
 def test_a_model_without_a_vocabulary_speaks_in_numbers(folder_without_text, capsys):

@@ -4,11 +4,13 @@ Exit code 2 if the model, the text or the settings cannot be used, 130 after Ctr
 """
 
 import argparse
+import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.text import Text
 
 from regard.cli.arguments.generate import FLAGS, TOKENS
@@ -18,6 +20,7 @@ from regard.cli.input_text import read_text
 from regard.errors import ConfigError, DataError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import PieceDecoder, encode_prompt
+from regard.generate.sequence_reader import find_device
 from regard.generate.settings import Tokenizer
 from regard.malloc import keep_freed_memory
 from regard.models import GPT2, TransformersDecoder
@@ -29,7 +32,7 @@ from regard.weights.gpt2 import is_own_gpt2
 from regard.weights.hub import is_model_name
 
 if TYPE_CHECKING:
-    from regard.show.generated_tokens import GeneratedToken
+    from regard.show.generated_tokens import AttendedToken, GeneratedToken, PieceTokenizer
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,28 +88,45 @@ def print_choices(
     model: GPT2 | TransformersDecoder, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace
 ) -> None:
     """Print a line for each new token, with likely alternatives and what it looked at below it; with --look the text first."""
-    from regard.observe import record  # a plain run starts without them
-    from regard.show.generated_tokens import describe_tokens, select_last_layers
+    from regard.show.generated_tokens import describe_tokens, select_last_layers  # a plain run starts without them
 
     console = open_console()
-    layers = select_last_layers(model.config.layers)
-    words = settings["text"].pieces(ids)
-    with record(model, layers=layers if options.look else []) as recording:
-        steps = choices(model, [ids], count, **settings)
-        found = describe_tokens(steps, words, settings["text"], options.top, recording if options.look else None, len(layers))
-        if options.look:
-            found = iter(print_story(found, settings["text"]))
-            places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-            print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
-        for one in found:
-            line = Text.assemble((quote_token(one.word), "bold"), f"  {one.probability:.2f}")
-            console.print(line, no_wrap=True, overflow="crop")
-            if options.top:
-                shown = "  ".join(f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest)
-                print_wrapped(console, Text(f"    {shown}", style="dim"), hang=4)
-            if options.look:
-                shown = "  ".join(f"{near.weight:.2f} {quote_token(near.word)}" for near in one.attended)
-                print_wrapped(console, Text(f"    looked at {shown}", style="dim"), hang=4)
+    text, layers = settings["text"], select_last_layers(model.config.layers)
+    found: Iterable[GeneratedToken] = describe_tokens(choices(model, [ids], count, **settings), text, options.top)
+    attended: Iterator[list[AttendedToken]] = itertools.repeat([])
+    if options.look:
+        found = print_story(found, text)
+        places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+        print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
+        attended = record_attended(model, [*ids, *(one.token for one in found)], len(ids), layers, text)
+    for one, looked in zip(found, attended, strict=False):
+        line = Text.assemble((quote_token(one.word), "bold"), f"  {one.probability:.2f}")
+        console.print(line, no_wrap=True, overflow="crop")
+        if options.top:
+            shown = "  ".join(f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest)
+            print_wrapped(console, Text(f"    {shown}", style="dim"), hang=4)
+        if looked:
+            shown = "  ".join(f"{near.weight:.2f} {quote_token(near.word)}" for near in looked)
+            print_wrapped(console, Text(f"    looked at {shown}", style="dim"), hang=4)
+
+
+def record_attended(
+    model: GPT2 | TransformersDecoder, ids: list[int], prompt: int, layers: Sequence[int], text: "PieceTokenizer"
+) -> Iterator[list["AttendedToken"]]:
+    """Record the model on a prompt and what follows it; yield what each token after the prompt attends to.
+
+    One forward reads as many tokens as the context holds; each token beyond was chosen after a window of its own, which slides.
+    """
+    from regard.observe import record
+    from regard.show.generated_tokens import list_attended
+
+    context, last = model.config.context, prompt - 1
+    for end in range(max(prompt, min(context, len(ids) - 1)), len(ids)):  # the last token was not read
+        read = ids[max(end - context, 0) : end]
+        with torch.no_grad(), record(model, layers=layers) as recording:
+            model(torch.tensor([read], device=find_device(model)))
+        yield from list_attended(recording, len(layers), text.pieces(read), len(read) - end + last)
+        last = end
 
 
 def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer) -> list["GeneratedToken"]:

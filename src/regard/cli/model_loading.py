@@ -18,11 +18,11 @@ from regard.cli.device import check_device, format_first_line
 from regard.cli.loading_progress import LoadingProgress, track_loading
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError
-from regard.generate import Settings, TokenChoice
+from regard.generate import Settings, TokenChoice, choices
 from regard.generate.sampling import RowGenerators
-from regard.models import GPT2
+from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.models.transformers_decoder import find_cache_name
+from regard.models.transformers_decoder import find_cache_name, find_family
 from regard.show.page.model_adapter import ModelAdapter
 from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
@@ -139,12 +139,23 @@ class TransformersModel:
     def choices(self, ids: Sequence[int], count: int, **settings: Any) -> Iterator[TokenChoice]:
         """Generate the next tokens of one sequence, each with the logits it was chosen from, until the model ends the text.
 
-        settings are those of regard.generate.Settings. A model without a cache reads the whole text for each token.
+        settings are those of regard.generate.Settings. On a CPU, compiled code runs Llama, Mistral and Qwen2 where it can. Of
+        the others, a model without a cache reads the whole text for each token.
         """
-        options = Settings(**settings)
+        ends = self.list_ends()
+        if find_family(self.model) is not None and self.device.type == "cpu":
+            return choices(TransformersDecoder(self.model), [list(ids)], count, **{"stop": ends, **settings})
+        return self.choose_tokens(ids, count, ends, Settings(**settings))
+
+    def list_ends(self) -> list[int]:
+        """List the tokens that end a text."""
+        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+    def choose_tokens(self, ids: Sequence[int], count: int, ends: Sequence[int], options: Settings) -> Iterator[TokenChoice]:
+        """Generate the next tokens by the model's own forward and cache, as `choices` does."""
         generators, row, cache = RowGenerators(options.seed, 1), list(ids), None
         cache_name = find_cache_name(self.model)
-        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         for _ in range(count):
             new = torch.tensor([row if cache is None else row[-1:]], device=self.device)
             with torch.no_grad():
@@ -153,7 +164,7 @@ class TransformersModel:
             chosen = options.choose(logits, [row], generators)
             yield TokenChoice(chosen, logits, torch.zeros(1, dtype=torch.bool, device=logits.device))
             row.append(int(chosen))
-            if row[-1] in (ends if isinstance(ends, list) else [ends]):
+            if row[-1] in ends:
                 return
 
 

@@ -1,10 +1,11 @@
 """Generated text token by token: the probability of each token, the likeliest alternatives, and what it attends to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from regard.generate import TokenChoice
 from regard.observe import Recording
@@ -30,35 +31,21 @@ class AttendedToken:
 
 @dataclass(frozen=True)
 class GeneratedToken:
-    """A new token: its id, text and probability; the likeliest tokens, which may include it, and those it attends to most."""
+    """A new token: its id, text and probability, and the likeliest tokens, which may include it."""
 
     token: int
     word: str
     probability: float
     likeliest: list[tuple[str, float]]
-    attended: list[AttendedToken]
 
 
-def describe_tokens(
-    steps: Iterator[TokenChoice],
-    words: list[str],
-    text: PieceTokenizer,
-    top: int = 0,
-    recording: Recording | None = None,
-    layers: int = 0,
-) -> Iterator[GeneratedToken]:
-    """Generate each new token of one sequence; `words` are those of the prompt, to which each new one is appended.
-
-    What a token attends to is the row of the token before it, the mean over all heads of the last `layers` layers recorded.
-    """
+def describe_tokens(steps: Iterator[TokenChoice], text: PieceTokenizer, top: int = 0) -> Iterator[GeneratedToken]:
+    """Generate each new token of one sequence with the `top` likeliest in its place."""
     for chosen in steps:
         token = int(chosen.tokens)
         (word,) = text.pieces([token])
-        links = find_attended(recording, layers, words) if recording is not None and layers else []
-        yield GeneratedToken(
-            token, word, float(chosen.log_probabilities.exp()), list_likeliest(chosen, top, text) if top else [], links
-        )
-        words.append(word)
+        likeliest = list_likeliest(chosen, top, text) if top else []
+        yield GeneratedToken(token, word, float(chosen.log_probabilities.exp()), likeliest)
 
 
 def list_likeliest(chosen: TokenChoice, n: int, text: PieceTokenizer) -> list[tuple[str, float]]:
@@ -67,14 +54,19 @@ def list_likeliest(chosen: TokenChoice, n: int, text: PieceTokenizer) -> list[tu
     return list(zip(text.pieces(tokens[0].tolist()), values[0].exp().tolist(), strict=True))
 
 
-def find_attended(recording: Recording, layers: int, words: list[str]) -> list[AttendedToken]:
-    """Return the tokens that the last query attends to most, by the mean over the heads of the last `layers` layers."""
-    weights = torch.cat([call.map[0, :, -1] for call in recording.last.softmax_calls[-layers:]]).mean(0)
-    first = len(words) - len(weights)
-    values, places = weights.topk(min(MAX_ATTENDED, len(weights)))
-    return [
-        AttendedToken(first + at, words[first + at], value) for value, at in zip(values.tolist(), places.tolist(), strict=True)
-    ]
+def list_attended(recording: Recording, layers: int, words: Sequence[str], first: int) -> list[list[AttendedToken]]:
+    """List what each query from `first` on attends to most, by the mean over the heads of the last `layers` layers recorded.
+
+    The recording is of one forward over a whole text, whose words are `words`. A token is chosen after the query before it.
+    """
+    rows = torch.cat([call.map[0, :, first:] for call in recording.last.softmax_calls[-layers:]])  # (h, q, k)
+    return [list_largest(row[: first + n + 1], words) for n, row in enumerate(rows.mean(0))]
+
+
+def list_largest(row: Tensor, words: Sequence[str]) -> list[AttendedToken]:
+    """List the largest weights of a row (k,)."""
+    values, places = row.topk(min(MAX_ATTENDED, len(row)))
+    return [AttendedToken(at, words[at], value) for value, at in zip(values.tolist(), places.tolist(), strict=True)]
 
 
 def select_last_layers(count: int) -> range:

@@ -109,6 +109,19 @@ def test_a_model_that_writes(monkeypatch):
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
 
 
+def test_a_model_that_reads_what_it_wrote(monkeypatch):
+    own, after = GPT2Adapter("held", make_sorter().model), []
+    own.model.get_submodule("blocks.0").register_forward_hook(lambda *_: after.append(1))
+    monkeypatch.setattr(model_adapter, "record", held := Held(model_adapter.record))
+    with open_client(record_sorter(), adapter=own) as client:
+        ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
+        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        assert (held.times, len(after)) == (1, 5)  # forwards of the tokens, and none over the text
+        assert list(client.server.page.session._entries) == client.ids
+        assert client.post("/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})[0] == 200
+        assert len(after) == 5 + 5 + 1
+
+
 @pytest.mark.slow
 def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
     own, held = model_held("blocks.0")

@@ -42,7 +42,13 @@ def test_generating_streams_tokens_and_ends_with_their_recording(client):
     )
     assert [one["place"] for one in tokens] == [4, 5, 6]
     assert all(one["likeliest"][0]["probability"] == pytest.approx(one["probability"], rel=1e-12) for one in tokens)
-    assert all(sum(near["weight"] for near in one["looked"]) <= 1 + 1e-12 for one in tokens)
+    whole = "CCAB" + "".join(one["word"] for one in tokens)
+    for looked in last["looked"]:
+        assert [near["word"] for near in looked] == [whole[near["place"]] for near in looked]
+        assert sum(near["weight"] for near in looked) <= 1 + 1e-12
+    assert client.json(f"/api/r/{last['recording']['id']}/story")["lines"] == [
+        {**one, "looked": looked} for one, looked in zip(tokens, last["looked"], strict=True)
+    ]
     assert last["recording"]["words"]["words"]["first"] == list("CCAB") + [one["word"] for one in tokens[:-1]]
     assert client.codes(f"/api/r/{last['recording']['id']}/row", **HEAD, q=5).shape == (6,)
 

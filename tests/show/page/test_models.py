@@ -1,19 +1,31 @@
 """A page with several models: a request chooses among them, and each recording is of the model that read it."""
 
+import copy
 import json
 
 import pytest
 import torch
 from transformers import GPT2Config as TheirConfig
-from transformers import GPT2LMHeadModel, GPT2TokenizerFast
+from transformers import GPT2LMHeadModel, GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
 
 import regard
+from bounds import EXPONENTIAL, assert_within, estimate_rounding
 from regard import ConfigError
-from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.cli.model_loading import CAUSAL_LM, TransformersModel, load_model
+from regard.compiled import threads
+from regard.generate import generate
+from regard.models import TransformersDecoder
+from regard.models.compiled_decoder import CompiledDecoder
 from regard.show.page.server import make_server
+from regard.show.page.session import GenerationRequest, Session
 from regard.text.byte_pair import GPT2_FOLDER
 from show.page.server_client import make_sorter, make_writer, open_client
 
+compiled = pytest.mark.skipif(
+    not (threads.can_run_loops() and threads.find_barrier_address()),
+    reason="this torch has no OpenMP to call, or numba is not installed",
+)
+NEW, INNER = 9, 331
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<me>{% endif %}"
 )
@@ -29,6 +41,57 @@ def foreign(tmp_path_factory):
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(place)
     return load_model(str(place), CAUSAL_LM)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """A random Llama so wide that compiled code runs it, its weights so large that its logits are decided."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 264, "intermediate_size": INNER, "num_hidden_layers": 4, "num_attention_heads": 6}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 48, "vocab_size": 50257, "tie_word_embeddings": True}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.1, bos_token_id=None, eos_token_id=None)).eval()
+    words = GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    return TransformersModel("llama", model, words)
+
+
+def write_story(adapter, **settings) -> tuple[list[dict], dict]:
+    """The lines of a text that a model writes, and the last, with its recording."""
+    asked = GenerationRequest("the cat sat on", NEW, **settings)
+    *lines, last = Session(None, adapter).generate_text(asked, lambda: None)
+    return lines, last
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}])
+def test_a_llama_writes_in_compiled_calls_what_generate_writes(llama, settings, monkeypatch):
+    run, counts = CompiledDecoder.run, []
+    monkeypatch.setattr(CompiledDecoder, "run", lambda own, new, cache: counts.append(new.numel()) or run(own, new, cache))
+    lines, last = write_story(llama, **settings)
+    assert counts == [1] * (NEW - 1)  # all but the first token, for which the model itself reads the prompt
+    decoder, ids = TransformersDecoder(llama.model), llama.encode("the cat sat on")
+    assert [one["token"] for one in lines] == [int(token) for token in generate(decoder, [ids], NEW, **settings)]
+    assert last["recording"]["model"] == "llama"
+
+
+@pytest.mark.slow
+def test_what_a_llama_looked_at_is_what_eager_attention_in_float64_says(llama):
+    lines, last = write_story(llama, temperature=1.0, seed=1)
+    prompt = llama.encode("the cat sat on")
+    ids = torch.tensor([[*prompt, *(one["token"] for one in lines[:-1])]])
+
+    @torch.no_grad()
+    def compute_rows(model):
+        return model(input_ids=ids, output_attentions=True).attentions[3][0].mean(0)[len(prompt) - 1 :]  # of 4 layers the last
+
+    exact = copy.deepcopy(llama.model).double()
+    exact.set_attn_implementation("eager")
+    rows, bound = compute_rows(exact), estimate_rounding(exact, compute_rows, INNER + EXPONENTIAL)
+    assert len(last["looked"]) == NEW
+    for row, looked in zip(rows, last["looked"], strict=True):
+        weights = torch.tensor([near["weight"] for near in looked])
+        assert_within(weights, row[[near["place"] for near in looked]], bound)
+        assert_within(weights, row.topk(len(looked)).values, bound)
 
 
 @pytest.fixture(scope="module")

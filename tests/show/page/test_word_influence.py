@@ -11,6 +11,7 @@ def test_a_story_is_told_again_as_it_was_written_and_has_the_gradients_of_what_w
     *lines, last = session.generate_text(GenerationRequest("Once upon", 7, 0.9, 3), lambda: None)
     summary = last["recording"]
     assert summary["request"] == {"text": "Once upon", "tokens": 7, "temperature": 0.9, "seed": 3}
+    lines = [{**line, "looked": looked} for line, looked in zip(lines, last["looked"], strict=True)]
     assert session.get_story(summary["id"])["lines"] == lines
     entry = session.get_entry(summary["id"])
     for line in (lines[0], lines[-1]):

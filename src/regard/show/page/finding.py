@@ -269,16 +269,10 @@ def name_head(layer: int, head: int) -> str:
 
 
 def name_word(words: Sequence[str], place: int) -> str:
-    """Name a word in quotes, and its occurrence where words that look alike are several: "the 2nd ‘Lily’"."""
+    """Name a word in quotes, and its place where words that look alike are several: "‘Lily’ at 13"."""
     quoted = [quote_word(word) for word in words]
     name = quoted[place]
-    return f"the {format_ordinal(quoted[: place + 1].count(name))} {name}" if quoted.count(name) > 1 else name
-
-
-def format_ordinal(number: int) -> str:
-    """Format a number that orders, such as 1st, 2nd, 3rd, 11th."""
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{ending}"
+    return f"{name} at {place:,}" if quoted.count(name) > 1 else name
 
 
 def format_share(share: float | Tensor, unit: str = " %") -> str:

@@ -1,8 +1,9 @@
 """The model that the page runs on typed text, and what it generates."""
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +16,10 @@ from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import Recording, load, record
 from regard.show.axis_words import describe_bytes
-from regard.show.generated_tokens import PieceTokenizer, describe_tokens, select_last_layers
+from regard.show.generated_tokens import PieceTokenizer, describe_tokens, list_attended, select_last_layers
 from regard.show.page import translator_adapter
+from regard.show.page.head_pictures import Alive
+from regard.show.page.model_lock import check_client_in_modules
 from regard.show.page.recording_entry import truncate_word
 from regard.show.page.translator_adapter import TranslatorAdapter
 
@@ -109,12 +112,16 @@ def copy_to_cpu(recording: Recording, device: torch.device) -> Recording:
 
 @dataclass(frozen=True, eq=False)
 class RecordedText:
-    """A recording of a model on a text, and notes; of a model that predicts them, the next words, and the tokens (1, t)."""
+    """A recording of a model on a text, and notes; of a model that predicts them, the next words, and the tokens (1, t).
+
+    Of a text that a model wrote, `looked` lists for each new token what it attends to.
+    """
 
     recording: Recording
     notes: list[str]
     next_words: list[dict[str, Any]] | None = None
     ids: Tensor | None = None
+    looked: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
 def record_text(adapter: ModelAdapter | TranslatorAdapter, text: str, most: int) -> RecordedText:
@@ -150,11 +157,10 @@ def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, 
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """A model that continues a text: its tokens so far, the choices that follow, and its layers."""
+    """A model that continues a text: its tokens so far, and the choices that follow."""
 
     ids: list[int]
     steps: Iterator[TokenChoice]
-    layers: int
     text: PieceTokenizer
 
 
@@ -175,11 +181,13 @@ def generate_tokens(
     tokens: int,
     temperature: float,
     seed: int | None,
+    alive: Alive,
     chat: bool = False,
 ) -> Iterator[dict[str, Any] | RecordedText]:
-    """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last.
+    """Generate each new token as JSON, with the likeliest ones, and the recording of all last, of one forward over the text.
 
-    With `chat` the text is a message in the model's own chat template.
+    With `chat` the text is a message in the model's own chat template. alive() is called before each module while the prompt
+    and the whole text are read; between, nothing observes the model, so that compiled code can run it.
     """
     if isinstance(adapter, TranslatorAdapter) or not can_generate(adapter):
         raise ConfigError(
@@ -189,26 +197,36 @@ def generate_tokens(
         raise ConfigError(f"{adapter.name} has no chat template: generate without it.")
     text = adapter.format_chat(text) if chat else text  # type: ignore[attr-defined]
     found = continue_text(adapter, text, tokens, temperature, seed)
-    ids, words = found.ids, found.text.pieces(found.ids)
-    with record(adapter.model, keep="values") as recording:
-        for one in describe_tokens(
-            found.steps, words, found.text, MAX_LIKELIEST, recording, len(select_last_layers(found.layers))
-        ):
-            ids.append(one.token)
-            yield {
-                "word": one.word,
-                "place": len(words),  # the position of the new token
-                "token": one.token,
-                "probability": one.probability,
-                "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
-                "looked": [
-                    {"place": near.position, "word": truncate_word(near.word), "weight": near.weight} for near in one.attended
-                ],
-            }
+    ids, words, last = list(found.ids), found.text.pieces(found.ids), len(found.ids) - 1
+    with check_client_in_modules(alive):
+        first = next(found.steps)
+    for one in describe_tokens(itertools.chain([first], found.steps), found.text, MAX_LIKELIEST):
+        yield {
+            "word": one.word,
+            "place": len(words),  # the position of the new token
+            "token": one.token,
+            "probability": one.probability,
+            "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
+        }
+        ids.append(one.token)
+        words.append(one.word)
+    read = torch.tensor([ids[:-1]])  # the last token was chosen and not read
+    with check_client_in_modules(alive), torch.inference_mode(), record(adapter.model, keep="values") as recording:
+        adapter.run(read)
     if recording.runs:
-        recording.model, recording.tokens = adapter.name, words[: recording.map(0).shape[3]]
-        known = torch.tensor([ids[: len(recording.tokens)]])
-        yield RecordedText(copy_to_cpu(recording, get_device(adapter.model)), [], None, known)
+        yield describe_story(adapter, recording, read, words[:-1], last)
+
+
+def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, words: list[str], first: int) -> RecordedText:
+    """Return a recording of a text that a model wrote, with what each token from the query `first` on attends to."""
+    recording.model, recording.tokens = adapter.name, words
+    recording = copy_to_cpu(recording, get_device(adapter.model))
+    layers = len(select_last_layers(len(recording.last.softmax_calls)))
+    looked = [
+        [{"place": near.position, "word": truncate_word(near.word), "weight": near.weight} for near in row]
+        for row in list_attended(recording, layers, words, first)
+    ]
+    return RecordedText(recording, [], None, ids, looked)
 
 
 def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: float, seed: int | None) -> Continuation:
@@ -219,11 +237,11 @@ def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: fl
     if not isinstance(adapter, GPT2Adapter):
         ids = ids or adapter.start_ids  # type: ignore[attr-defined]
         steps = adapter.choices(list(ids), tokens, **settings)  # type: ignore[attr-defined]
-        return Continuation(list(ids), steps, adapter.layers or 1, TokenDecoder(adapter))  # type: ignore[attr-defined]
+        return Continuation(list(ids), steps, TokenDecoder(adapter))
     settings = {"text": adapter.words, **adapter.model.get_end_settings(), **settings}
     if not ids and settings.get("end") is not None:
         ids = [settings["end"]]
-    return Continuation(ids, choices(adapter.model, [list(ids)], tokens, **settings), adapter.layers, adapter.words)
+    return Continuation(ids, choices(adapter.model, [list(ids)], tokens, **settings), adapter.words)
 
 
 def check_context(adapter: ModelAdapter, prompt_tokens: int, tokens: int) -> None:

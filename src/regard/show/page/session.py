@@ -31,7 +31,7 @@ from regard.show.page.model_adapter import (
     record_text,
 )
 from regard.show.page.model_examination import examine_model
-from regard.show.page.model_lock import hold_model_lock
+from regard.show.page.model_lock import hold_model_lock, wait_for_lock
 from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import WITHOUT_FIRST, HeadPlace, RecordingEntry, summarize_entry
@@ -387,16 +387,18 @@ class Session:
             return summarize_entry(self.add_entry(entry))
 
     def generate_text(self, asked: GenerationRequest, alive: Alive) -> Iterator[dict[str, Any]]:
-        """Generate text with a model, token by token, and yield the summary of its recording last."""
+        """Generate text with a model, token by token; its recording and what each token attends to come last."""
         adapter, tokens = self.require_model(asked.text, asked.model), asked.tokens
         if not 1 <= tokens <= MAX_NEW_TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
         lines: list[dict[str, Any]] = []
-        with hold_model_lock(self._model_lock, alive):
-            for one in generate_tokens(adapter, asked.text, tokens, asked.temperature, asked.seed, asked.chat):
+        with wait_for_lock(self._model_lock, alive):
+            for one in generate_tokens(adapter, asked.text, tokens, asked.temperature, asked.seed, alive, asked.chat):
                 if isinstance(one, RecordedText):
                     other = None if adapter is self.adapter else adapter.name
-                    yield {"recording": summarize_entry(self.add_entry(self.make_story_entry(one, asked, lines, other)))}
+                    lines = [{**line, "looked": looked} for line, looked in zip(lines, one.looked, strict=True)]
+                    entry = self.add_entry(self.make_story_entry(one, asked, lines, other))
+                    yield {"recording": summarize_entry(entry), "looked": one.looked}
                 else:
                     lines.append(one)
                     yield one

@@ -5,17 +5,23 @@ import html
 import json
 import re
 from pathlib import Path
-from urllib.parse import quote
+from threading import Event
+from urllib.parse import quote, urlencode
 
+import numpy as np
 import pytest
 import torch
 
 import regard
+from bounds import assert_within, attention_bounds
 from regard import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page import model_adapter
 from regard.show.page.session import Session
+from regard.show.page.single_file import page as write_page
 from show.page.browser.page_waits import wait_until, wait_until_settled
-from show.page.browser.recordings import PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
+from show.page.browser.recordings import CODE, PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
+from show.vision_models import llava, swin, vit
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 T, LAYER, HEAD, QUERY = 13, 1, 2, 7
@@ -88,6 +94,102 @@ def test_each_view_saves_json_that_says_what_it_is(open_page, address, view, tmp
     else:
         assert len(found["rows"]) == 24**2
         assert {"step", "table", "row", "column", "value"} == set(found["rows"][0])
+
+
+IMAGE = np.zeros((30, 42, 3), np.uint8)
+LOOKED = re.compile(r"(.) at (\d+): ([\d.e-]+)")
+
+
+@pytest.mark.parametrize("kind", ["CSV", "JSON"])
+def test_the_numbers_of_written_words_are_saved(open_page, serving, kind, tmp_path):
+    adapter = GPT2Adapter("sorter", GPT2.load("sorter", torch.float64))
+    page = open_page(f"{serving(Session(None, adapter))}#view=generate&heat=0&words=5")
+    page.get_by_role("textbox", name="Prompt").fill("CBABB")
+    page.get_by_role("button", name="Generate").click()
+    page.wait_for_selector(".generate-after a")
+    rows = read_rows(save(wait_until_settled(page), kind, tmp_path), kind)
+    ids = [*adapter.encode("CBABB"), *(int(one["token"]) for one in rows)]
+    words = adapter.words.pieces(ids)
+    assert [(one["word"], int(one["place"])) for one in rows] == [(words[place], place) for place in range(5, 10)]
+    with torch.no_grad(), regard.record(adapter.model) as recording:
+        shares = adapter.run(torch.tensor([ids[:-1]]))[0].softmax(-1)
+    for n, one in enumerate(rows, 4):
+        assert float(one["probability"]) == pytest.approx(float(shares[n, ids[n + 1]]), rel=1e-12)
+        values, tokens = shares[n].topk(len(one["alternatives"].split("; ")))
+        expected = [
+            (word, pytest.approx(value, rel=1e-12))
+            for word, value in zip(adapter.words.pieces(tokens.tolist()), values.tolist(), strict=True)
+        ]
+        assert [(found[0], float(found[3:])) for found in one["alternatives"].split("; ")] == expected
+        weights, places = recording.map(len(recording.layers()) - 1)[0, :, n].mean(0)[: n + 1].topk(4)
+        looked = [(word, int(place), float(weight)) for word, place, weight in LOOKED.findall(one["looked at"])]
+        assert looked == [
+            (words[place], place, pytest.approx(weight, rel=1e-12))
+            for place, weight in zip(places.tolist(), weights.tolist(), strict=True)
+        ]
+
+
+def test_while_words_are_written_what_is_known_of_them_is_saved(open_page, serving, tmp_path, monkeypatch):
+    read, going = model_adapter.record, Event()
+    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    page = open_page(f"{serving(Session(None, GPT2Adapter('sorter', GPT2.load('sorter'))))}#view=generate&heat=0&words=5")
+    page.get_by_role("textbox", name="Prompt").fill("CBABB")
+    page.get_by_role("button", name="Generate").click()
+    wait_until(page, "document.querySelectorAll('.generate-came .word').length === 5")
+    rows = read_rows(save(page, "CSV", tmp_path), "CSV")
+    assert [(len(one["word"]), len(one["alternatives"].split("; ")), one["looked at"]) for one in rows] == [(1, 3, "")] * 5
+    going.set()
+    page.wait_for_selector(".generate-after a")
+
+
+def name_patches(rows: int, columns: int, first: int = 0) -> list[tuple[str, int]]:
+    """Names and numbers of some rows of patches."""
+    return [(f"patch {n // columns},{n % columns}", n) for n in range(first * columns, (first + rows) * columns)]
+
+
+def read_rows(text: str, kind: str) -> list[dict]:
+    """The records of a saved table."""
+    return list(csv.DictReader(text.splitlines())) if kind == "CSV" else json.loads(text)["rows"]
+
+
+SWIN = [name_patches(4, 8, 4)[n] for n in range(32) if n % 8 < 4]  # the third window of four by four
+
+
+@pytest.mark.parametrize("kind", ["CSV", "JSON"])
+@pytest.mark.parametrize(
+    ("make", "link", "keys"),
+    [
+        (vit, {"layer": 1, "head": 2, "q": 27}, [("class token", None), *name_patches(5, 7)]),
+        (swin, {"layer": 0, "head": 1, "q": 5, "b": 2}, SWIN),
+        (
+            llava,
+            {"layer": 1, "head": 2, "q": 12, "part": "language_model"},
+            [("<s>", None), ("what", None), *name_patches(3, 3), ("is", None), ("this", None)],
+        ),
+    ],
+)
+def test_the_numbers_of_an_image_are_saved(open_page, make, link, keys, kind, tmp_path):
+    recording, weights = make()
+    write_page(recording, tmp_path / "page.html", image=IMAGE)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'page.html').as_uri()}#view=image&{urlencode(link)}"))
+    rows = read_rows(save(page, kind, tmp_path), kind)
+    layer, head, b = link["layer"], link["head"], link.get("b", 0)
+    patches = [None if one["patch"] in ("", None) else int(one["patch"]) for one in rows]
+    assert [(one["word"], patch) for one, patch in zip(rows, patches, strict=True)] == keys
+    assert [(int(one["query"]), int(one["key"])) for one in rows] == [(link["q"], key) for key in range(len(keys))]
+    request = recording.map(layer, part=link.get("part")).select(b, head)._request
+    exact = weights[layer][b : b + 1, head : head + 1]
+    bounds = attention_bounds(torch.float32, request.q, request.k, request.k, exact, scale=request.scale)
+    found = torch.tensor([float(one["weight"] or 0) for one in rows], dtype=torch.float64)
+    assert_within(found, exact[0, 0, link["q"]], bounds.weights[0, 0, link["q"]])
+
+
+def test_the_numbers_of_a_rollout_over_an_image_are_saved(open_page, tmp_path):
+    write_page(vit()[0], tmp_path / "page.html", image=IMAGE)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'page.html').as_uri()}#view=image&layer=1&q=27&of=rollout"))
+    found = torch.tensor([float(one["weight"]) for one in read_rows(save(page, "CSV", tmp_path), "CSV")])
+    exact = regard.rollout(vit()[0], [27])[0, 0]
+    assert_within(found, exact, 3 * CODE * exact)
 
 
 def test_the_embedding_is_html_with_the_state_of_the_link(open_page, address):

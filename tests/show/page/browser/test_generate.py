@@ -10,6 +10,7 @@ import torch
 import regard
 from regard.models import GPT2, GPT2Config
 from regard.show.generated_tokens import select_last_layers
+from regard.show.page import model_adapter
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.text import Letters
@@ -91,10 +92,39 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_pa
             for line, word in zip(lines, words, strict=True):
                 place = line.locator(".generate-place").all_inner_texts()
                 assert (len(place) == 1) == (words.count(word) > 1)
-                assert all(whole[int(one)] == word for one in place)
+                assert all(one.startswith("at ") and whole[int(one[3:])] == word for one in place)
                 listed.append((n, name, word, *place))
     assert len(set(listed)) == len(listed)
     assert any(len(one) == 4 for one in listed)
+
+
+def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_page, serving, model, monkeypatch):
+    read, going = model_adapter.record, Event()
+    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
+    page.locator("select[name=tokens]").select_option(str(COUNT))
+    page.get_by_role("slider").fill("0")
+    page.get_by_role("button", name="Generate").click()
+    wait_until(page, f"document.querySelectorAll('.generate-came .word').length === {COUNT}")
+    page.locator(".generate-came .word").nth(2).click()
+    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came(page)[2]}’"
+    assert len(bars(page, 1)) == 5
+    assert (bars(page, 0), bars(page, 2)) == ([], [])
+    assert page.locator(".generate-causes .note").all_inner_texts() == ["Known once the text is complete."] * 2
+    assert page.locator("#legend > *").count() == 0
+    going.set()
+    page.wait_for_selector(".generate-after a")
+    wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+    shown = [bars(page, which) for which in range(3)]
+    assert [len(one) for one in shown] == [4, 5, 4]
+    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came(page)[2]}’"
+    written = came(page)
+    page.reload()
+    page.wait_for_selector(".generate-after a")
+    wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+    assert came(page) == written
+    assert [bars(page, which) for which in range(3)] == shown
 
 
 def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(open_page, address, model):

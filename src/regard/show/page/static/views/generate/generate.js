@@ -1,4 +1,4 @@
-// The Generate view: words appear one by one, each with the words it looked at, those that moved it, and the likely alternatives.
+// The Generate view: words appear one by one, each with its likely alternatives; what each looked at and what moved it follow.
 
 import { el } from "../../drawing/elements.js";
 import { createQuantity } from "../../drawing/quantity.js";
@@ -78,7 +78,7 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
   page.busy(true);
   try {
     for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat }, mine.signal)) {
-      if (line.recording) await finishGeneration(it, line.recording);
+      if (line.recording) await finishGeneration(it, line);
       else addTokens(it, line, tokens);
     }
   } catch (fault) {
@@ -105,7 +105,7 @@ function addTokens(it, line, tokens) {
   if (it.picked === null) showToken(it, it.written.length - 1);
 }
 
-// Show a word: at once what it looked at; of a complete text then also what every word did to it.
+// Show a word: at once its alternatives; of a complete text also what it looked at, and then what every word did to it.
 function showToken(it, n) {
   const line = it.written[n];
   if (!line) return; // its text is loading
@@ -117,12 +117,13 @@ function showToken(it, n) {
   it.influences.load(it.made, line, setting, (found) => showInfluence(it, line, setting, found));
 }
 
-// Shade the words that a word looked at, in the colors of their weights.
+// Shade the words that a word looked at, in the colors of their weights; they are known once the text is complete.
 function shadeLooked({ app, page, made }, { looked }) {
+  if (!looked) return app.legend(null);
   if (made && app.settings.get(app.state()) !== "weight") return; // the numbers before stay until the others arrive
   const numbers = [];
   for (const { place, weight } of looked) numbers[place] = weight;
-  shadeNumbers({ app, page }, numbers, createQuantity("weight"));
+  return shadeNumbers({ app, page }, numbers, createQuantity("weight"));
 }
 
 function shadeNumbers({ app, page }, numbers, quantity) {
@@ -144,10 +145,10 @@ function getWord({ app, written, made }, place) {
 }
 
 // Return the generated words with their alternatives and what they looked at as records.
-const listTokens = ({ written }) => written.map(({ place, word, token, probability, likeliest, looked }) => ({
+const listTokens = ({ written }) => written.map(({ place, word, token, probability, likeliest, looked = [] }) => ({
   place, word, token, probability,
-  alternatives: likeliest.map((one) => `${one.word} ${one.probability}`).join("; "),
-  "looked at": looked.map((one) => `${one.word} ${one.weight}`).join("; "),
+  alternatives: likeliest.map((one) => `${one.word}: ${one.probability}`).join("; "),
+  "looked at": looked.map((one) => `${one.word} at ${one.place}: ${one.weight}`).join("; "),
 }));
 
 const getLastIndex = (it) => it.written.length - 1;
@@ -170,7 +171,8 @@ function unpickToken(it) {
   return it.written.length ? pickWord(it, null) : undefined;
 }
 
-async function finishGeneration(it, summary) {
+async function finishGeneration(it, { recording: summary, looked }) {
+  looked.forEach((found, n) => (it.written[n].looked = found));
   it.made = summary;
   it.app.add(summary);
   it.running = null;
@@ -198,9 +200,9 @@ function makeStopError({ app, written, begun }, asked) {
   return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
 }
 
-function describePicture({ app, written, picked }, n) {
+function describePicture({ app, written, picked, made }, n) {
   const { word, probability } = written[n];
-  const more = picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
+  const more = !made ? "." : picked === null ? "; select a word to see what it looked at and what moved it." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 

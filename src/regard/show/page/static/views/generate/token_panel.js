@@ -7,6 +7,8 @@ import { quoteWord, renderWord } from "../../drawing/words.js";
 
 const MOST = 4; // number of words listed of those that moved it, as many as those that it looked at
 const TITLES = { pull: "was moved by", cut: "would change without", carried: "took from" };
+const LATER = "Known once the text is complete.";
+const LOOKED = "Weights: the mean over the heads of the last layers.";
 const NOTES = {
   pull: "Weight times gradient, summed over all words and heads: + raised its logit, − lowered it.",
   cut: "The change of its logit, to first order, if no word could see this one: + is a rise, − a fall.",
@@ -16,20 +18,21 @@ const NOTES = {
 export function createTokenPanel() {
   const [looked, moves, likely] = ["generate-list generate-looked", "generate-list generate-moves", "generate-list"].map((name) => el("ol", { class: name }));
   const which = el("h2");
-  const [title, note] = [el("h3", {}, TITLES.pull), el("p", { class: "note" })];
+  const [title, note, lookedNote] = [el("h3", {}, TITLES.pull), el("p", { class: "note" }), el("p", { class: "note" })];
   const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
     el("div", { class: "generate-causes" },
-      el("section", {}, el("h3", {}, "looked at"), looked, el("p", { class: "note" }, "Weights: the mean over the heads of the last layers.")),
+      el("section", {}, el("h3", {}, "looked at"), looked, lookedNote),
       el("section", {}, title, moves, note)),
     el("section", {}, el("h3", {}, "Alternatives"), likely));
   let standing = null; // the word whose movers are listed
 
-  // Show a generated word; what moved it is known once the text is complete and `moved` is called.
+  // Show a generated word; what it looked at is known once the text is complete, and what moved it once `moved` is called.
   function show(line, isWritten) {
-    const { word, probability, likeliest, looked: places } = line;
+    const { word, probability, likeliest, looked: places = [] } = line;
     element.hidden = false;
     which.replaceChildren("Word ", quoteWord(word));
     looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
+    lookedNote.textContent = line.looked ? LOOKED : LATER;
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
     likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), one.word === word)));
     moves.setAttribute("aria-busy", String(isWritten && standing !== line));
@@ -37,7 +40,7 @@ export function createTokenPanel() {
     standing = null;
     title.textContent = TITLES.pull;
     moves.replaceChildren();
-    note.textContent = isWritten ? "" : "Known once the text is complete.";
+    note.textContent = isWritten ? "" : LATER;
   }
 
   // List the words that moved a line most; `found` has the numbers of all words, and the head with the largest part of each.
@@ -59,7 +62,7 @@ export function createTokenPanel() {
   return { element, show, moved };
 }
 
-// Mark the words that stand more than once in a list: only these are told apart by their places.
+// Mark the words that stand more than once in a list: only these are told apart by their places, "happy at 11".
 const markTwins = (list) => list.map((one) => ({ ...one, isTwin: list.filter(({ word }) => word.trim() === one.word.trim()).length > 1 }));
 
 // Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
@@ -67,7 +70,7 @@ function renderCause({ word, place, isTwin }, share, text, sign = 0, title = nul
   const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
   const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
-    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, formatCount(place))),
+    el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, `at ${formatCount(place)}`)),
     el("span", { class: "numbers" }, text),
     el("span", { class: "generate-track" }, el("span", { class: side, style })));
 }

@@ -189,10 +189,15 @@ function dressWord({ grid, shown }, chip, look) {
 // Return the numbers of the patches and the words as records.
 async function listNumbers({ app, grid, shown }) {
   if (!grid || !shown) return [];
+  const { columns } = app.attention();
+  if (columns) await app.words(columns, 0, shown.codes.length);
   const { decode } = app.settings.quantity({ ...app.state(), show: "weight" });
   const read = (code) => (code ? Number(decode(code).toPrecision(4)) : NaN); // the digits of a code
   const numbers = shown.kind === "rollout" ? Array.from(shown.codes, read) : await app.source.exact(app.summary().id, "row", shown.query);
-  return Array.from(numbers, (number, key) => ({ query: shown.q, key, patch: grid.patches[shown.window][key] === NONE ? null : grid.patches[shown.window][key], weight: Number.isNaN(number) ? null : number }));
+  return Array.from(numbers, (number, key) => {
+    const patch = grid.patches[shown.window][key];
+    return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key), patch: patch === NONE ? null : patch, weight: Number.isNaN(number) ? null : number };
+  });
 }
 
 function describeQuery(it, patch) {

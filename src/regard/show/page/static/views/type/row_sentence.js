@@ -1,6 +1,6 @@
 // Describe the largest numbers of a word's row in one sentence.
 
-import { formatRounded } from "../../drawing/number_format.js";
+import { formatCount, formatRounded } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 
 // Return the sentence about a row of a quantity: {numbers, words, asker: the word of the query, q: its place, isTranslation}.
@@ -30,7 +30,7 @@ function describeColumn({ numbers, words, asker }) {
 // List the words of the three numbers that are largest in size, or return "" if all are 0; with their places where a word stands more than once.
 function listLargest({ numbers, words }, write, q) {
   const stands = (n) => words.indexOf(words[n]) !== words.lastIndexOf(words[n]);
-  const name = (n) => (n === q ? "itself" : `${quoteWord(words[n])}${stands(n) ? ` at ${n}` : ""}`);
+  const name = (n) => (n === q ? "itself" : `${quoteWord(words[n])}${stands(n) ? ` at ${formatCount(n)}` : ""}`);
   const few = sortBySize(numbers, words).map((n) => `${name(n)} (${write(numbers[n])})`);
   return few.length > 1 ? `${few.slice(0, -1).join(", ")} and ${few.at(-1)}` : few.join();
 }
