@@ -334,6 +334,7 @@ def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
         every.remove()
         assert seen.count("a block") == 1
         assert seen.count("any") > 10
+        assert one.can_run(NEW, fill_cache(model, 3))  # the model is no longer observed
         assert CompiledDecoder(model, describe_gpt2).can_run(NEW, cache)
 
 

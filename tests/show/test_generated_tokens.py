@@ -34,7 +34,8 @@ def test_each_token_is_shown_with_its_probability_and_those_that_were_likelier(m
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]])
-def test_one_forward_over_the_text_tells_what_each_token_attended_to_as_it_was_chosen(model, layers, prompt):
+def test_one_forward_over_the_text_tells_what_each_token_attended_to_as_it_was_chosen(model, layers, prompt, monkeypatch):
+    monkeypatch.setattr("regard.show.generated_tokens.ROWS", 4)  # several blocks of queries
     tokens, rows = list(prompt), []
     with record(model) as steps:
         for chosen in choices(model, [prompt], NEW, seed=7):

@@ -102,8 +102,9 @@ class CompiledDecoder:
         if any(not 0 <= token < self.model.config.vocabulary for row in tokens.tolist() for token in row):
             return False  # the model raises the error
         if self.hooks != RemovableHandle.next_id:  # a part may have a new hook
-            self.hooks, self.cache = RemovableHandle.next_id, None
-            can_compile = threads.can_run_loops() and threads.find_barrier_address() and not _has_any_global_hook()
+            is_observed = _has_any_global_hook()
+            self.hooks, self.cache = -1 if is_observed else RemovableHandle.next_id, None  # its removal changes no id
+            can_compile = threads.can_run_loops() and threads.find_barrier_address() and not is_observed
             self.description = self.describe(self.model) if can_compile else None
         if self.cache is not cache:
             self.cache, self.most = cache, 0

@@ -75,7 +75,7 @@ class TransformersDecoder(nn.Module):
         self.config = DecoderSizes(
             config.num_hidden_layers, config.num_attention_heads, config.max_position_embeddings, config.vocab_size
         )
-        self.train(model.training)
+        self.training = model.training  # train() would set the parts of the model, too
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the logits (b, t, n) of the next token after each of (b, t), or after those that the cache selects."""

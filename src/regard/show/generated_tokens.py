@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.generate import TokenChoice
 from regard.observe import Recording
 
+ROWS = 64  # queries whose weights are computed at a time
 MAX_ATTENDED = 4  # attended tokens that are listed for a new one
 
 
@@ -59,8 +60,13 @@ def list_attended(recording: Recording, layers: int, words: Sequence[str], first
 
     The recording is of one forward over a whole text, whose words are `words`. A token is chosen after the query before it.
     """
-    rows = torch.cat([call.map[0, :, first:] for call in recording.last.softmax_calls[-layers:]])  # (h, q, k)
-    return [list_largest(row[: first + n + 1], words) for n, row in enumerate(rows.mean(0))]
+    maps = [call.map for call in recording.last.softmax_calls[-layers:]]
+    heads, count = sum(one.shape[1] for one in maps), maps[0].shape[2]
+    attended = []
+    for start in range(first, count, ROWS):  # a long text has more weights than fit into memory
+        rows = torch.stack([one[0, :, start : start + ROWS].sum(0) for one in maps]).sum(0) / heads
+        attended += [list_largest(row[: start + n + 1], words) for n, row in enumerate(rows)]
+    return attended
 
 
 def list_largest(row: Tensor, words: Sequence[str]) -> list[AttendedToken]:

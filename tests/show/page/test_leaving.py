@@ -109,6 +109,28 @@ def test_a_model_that_writes(monkeypatch):
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == client.ids
 
 
+def test_a_model_that_takes_long_for_each_token(monkeypatch):
+    monkeypatch.setattr(model_adapter, "SLOW_STEP", 0.0)
+    own, held = model_held("blocks.0")
+    held.go_on.set()
+    after = []
+
+    def hold_second_token(*_: object) -> None:
+        if held.times == 1:
+            held.begun.clear()
+            held.go_on.clear()
+
+    own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
+    own.model.register_forward_hook(hold_second_token)
+    with open_client(record_sorter(), adapter=own) as client:
+        with client.leaving("/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1}):
+            wait_until(lambda: held.times == 2)
+        client.idle()
+        held.go_on.set()
+        wait_until(lambda: not client.server.page.session._model_lock.locked())
+        assert (held.times, len(after)) == (2, 1)  # it stopped within the forward of the second token
+
+
 def test_a_model_that_reads_what_it_wrote(monkeypatch):
     own, after = GPT2Adapter("held", make_sorter().model), []
     own.model.get_submodule("blocks.0").register_forward_hook(lambda *_: after.append(1))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from regard.compiled import threads
 from regard.generate import generate
 from regard.models import TransformersDecoder
 from regard.models.compiled_decoder import CompiledDecoder
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.observe import record
 from regard.show.page.server import make_server
 from regard.show.page.session import GenerationRequest, Session
 from regard.text.byte_pair import GPT2_FOLDER
@@ -92,6 +95,34 @@ def test_what_a_llama_looked_at_is_what_eager_attention_in_float64_says(llama):
         weights = torch.tensor([near["weight"] for near in looked])
         assert_within(weights, row[[near["place"] for near in looked]], bound)
         assert_within(weights, row.topk(len(looked)).values, bound)
+
+
+@compiled
+def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_finding(monkeypatch):
+    run, counts = CompiledDecoder.run, []
+    monkeypatch.setattr(CompiledDecoder, "run", lambda own, new, cache: counts.append(new.numel()) or run(own, new, cache))
+    model = regard.GPT2(
+        regard.GPT2Config(layers=2, heads=4, width=256, context=32, vocabulary=3)
+    ).eval()  # compiled from here on
+    model.text = regard.GPT2.load("sorter").text
+    session = Session(None, GPT2Adapter("wide", model))
+    lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
+    next(lines)
+    monkeypatch.setattr("regard.show.page.session.find_finding", lambda *_: [next(lines), next(lines)])
+    session.get_finding(SimpleNamespace(id="another"), None, lambda: None)
+    assert "recording" in [*lines][-1]
+    assert counts == [1] * (NEW - 1)
+
+
+def test_a_model_without_attention_states_after_its_words_that_nothing_was_recorded(monkeypatch):
+    session = Session(None, make_writer())
+    monkeypatch.setattr("regard.show.page.model_adapter.record", lambda _, keep: record(torch.nn.Linear(1, 1), keep=keep))
+    lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
+    words = [next(lines)["word"] for _ in range(NEW)]
+    assert len(words) == NEW
+    with pytest.raises(ConfigError, match="nothing was recorded"):
+        next(lines)
+    assert not session._model_lock.locked()
 
 
 @pytest.fixture(scope="module")

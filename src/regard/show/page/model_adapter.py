@@ -1,8 +1,10 @@
 """The model that the page runs on typed text, and what it generates."""
 
-import itertools
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +26,7 @@ from regard.show.page.recording_entry import truncate_word
 from regard.show.page.translator_adapter import TranslatorAdapter
 
 MAX_NEXT_WORDS = 10  # likeliest next words that are shown
+SLOW_STEP = 0.5  # seconds of a token; the client is looked after while the next one is computed
 MAX_LIKELIEST = 5  # likeliest alternatives shown of each new token
 SENTENCES = (  # the first three that a model can read are offered
     "Your journey starts with one step",
@@ -187,7 +190,7 @@ def generate_tokens(
     """Generate each new token as JSON, with the likeliest ones, and the recording of all last, of one forward over the text.
 
     With `chat` the text is a message in the model's own chat template. alive() is called before each module while the prompt
-    and the whole text are read; between, nothing observes the model, so that compiled code can run it.
+    and the whole text are read. Raises ConfigError after the last token if nothing was recorded.
     """
     if isinstance(adapter, TranslatorAdapter) or not can_generate(adapter):
         raise ConfigError(
@@ -198,9 +201,7 @@ def generate_tokens(
     text = adapter.format_chat(text) if chat else text  # type: ignore[attr-defined]
     found = continue_text(adapter, text, tokens, temperature, seed)
     ids, words, last = list(found.ids), found.text.pieces(found.ids), len(found.ids) - 1
-    with check_client_in_modules(alive):
-        first = next(found.steps)
-    for one in describe_tokens(itertools.chain([first], found.steps), found.text, MAX_LIKELIEST):
+    for one in describe_tokens(check_client_in_steps(found.steps, alive), found.text, MAX_LIKELIEST):
         yield {
             "word": one.word,
             "place": len(words),  # the position of the new token
@@ -213,8 +214,24 @@ def generate_tokens(
     read = torch.tensor([ids[:-1]])  # the last token was chosen and not read
     with check_client_in_modules(alive), torch.inference_mode(), record(adapter.model, keep="values") as recording:
         adapter.run(read)
-    if recording.runs:
-        yield describe_story(adapter, recording, read, words[:-1], last)
+    recording.map(0)  # raises the error that states why there is none
+    yield describe_story(adapter, recording, read, words[:-1], last)
+
+
+def check_client_in_steps(steps: Iterable[TokenChoice], alive: Alive) -> Iterator[TokenChoice]:
+    """Yield steps; alive() is called before each module of the first one, which reads the prompt, and of one after a slow one.
+
+    Nothing observes the model in the others, so that compiled code can run it.
+    """
+    iterator, seconds = iter(steps), math.inf
+    while True:
+        begun = time.perf_counter()
+        with check_client_in_modules(alive) if seconds > SLOW_STEP else nullcontext():
+            chosen = next(iterator, None)
+        if chosen is None:
+            return
+        seconds = time.perf_counter() - begun
+        yield chosen
 
 
 def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, words: list[str], first: int) -> RecordedText:

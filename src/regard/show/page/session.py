@@ -324,7 +324,7 @@ class Session:
 
     def get_finding(self, entry: RecordingEntry, wanted: str | None, alive: Alive) -> OpeningFinding | None:
         """Return the finding of a recording, see `find_finding`; it is computed once."""
-        with hold_model_lock(self._finding_lock, alive):
+        with wait_for_lock(self._finding_lock, alive):  # no model runs here
             if (entry.id, wanted) not in self._findings:
                 self._findings[entry.id, wanted] = find_finding(entry, alive, wanted)
             return self._findings[entry.id, wanted]

@@ -243,6 +243,8 @@ def test_stop_ends_it_and_leads_to_the_words_so_far(open_page, serving):
     assert 0 < count < 160
     wait_for_timers(page, 400)  # four words long
     assert page.locator(".generate-came .word").count() == count
+    notes = page.locator(".generate-causes .note").all_inner_texts()
+    assert notes == ["Not known: the model did not read this text as a whole."] * 2
     whole = TEXT + came(page)
     page.get_by_role("link", name="Open this text in Type").click()
     wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")

@@ -91,10 +91,12 @@ class HandwrittenTracker(Traces):
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
-            pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
-            trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
+            if len(traced) > 1:
+                pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
+                trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
-            trace = trace if moves else trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
+            if trace.moved is not None and not moves:
+                trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
             if trace.kind is TraceKind.WEIGHTED:
                 several = sum(one.kind is TraceKind.WEIGHTED for _, one in traced) > 1
                 return self.follow_sum(role, name, args, kwargs, x, trace, several, others, results)
@@ -296,6 +298,8 @@ class HandwrittenTracker(Traces):
             again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
             undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
+        if is_same and undropped is trace.undropped and dims == trace.dims:
+            return trace
         return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
 
     def is_attention_product(
@@ -373,7 +377,7 @@ class HandwrittenTracker(Traces):
                 trace = activate(trace, "square" if is_square else strip_affixes(name))
         for y in results:
             if y.dim() or x.numel() == 1 or role is None:
-                self.follow(y, trace._replace(size=min(trace.size, y.numel())), name)
+                self.follow(y, trace if trace.size <= y.numel() else trace._replace(size=y.numel()), name)
             else:
                 self.drop(y)  # a loss, or a mean of all
 

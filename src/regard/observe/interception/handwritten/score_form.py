@@ -142,7 +142,7 @@ def extend_form(
     `dims` are the axes of the result; `other` is the form of another argument, if it is also followed.
     """
     core = strip_affixes(name)
-    form = replace(form, dims=dims)
+    form = form if form.dims == dims else replace(form, dims=dims)
     if core in KEEPING or name in PERMUTES or is_inactive_dropout(core, args, kwargs):
         return form
     if core == "tanh":

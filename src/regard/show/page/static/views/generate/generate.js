@@ -95,7 +95,10 @@ const NO_SELECTION = { q: null, k: null, x: null, y: null, zoom: null, at: null,
 function endRun(it, isAborted) {
   it.running = null;
   it.page.busy(false);
-  if (!it.made) it.page.end(makeStopError(it, isAborted), null);
+  if (it.made) return;
+  it.page.end(makeStopError(it, isAborted), null);
+  it.page.finished();
+  if (it.written.length) showToken(it, it.picked ?? getLastIndex(it));
 }
 
 function addTokens(it, line, tokens) {
@@ -110,7 +113,7 @@ function showToken(it, n) {
   const line = it.written[n];
   if (!line) return; // its text is loading
   const setting = it.made ? it.app.settings.get(it.app.state()) : "weight";
-  it.page.look(line, n, { isPinned: it.picked === n, isWritten: Boolean(it.made) });
+  it.page.look(line, n, { isPinned: it.picked === n, isWritten: Boolean(it.made), isStopped: !it.made && !it.running });
   shadeLooked(it, line);
   describePicture(it, n);
   if (!it.made) return;
@@ -184,6 +187,7 @@ async function finishGeneration(it, { recording: summary, looked }) {
 // Split the prompt into its words, and lead to the other views.
 async function endStory(it) {
   const { app, made, written, page } = it;
+  page.finished();
   if (written.length < it.wanted) page.ended(written.length);
   const first = written[0].place;
   const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
@@ -197,7 +201,7 @@ async function endStory(it) {
 function makeStopError({ app, written, begun }, asked) {
   if (!written.length) return asked ? "Stopped before the first word." : "";
   const text = begun + written.map((one) => one.word).join("");
-  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
+  return el("span", {}, asked ? "Stopped. " : "", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: null, heat: null }) }, "Open this text in Type"), ".");
 }
 
 function describePicture({ app, written, picked, made }, n) {

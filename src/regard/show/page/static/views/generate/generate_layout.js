@@ -39,10 +39,11 @@ export function buildLayout(app, { run, stop, pick }) {
     read: text.read,
     shade: text.shade,
     moved: word.moved,
-    count: (n, all) => (progress.textContent = `${n} of ${all} words`),
+    count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} words` : `${n} words; the model reads them once more, to see where it looked.`),
+    finished: () => (progress.textContent = ""),
     ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
-    look(line, n, { isPinned, isWritten }) {
-      word.show(line, isWritten);
+    look(line, n, { isPinned, ...known }) {
+      word.show(line, known);
       text.mark(n, isPinned);
     },
     end: (said, links) => after.replaceChildren(...[said, ...(links ?? [])].filter(Boolean)),

@@ -8,6 +8,7 @@ import { quoteWord, renderWord } from "../../drawing/words.js";
 const MOST = 4; // number of words listed of those that moved it, as many as those that it looked at
 const TITLES = { pull: "was moved by", cut: "would change without", carried: "took from" };
 const LATER = "Known once the text is complete.";
+const NEVER = "Not known: the model did not read this text as a whole.";
 const LOOKED = "Weights: the mean over the heads of the last layers.";
 const NOTES = {
   pull: "Weight times gradient, summed over all words and heads: + raised its logit, − lowered it.",
@@ -27,12 +28,13 @@ export function createTokenPanel() {
   let standing = null; // the word whose movers are listed
 
   // Show a generated word; what it looked at is known once the text is complete, and what moved it once `moved` is called.
-  function show(line, isWritten) {
+  function show(line, { isWritten, isStopped }) {
     const { word, probability, likeliest, looked: places = [] } = line;
     element.hidden = false;
     which.replaceChildren("Word ", quoteWord(word));
     looked.replaceChildren(...markTwins(places).map((one) => renderCause(one, one.weight / places[0].weight, formatThreeDigits(one.weight))));
-    lookedNote.textContent = line.looked ? LOOKED : LATER;
+    const missing = isStopped ? NEVER : LATER;
+    lookedNote.textContent = line.looked ? LOOKED : missing;
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
     likely.replaceChildren(...all.map((one) => renderProbabilityBar(one.word, one.probability / all[0].probability, formatPercent(one.probability), one.word === word)));
     moves.setAttribute("aria-busy", String(isWritten && standing !== line));
@@ -40,7 +42,7 @@ export function createTokenPanel() {
     standing = null;
     title.textContent = TITLES.pull;
     moves.replaceChildren();
-    note.textContent = isWritten ? "" : LATER;
+    note.textContent = isWritten ? "" : missing;
   }
 
   // List the words that moved a line most; `found` has the numbers of all words, and the head with the largest part of each.

@@ -196,7 +196,7 @@ async function listNumbers({ app, grid, shown }) {
   const numbers = shown.kind === "rollout" ? Array.from(shown.codes, read) : await app.source.exact(app.summary().id, "row", shown.query);
   return Array.from(numbers, (number, key) => {
     const patch = grid.patches[shown.window][key];
-    return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key), patch: patch === NONE ? null : patch, weight: Number.isNaN(number) ? null : number };
+    return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key) ?? `token ${key}`, patch: patch === NONE ? null : patch, weight: Number.isNaN(number) ? null : number };
   });
 }
 
