@@ -1,8 +1,9 @@
 """Generating with GPT-2's smallest shape, random weights: beside Hugging Face's generate and other engines, same weights.
 
 Beside each row stands its share of the limit: of the time that the bytes of the weights take through memory, or their products
-at the peak of large matrices, whichever is longer, for the prompt and for each further token. Weights of 8 and 4 bits count
-without their scales, products of weights in fewer bits than float32 at the higher peak of bfloat16 and float32.
+at the rate of large matrices, whichever is longer, for the prompt and for each further token. Memory is read in turn with the
+contenders, as fast as torch sums float32 weights. Weights of 8 and 4 bits count without their scales. The rate of products is
+torch's or oneDNN's, the higher one, and for weights in fewer bits than float32 also that of bfloat16.
 
 Equal are the tokens of all that compute in float32; of those that round, the largest difference of the logits from
 float32's is given, as a share of the logits' deviation. Freed memory is kept for all of them, as `regard generate` keeps it.
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
 
-from benchmarks import machine
 from benchmarks.engines import Contender, list_engines
+from benchmarks.machine import SECONDS, SIDE
 from benchmarks.tables import Table
 from benchmarks.timing import time_contenders
 from regard import malloc
 from regard.generate import quantise
+from regard.machine import time_fastest_run
+from regard.matmul import linear
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
 from regard.text.byte_pair import GPT2_FOLDER
@@ -35,11 +38,12 @@ WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "i
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """A row a contender and case; each of a case in turn."""
-    table, bandwidth = Table(TITLE, COLUMNS), machine.gigabytes()
+    table, rates = Table(TITLE, COLUMNS), peak | {torch.float32: max(peak[torch.float32], measure_linear_rate())}
     malloc.keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         found = contenders(Path(folder))
         exact = [one for one in found if one.weights == "float32"]
+        weights = [torch.ones(VOCABULARY, WIDTH), *(torch.ones(WIDTH, 12 * WIDTH) for _ in range(LAYERS))]
         prompt = prompts(2, 256)  # long enough for the products that only many vectors go through
         logits = [one.logits(prompt) for one in found]
         errors = [float((x - logits[0]).abs().max() / logits[0].std()) for x in logits]
@@ -51,17 +55,32 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             first = next(iter(same.values()))
             assert all(torch.equal(first, other) for other in same.values()), f"not the same tokens: {list(same)}"
             ways = {str(place): partial(generate_tokens, one, given, new) for place, one in enumerate(able)}
-            medians = time_contenders(ways, 0.0).medians
+            medians = time_contenders(ways | {"memory": partial(read_weights, weights, b * new)}, 0.0).medians
+            bandwidth = sum(one.nbytes for one in weights) / medians["memory"] / 1e6
             for place, one in enumerate(able):
                 seconds = medians[str(place)] / 1e3
-                share = bound_seconds(b, t, new, one.weights, peak, bandwidth) / seconds
+                share = bound_seconds(b, t, new, one.weights, rates, bandwidth) / seconds
                 table.add(b, t, new, one.by, one.weights, seconds, b * new / seconds, share, errors[found.index(one)])
     malloc.restore_malloc_defaults()
     return table
 
 
+def read_weights(weights: list[Tensor], count: int) -> Tensor:
+    """Sum all weights, which reads them once; return the number of tokens of a contender."""
+    for one in weights:
+        one.sum()
+    return torch.tensor(count)
+
+
+def measure_linear_rate() -> float:
+    """10⁹ operations a second of the fastest product of a linear layer of float32 within a few seconds."""
+    x = torch.ones(SIDE, SIDE)
+    with torch.inference_mode():
+        return 2 * SIDE**3 / time_fastest_run(lambda: linear(x, x), SECONDS) / 1e9
+
+
 def bound_seconds(b: int, t: int, new: int, weights: str, peak: dict[torch.dtype, float], bandwidth: float) -> float:
-    """The least seconds for prompts (b, t) and new tokens: the weights' bytes at GB/s, or the products at the peak."""
+    """The least seconds for prompts (b, t) and new tokens, by memory in GB/s or by products in 10⁹ operations a second."""
     kind = weights.partition(",")[0]
     rate = 1e9 * (peak[torch.float32] if kind == "float32" else max(peak.values()))
     layers, output = 12 * LAYERS * WIDTH**2, VOCABULARY * WIDTH  # numbers in the matrices
