@@ -1,7 +1,6 @@
 """What the machine is, and what it can do: multiply-adds a second of a large matrix product, bytes a second from memory."""
 
 import platform
-from functools import cache
 
 import torch
 
@@ -40,7 +39,6 @@ def gigaflops(dtype: torch.dtype) -> float:
     return measure_product_rate(dtype, side=SIDE, seconds=SECONDS) / 1e9
 
 
-@cache
 def gigabytes() -> float:
-    """10⁹ bytes a second that all threads read from memory, of 512 MiB, more than the caches hold. Measured once."""
+    """10⁹ bytes a second that all threads read from memory, of 512 MiB, more than the caches hold."""
     return measure_bandwidth(size=BYTES, seconds=SECONDS) / 1e9

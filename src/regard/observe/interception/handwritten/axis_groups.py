@@ -102,13 +102,10 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[
     The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
     """
     size = math.prod(table.get_sizes(axes))
-    inputs = (x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1)
-    shape = next(inputs, None)
+    inputs = [x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1]
+    shape = next((one for one in inputs if len(one) > 2), None)
     if shape is None:
-        return axes, ()
-    shape = shape if len(shape) > 2 else next((one for one in inputs if len(one) > 2), None)
-    if shape is None:
-        return (), axes
+        return ((), axes) if inputs else (axes, ())
     heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
     for n in range(len(axes) + 1):
