@@ -5,11 +5,16 @@ import warnings
 
 import pytest
 import torch
+import torch._dynamo
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
+from example_count import limit_examples
 from regard import Causal, Documents, Given, Padding, Prefix, Window, attend
 from regard.mechanism import flex
+from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
 
 B, H, G, T, D = 2, 4, 2, 300, 16
@@ -65,6 +70,66 @@ def test_blocks_that_every_query_sees_whole_need_no_rule():
     blocks = flex.make_block_mask(Causal(), 1, 512, 512, 0, torch.device("cpu"))
     assert blocks.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3]
     assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1]
+
+
+RANGES = (
+    st.builds(Window, st.none() | st.integers(0, 300), st.none() | st.integers(0, 300))
+    | st.just(Causal())
+    | st.builds(lambda lengths: Padding(lengths), st.lists(st.integers(0, 400), min_size=2, max_size=2))
+    | st.builds(lambda size: Documents(torch.arange(400) // size), st.integers(1, 150))
+)
+
+
+@given(RANGES, RANGES, st.integers(1, 300), st.sampled_from([0, 57, (0, 31)]))
+@settings(max_examples=limit_examples(60))
+def test_the_blocks_of_ranges_are_those_of_the_table(one, other, queries, offset):
+    k, mask = 400, one & other
+    ranges = find_key_ranges(mask, queries, k, offset)
+    assert ranges is not None
+    blocks = flex.make_range_block_mask(ranges, k, torch.device("cpu"))
+    table = mask.table(queries, k, offset if isinstance(offset, int) else torch.tensor(offset)).expand(2, 1, queries, k)
+    i, j = torch.arange(queries).unsqueeze(-1), torch.arange(k)
+    for b in range(2):
+        assert torch.equal(blocks.mask_mod(torch.tensor(b), torch.tensor(0), i, j), table[b, 0])
+        row = b if len(ranges[0]) > 1 else 0
+        for r, rows in enumerate(table[b, 0].split(flex.BLOCK)):
+            full, partial = (
+                set(indices[row, 0, r, : counts[row, 0, r]].tolist())
+                for counts, indices in (
+                    (blocks.full_kv_num_blocks, blocks.full_kv_indices),
+                    (blocks.kv_num_blocks, blocks.kv_indices),
+                )
+            )
+            seen = [part for part in rows.split(flex.BLOCK, 1)]
+            assert not full & partial
+            assert full == {n for n, part in enumerate(seen) if part.all()}
+            assert {n for n, part in enumerate(seen) if part.any()} <= full | partial
+
+
+def test_rules_of_one_range_for_each_query_share_a_compiled_form():
+    """Torch compiles a function anew for the code of each rule, and for each number in it that is no tensor."""
+    rules = [Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)]
+    codes = {flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod.__code__ for rule in rules}
+    numbers = {
+        cell.cell_contents
+        for rule in rules
+        for cell in flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod.__closure__
+        if isinstance(cell.cell_contents, int)
+    }
+    assert len(codes) == 1
+    assert not numbers
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": torch.linspace(-1, 1, H)}], ids=str)
+def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, monkeypatch):
+    def fail(*args, **options):
+        raise torch._dynamo.exc.FailOnRecompileLimitHit
+
+    monkeypatch.setattr(flex, "compile_flex_attention", lambda: fail)
+    q, k, v = tensors()
+    found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
+    wanted = attend(q, k, v, Causal() & Window(40), **options).context
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

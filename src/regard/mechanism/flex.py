@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.mechanism import spans
-from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset, QueryBlock, broadcast_index
+from regard.mechanism import kernels, spans
+from regard.mechanism.mask_algebra import EVERYTHING, KeyRanges, Mask, Offset, QueryBlock, broadcast_index, find_key_ranges
 from regard.mechanism.request import Request
 
 BLOCK = 128  # queries and keys of a block of the BlockMask
 NARROWEST = 16  # the least width flex_attention takes
+MOST_COMPILED = 64  # forms of flex_attention that are compiled in one process: dtypes, settings, and masks of several ranges
 
 
 def is_flex_preferred(request: Request) -> bool:
@@ -22,8 +23,15 @@ def is_flex_preferred(request: Request) -> bool:
 
 
 def run_flex(request: Request) -> Tensor:
-    """Compute the context of a request by compiled flex_attention."""
-    return apply_flex_attention(compile_flex_attention(), request)
+    """Compute the context of a request by compiled flex_attention, or block by block where too many forms were compiled.
+
+    Past its limit torch would run flex_attention without compiling it, with all scores in memory.
+    """
+    try:
+        return apply_flex_attention(compile_flex_attention(), request)
+    except torch._dynamo.exc.FailOnRecompileLimitHit:
+        run = kernels.run_sdpa_in_blocks if request.softcap is None else kernels.run_formula_in_blocks
+        return run(request)
 
 
 def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -> Tensor:
@@ -45,10 +53,11 @@ def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -
 
 @functools.cache
 def compile_flex_attention() -> Callable[..., Any]:
-    """Return flex_attention, compiled on the first call."""
+    """Return flex_attention, compiled on the first call; other compiled forms of it do not count towards its limit."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    compile_function: Callable[..., Callable[..., Any]] = torch.compile  # whose stubs lack its newest arguments
+    return compile_function(flex_attention, fullgraph=True, recompile_limit=MOST_COMPILED, isolate_recompiles=True)
 
 
 def make_score_mod(request: Request) -> Callable[..., Tensor] | None:
@@ -67,9 +76,57 @@ def make_score_mod(request: Request) -> Callable[..., Tensor] | None:
     return score_mod
 
 
+def make_range_block_mask(ranges: KeyRanges, k: int, device: torch.device) -> Any:
+    """Build the BlockMask of one range of keys for each query, (b or 1, q); all such masks share one compiled form."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first, stop = (x.long() for x in ranges)
+    is_blind = stop <= first
+    rows, edges = -first.shape[1] % BLOCK, torch.arange(0, k, BLOCK)
+    low, high = first.masked_fill(is_blind, k), stop.masked_fill(is_blind, 0)
+    least, furthest = (pad_rows(x, rows, fill) for x, fill in ((low, k), (high, 0)))
+    inner, outer = (pad_rows(x, rows, fill) for x, fill in ((first, 0), (high, k)))
+    may = (edges + BLOCK > least.amin(-1, keepdim=True)) & (edges < furthest.amax(-1, keepdim=True))
+    must = (edges >= inner.amax(-1, keepdim=True)) & ((edges + BLOCK).clamp(max=k) <= outer.amin(-1, keepdim=True))
+    ends = [x.to(device) for x in ranges]
+
+    def can_see(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row = broadcast_index(b, len(ends[0]))
+        is_visible: Tensor = (j >= ends[0][row, i]) & (j < ends[1][row, i])
+        return is_visible
+
+    return BlockMask.from_kv_blocks(
+        *list_blocks(may & ~must, device),
+        *list_blocks(may & must, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=can_see,
+        seq_lengths=(first.shape[1], k),
+    )
+
+
+def pad_rows(x: Tensor, rows: int, fill: int) -> Tensor:
+    """Return x (b, q), padded by a number of rows, in blocks of BLOCK queries, (b, blocks, BLOCK)."""
+    padded = torch.nn.functional.pad(x, (0, rows), value=fill)
+    return padded.reshape(len(x), -1, BLOCK)
+
+
+def list_blocks(table: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return how many blocks each row of a table (b, r, c) has, (b, 1, r), and which, (b, 1, r, c), as BlockMask takes them."""
+    counts, order = table.sum(-1, dtype=torch.int32), table.int().argsort(dim=-1, descending=True, stable=True).int()
+    return counts.unsqueeze(1).to(device), order.unsqueeze(1).to(device)
+
+
 @functools.lru_cache(maxsize=8)
 def make_block_mask(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """Build flex_attention's BlockMask from the mask's own bounds rather than from its table."""
+    """Build flex_attention's BlockMask from the mask's own ranges or bounds rather than from its table."""
+    ranges = find_key_ranges(mask, q, k, offset)
+    if ranges is None:
+        return make_bounded_block_mask(mask, q, k, offset, device)
+    return make_range_block_mask(ranges, k, device)
+
+
+def make_bounded_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
+    """Build the BlockMask of any mask from its bounds; each kind of mask is compiled anew."""
     from torch.nn.attention.flex_attention import BlockMask
 
     least, greatest = (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))

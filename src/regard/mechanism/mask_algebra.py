@@ -51,6 +51,22 @@ def clamp_key_ranges(first: Tensor, stop: Tensor, k: int) -> KeyRanges:
     return lows, highs
 
 
+def find_key_ranges(mask: "Mask", q: int, k: int, offset: int | Sequence[int]) -> KeyRanges | None:
+    """Return the one range of keys of each query, where batch rows may have offsets of their own; None as the method does."""
+    if isinstance(offset, int):
+        return mask.find_key_ranges(q, k, offset)
+    own = []
+    for b, start in enumerate(offset):
+        found = mask.find_key_ranges(q, k, start)
+        if found is None:
+            return None
+        own.append([x[b if len(x) > 1 else 0] for x in found])
+    if not own:
+        return None
+    low, high = (torch.stack(x) for x in zip(*own, strict=True))
+    return low, high
+
+
 class Mask(ABC):
     """Base class of all masks. `a & b` sees what both see, `a | b` what either sees, `~a` what a hides."""
 

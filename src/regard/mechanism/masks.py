@@ -233,9 +233,9 @@ class Documents(Mask):
             raise ShapeError(f"Documents has ids for {self.queries.shape[-1]} queries, but there are {q}.")
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        if not self.has_shared_ids or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.device.type != "cpu":
+        if not self.has_shared_ids or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.is_meta:
             return None
-        ids, place = self.keys, torch.arange(k)  # (b, k)
+        ids, place = self.keys.cpu(), torch.arange(k)  # (b, k)
         begins = torch.ones_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
         run = begins.cumsum(1) - 1
