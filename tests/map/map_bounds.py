@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bounds import EXPONENTIAL, AttentionBounds, bounds_from_scores, entropy_bound, gamma, logsumexp_bound
+from bounds import EXPONENTIAL, AttentionBounds, assert_within, bounds_from_scores, entropy_bound, gamma, logsumexp_bound
 from regard import AttentionMap
 from regard.map import passes
 from regard.map.plane import Plane
+from regard.map.pooling import BinnedWeights
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,18 @@ def map_bounds(double: AttentionMap, **options: bool) -> MapBounds:
     parts = [plane_bounds(plane, **options) for plane in double._iterate_planes()]
     names = ("exact", "scores", "weights")
     return MapBounds(*(torch.stack([getattr(part, name) for part in parts]).view(double.shape) for name in names))
+
+
+def assert_rows_within(found, expected, allowed, offset):
+    """Assert that the row statistics of a traversal in float32 are those of one in float64."""
+    bounds = allowed.row_statistics(expected.rows["logsumexp"], offset)
+    for name, values in expected.rows.items():
+        assert_within(found.rows[name], values, bounds[name], name)
+
+
+def assert_pictures_within(found, expected, allowed, double):
+    """Assert that mean, maximum and sum of each bin are exact within the bounds of its weights, pooled as these are."""
+    for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
+        bounds = BinnedWeights(double, expected.rows, expected.columns)
+        bounds.add(*map(torch.arange, each.shape), each)
+        assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)

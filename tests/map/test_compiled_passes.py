@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bounds import assert_within
 from example_count import limit_examples
-from map.map_bounds import map_bounds, plane_bounds
+from map.map_bounds import assert_pictures_within, assert_rows_within, map_bounds, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import compiled_passes, pass_inputs, passes, plane
 from regard.map.plane import Plane
@@ -51,20 +51,6 @@ def planes(mask, **options):
     q, k = torch.randn(1, 1, T, D), torch.randn(1, 1, K, D)
     raised = {n: o.double() if torch.is_tensor(o) else o for n, o in options.items()}
     return [Plane(make_request(a, b, b, mask, **o), 0, 0) for a, b, o in ((q, k, options), (q.double(), k.double(), raised))]
-
-
-def assert_rows_within(found, expected, allowed, offset):
-    bounds = allowed.row_statistics(expected.rows["logsumexp"], offset)
-    for name, values in expected.rows.items():
-        assert_within(found.rows[name], values, bounds[name], name)
-
-
-def assert_pictures_within(found, expected, allowed, double):
-    """The mean, the maximum and the sum of each bin; the bounds are those of its weights, and are pooled as these are."""
-    for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
-        bounds = BinnedWeights(double, expected.rows, expected.columns)
-        bounds.add(torch.arange(T), torch.arange(K), each)
-        assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from bounds import assert_within, attention_bounds, sum_bound
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
 from regard.compiled.threads import can_run_loops
-from regard.map import compiled_passes, small_maps
+from regard.map import compiled_passes, plane, small_maps
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
 MASKS = {
@@ -197,7 +197,7 @@ def test_a_nan_goes_out_where_it_comes_in():
 def test_the_size_of_a_block_changes_no_bit(blocks):
     parts = build(1, "window", {"bias", "sinks"})
     expected = AttentionMap(**parts).overview()
-    with mock.patch.object(small_maps, "BLOCK_NUMBERS", blocks):
+    with mock.patch.object(plane, "BLOCK_NUMBERS", blocks):
         found = AttentionMap(**parts).overview()
     for name, x in vars(found).items():
         assert torch.equal(x, getattr(expected, name)) or torch.allclose(x, getattr(expected, name), rtol=0, atol=1e-12), name

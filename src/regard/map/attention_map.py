@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
-from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
-from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Pair, Plane
+from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, triton_passes, weight_products
+from regard.map.plane import DenominatorCache, Denominators, Pair, Plane, count_block_numbers
 from regard.map.pooling import BinnedWeights, How
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism import heads
@@ -72,8 +72,8 @@ class AttentionMap(HtmlRepr):
 
     Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
     of queries and keys already projected, with scale 1 by default. Weights are computed when they are requested, before
-    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB,
-    and raises TooLargeError, stating the bytes, if the result itself would be larger than a gigabyte.
+    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB
+    (128 on a GPU), and raises TooLargeError, stating the bytes, if the result itself would be larger than a gigabyte.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class AttentionMap(HtmlRepr):
     def overview(self) -> Overview:
         """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
-        if self._is_batch:
+        if self._is_batch and max(q, k) <= PICTURE_BINS:
             return self._gather_batch_overview()
         rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
         found = [
@@ -366,9 +366,13 @@ class AttentionMap(HtmlRepr):
     ) -> list[tuple[passes.TraversalResult, BinnedWeights]]:
         """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
         found = []
-        quick = self._run_compiled(
-            planes, lambda plane, threads: compiled_passes.gather_statistics(plane, threads, rows, columns)
-        )
+        quick: Sequence[tuple[passes.TraversalResult, BinnedWeights] | None] | None = None
+        if planes and triton_passes.can_run_triton(planes[0]):
+            quick = triton_passes.gather_statistics(planes, rows, columns)
+        if quick is None:
+            quick = self._run_compiled(
+                planes, lambda plane, threads: compiled_passes.gather_statistics(plane, threads, rows, columns)
+            )
         for plane, one in zip(planes, quick, strict=True):
             gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
             self._denominators.add([(plane.b, plane.h)], gathered.denominators[None])
@@ -390,7 +394,7 @@ class AttentionMap(HtmlRepr):
         # an empty picture
         bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
         planes = list(self._iterate_planes()) if planes is None else planes
-        if small_maps.is_worth_batch(self._request, len(planes)):
+        if small_maps.is_worth_batch(self._request, len(planes)) and not triton_passes.can_run_triton(planes[0]):
             return self._gather_batch_statistics(planes, list(statistics))
         return [gathered for gathered, _ in self._traverse(planes, *bins, statistics)]
 
@@ -428,7 +432,7 @@ class AttentionMap(HtmlRepr):
         """
         known = self._can_use_denominators(plane, len(queries))
         below = self._get_denominators(plane) if known else None
-        step = max(1, BLOCK_NUMBERS // max(len(keys) if known else plane.shape[1], 1))
+        step = max(1, count_block_numbers(self.device) // max(len(keys) if known else plane.shape[1], 1))
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
             if below is None:

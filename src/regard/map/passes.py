@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, RowRun, multiply_exactly
+from regard.map.plane import Denominators, Plane, RowRun, count_block_numbers, multiply_exactly
 from regard.map.pooling import BinnedWeights
 
 Statistic = Callable[[RowRun, Plane], Tensor]
@@ -110,7 +110,7 @@ def gather_with_picture(
 def compute_pair_weights(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:
     """Compute the weights (n,) of queries (n,) on the keys (n,), pair by pair: a dot product for each."""
     found = [plane.q.new_zeros(0)]
-    part = max(1, BLOCK_NUMBERS // max(plane.q.shape[-1], 1))
+    part = max(1, count_block_numbers(plane.q.device) // max(plane.q.shape[-1], 1))
     for i, j in zip(queries.split(part), keys.split(part), strict=True):
         found.append(below[i].weigh(plane.score_pairs(i, j).unsqueeze(-1)).squeeze(-1))
     return torch.cat(found)

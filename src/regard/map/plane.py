@@ -18,6 +18,7 @@ from regard.mechanism.spans import Spans
 
 BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
 MOST_ROWS = 256  # of a run
+GPU_FACTOR = 8  # as many times both on a GPU, where launching an operation takes longer than 2**22 scores
 Pair = tuple[int, int]  # batch row and head
 ALIGNED, GAP = 64, 256  # keys: ranges are aligned to the first; gaps up to the second are computed, which is cheaper
 
@@ -141,10 +142,12 @@ class Plane:
     def iterate_run_bounds(self, start: int = 0, queries: int | None = None) -> Iterator[tuple[int, int, Spans]]:
         """Yield start and stop of runs of queries, whose scores each fill at most a block, and the keys they may see."""
         queries = self.shape[0] if queries is None else queries
+        most = count_block_numbers(self.request.q.device)
+        rows = MOST_ROWS * most // BLOCK_NUMBERS
         while start < queries:
-            stop = min(queries, start + MOST_ROWS)
+            stop = min(queries, start + rows)
             ranges = self.find_key_ranges(start, stop)
-            while stop - start > 1 and (stop - start) * sum(j - i for i, j in ranges) > BLOCK_NUMBERS:
+            while stop - start > 1 and (stop - start) * sum(j - i for i, j in ranges) > most:
                 stop = start + (stop - start) // 2
                 ranges = self.find_key_ranges(start, stop)
             yield start, stop, ranges
@@ -256,6 +259,11 @@ class Plane:
         """Return whether queries may see keys, by index, the two broadcasting."""
         b, h = (torch.tensor([index], device=queries.device) for index in (self.b, self.h))
         return self.request.mask.can_see(b, h, queries, keys, self.request.offset)
+
+
+def count_block_numbers(device: torch.device) -> int:
+    """Return the number of scores that are computed at a time: 16 MiB of float32 on a CPU, 128 MiB on a GPU."""
+    return BLOCK_NUMBERS if device.type == "cpu" else GPU_FACTOR * BLOCK_NUMBERS
 
 
 def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

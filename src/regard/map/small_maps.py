@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.compiled import threads
 from regard.map import compiled_passes
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, exponentiate_rows
+from regard.map.plane import Denominators, Plane, count_block_numbers, exponentiate_rows
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
@@ -35,9 +35,14 @@ class PlaneBatch:
 
 
 def is_worth_batch(request: Request, count: int) -> bool:
-    """Return whether `count` planes of a request are many small ones."""
+    """Return whether `count` planes of a request are many small ones; on a GPU, two of which a block holds both are."""
     q, k = request.q.shape[2], request.k.shape[2]
-    return count >= MANY and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
+    is_small = (
+        count >= MANY and max(q, k) <= LONGEST
+        if request.q.device.type == "cpu"
+        else count > 1 and 2 * q * k <= count_block_numbers(request.q.device)
+    )
+    return is_small and min(q, k) > 0 and request.weight is None and request.q.shape[3] > 0
 
 
 def are_rows_worth_batch(request: Request, count: int, rows: int) -> bool:
@@ -63,7 +68,7 @@ def iterate_scores(request: Request, pairs: Tensor, queries: Tensor | None = Non
     else:
         request = select_queries(request, queries)
     rows, heads = pairs.T
-    size = max(1, BLOCK_NUMBERS // (request.q.shape[2] * request.k.shape[2]))
+    size = max(1, count_block_numbers(request.q.device) // (request.q.shape[2] * request.k.shape[2]))
     share = request.q.shape[1] // request.k.shape[1]
     for b, h in zip(rows.split(size), heads.split(size), strict=True):
         row, group, each = find_repeats(b, h // share)  # heads that share keys go through one product

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map import compiled_passes
+from regard.map import compiled_passes, small_maps
 from regard.map.plane import DenominatorCache, Denominators, Plane, multiply_exactly
 
 
@@ -59,12 +59,27 @@ def multiply_planes(
     ):
         exact = dict(zip(planes, x.float(), strict=True))
         found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
+    elif planes and small_maps.is_worth_batch(planes[0].request, len(planes)):
+        return multiply_batches(planes, x, plain is apply_transposed_weights)
     products = []
     for plane, part, one in zip(planes, x, found, strict=True):
         if one is not None:
             cache.add([(plane.b, plane.h)], one[1][None])
         products.append((plain(plane, part) if one is None else one[0]).to(x.dtype))
     return torch.stack(products)
+
+
+def multiply_batches(planes: Sequence[Plane], x: Tensor, is_transposed: bool) -> Tensor:
+    """Compute the products of small planes of one request with x (p, n, e), several at a time, in x's dtype."""
+    pairs = torch.tensor([(plane.b, plane.h) for plane in planes], device=x.device)
+    products: list[Tensor] = []
+    for batch in small_maps.iterate_batches(planes[0].request, pairs):
+        first = sum(map(len, products))
+        part = x[first : first + len(batch.weights)]
+        exact = torch.promote_types(x.dtype, batch.weights.dtype)
+        weights = batch.weights.mT if is_transposed else batch.weights
+        products.append(multiply_exactly(weights.to(exact), part.to(exact)).to(x.dtype))
+    return torch.cat(products)
 
 
 def apply_weights(plane: Plane, v: Tensor) -> Tensor:

@@ -1,0 +1,183 @@
+"""The Triton kernels against the plain pass in float64: on a GPU if there is one, otherwise in Triton's interpreter."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from bounds import assert_within
+from example_count import limit_examples
+from map.map_bounds import assert_pictures_within, assert_rows_within, plane_bounds
+from regard import AttentionMap, Causal, Documents, Everything, Given, Padding, Prefix, Window
+from regard.map import passes, triton_passes
+from regard.map.plane import Plane
+from regard.map.pooling import BinnedWeights, bin_edges
+from regard.mechanism.request import make_request
+from strategies import requests
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # numpy's, of -inf
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+T, K, D = (401, 1327, 20) if HAS_GPU else (70, 150, 20)
+BINS = 40
+HALVES = [
+    torch.float16,
+    pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter has no bfloat16")),
+]
+RULES = [
+    Everything(),
+    Causal(),
+    Causal() & Window(40),
+    Causal() & (Window(16) | Prefix(2)),
+    Documents(torch.arange(K) // 37),
+    Padding([K - 30]),
+    ~Everything(),
+    Given(torch.rand(T, K, generator=torch.Generator("cpu").manual_seed(0)) > 0.5),
+]
+OPTIONS = [
+    {},
+    {"softcap": 3.0, "scale": 0.7},
+    {"offset": 50, "sinks": torch.tensor([0.7])},
+    {"offset": torch.tensor([-30])},
+    {"bias": torch.linspace(-9, 9, T * K).view(T, K).sin()},
+    {"bias": torch.linspace(-3, 0, K).masked_fill(torch.arange(K) % 11 == 3, -math.inf), "softcap": 30.0},
+]
+
+
+def make_planes(mask, q, k, **options):
+    """Make a plane on the device, and the same in float64 on the CPU."""
+    moved, raised = (
+        {n: change(o) if torch.is_tensor(o) else o for n, o in options.items()}
+        for change in (lambda x: x.to(DEVICE), lambda x: x if is_index(x) else x.double())
+    )
+    given = [x.to(DEVICE) for x in (q, k)]
+    return Plane(make_request(*given, given[1], mask, **moved), 0, 0), Plane(
+        make_request(q.double(), k.double(), k.double(), mask, **raised), 0, 0
+    )
+
+
+def is_index(x):
+    """Return whether a tensor holds whole numbers."""
+    return not x.is_floating_point()
+
+
+def assert_traversal_is_exact(single, double, rows, columns):
+    """Assert that a traversal by the kernels gives what the plain pass gives in float64."""
+    found, picture = triton_passes.gather_statistics([single], rows, columns)[0]
+    reference = BinnedWeights(double, rows, columns)
+    expected = passes.gather_statistics(double, passes.ROWS, [reference.add_run])
+    assert set(found.rows) == set(passes.ROWS)
+    allowed = plane_bounds(double)
+    on_cpu = passes.TraversalResult({n: x.cpu() for n, x in found.rows.items()}, found.received.cpu(), found.denominators)
+    assert_rows_within(on_cpu, expected, allowed, double.offset)
+    assert_within(on_cpu.received, expected.received, allowed.received, "received")
+    seen = BinnedWeights.from_sums(rows, columns, picture.sum.cpu(), picture.max.cpu())
+    assert_pictures_within(seen, reference, allowed, double)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mask", RULES, ids=repr)
+def test_the_kernels_find_what_the_plain_pass_finds_in_float64(mask, options):
+    torch.manual_seed(1)
+    planes = make_planes(mask, torch.randn(1, 1, T, D), torch.randn(1, 1, K, D), **options)
+    assert_traversal_is_exact(*planes, bin_edges(0, T, BINS), bin_edges(0, K, BINS))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_half_precision_is_multiplied_exactly(dtype):
+    torch.manual_seed(1)
+    q, k = torch.randn(1, 1, T, D).to(dtype), torch.randn(1, 1, K, D).to(dtype)
+    assert_traversal_is_exact(*make_planes(Causal(), q, k, offset=9), bin_edges(0, T, BINS), bin_edges(0, K, BINS))
+
+
+@pytest.mark.parametrize("width", [1, 16, 65])
+@pytest.mark.parametrize("bins", [(1, 1), (3, K), (T, 5)])
+def test_bins_and_widths_may_be_of_any_size(width, bins):
+    torch.manual_seed(1)
+    planes = make_planes(Causal(), torch.randn(1, 1, T, width), torch.randn(1, 1, K, width), offset=30)
+    assert_traversal_is_exact(*planes, bin_edges(0, T, bins[0]), bin_edges(0, K, bins[1]))
+
+
+@pytest.mark.slow
+@given(requests(torch.float32, longest=40))
+@settings(max_examples=limit_examples(60))
+def test_any_request_is_exact_in_each_of_its_matrices(asked):
+    options = {n: o.to(DEVICE) if torch.is_tensor(o) else o for n, o in asked.options.items()}
+    made = make_request(asked.q.to(DEVICE), asked.k.to(DEVICE), asked.k.to(DEVICE), asked.mask, **options)
+    (batch, heads, q, _), k = made.q.shape, made.k.shape[2]
+    if not q or not k:
+        return
+    pairs = [(b, h) for b in range(batch) for h in range(heads)]
+    rows, columns = bin_edges(0, q, min(q, 7)), bin_edges(0, k, min(k, 7))
+    found = triton_passes.gather_statistics([Plane(made, *pair) for pair in pairs], rows, columns)
+    raised = {n: o.double() if torch.is_tensor(o) and o.is_floating_point() else o for n, o in asked.options.items()}
+    exact = make_request(asked.q.double(), asked.k.double(), asked.k.double(), asked.mask, **raised)
+    for pair, (one, picture) in zip(pairs, found, strict=True):
+        double = Plane(exact, *pair)
+        allowed, expected = plane_bounds(double), passes.gather_statistics(double, passes.ROWS)
+        rows_found = passes.TraversalResult({n: x.cpu() for n, x in one.rows.items()}, one.received, one.denominators)
+        assert_rows_within(rows_found, expected, allowed, double.offset)
+        assert_within(one.received.cpu(), expected.received, allowed.received, "received")
+        assert picture.sum.sum().item() == pytest.approx(float(one.received.double().sum()), rel=1e-5, abs=1e-5)
+
+
+def test_a_run_of_rows_is_traversed_alone(monkeypatch):
+    monkeypatch.setattr(triton_passes, "SUM_NUMBERS", 3 * K)  # sums of three blocks of rows at a time
+    torch.manual_seed(1)
+    single, double = make_planes(Causal(), torch.randn(1, 1, T, D), torch.randn(1, 1, K, D), offset=20)
+    rows, columns = bin_edges(11, 47, 9), bin_edges(0, K, BINS)
+    found, picture = triton_passes.gather_statistics([single], rows, columns)[0]
+    expected, reference = passes.gather_with_picture(double, rows, columns, passes.ROWS)
+    torch.testing.assert_close(found.rows["entropy"].cpu().double(), expected.rows["entropy"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.received.cpu().double(), expected.received, rtol=0, atol=1e-5)
+    torch.testing.assert_close(picture.pool("sum").cpu().double(), reference.pool("sum"), rtol=0, atol=1e-5)
+
+
+def test_an_infinite_score_goes_to_the_plain_pass():
+    q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    q[0, 0, 3, 1] = math.nan
+    single, _ = make_planes(Everything(), q, k)
+    assert triton_passes.gather_statistics([single], bin_edges(0, 5, 5), bin_edges(0, 5, 5)) is None
+
+
+def test_what_the_kernels_cannot_take_goes_to_the_plain_pass(monkeypatch):
+    """A mask without one range of keys for each query takes a table, which has a limit."""
+    table = Given(torch.ones(5, 5, dtype=torch.bool))
+    single, _ = make_planes(table, torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4))
+    monkeypatch.setattr(triton_passes, "LARGEST_TABLE", 24)
+    assert triton_passes.make_inputs([single]) is None
+    assert not triton_passes.can_run_triton(make_planes(Causal(), *torch.randn(2, 1, 1, 5, 4, dtype=torch.float64))[1])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="this machine has no GPU")
+@pytest.mark.parametrize("t", [100, 300, 3000])
+def test_a_map_on_a_gpu_is_that_on_the_cpu(t):
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, 4, t, 32), torch.randn(2, 2, t, 32), torch.randn(2, 4, t, 8)
+    exact = AttentionMap(q.double(), k.double(), Causal())
+    found = AttentionMap(q.cuda(), k.cuda(), Causal())
+    assert triton_passes.can_run_triton(Plane(found._request, 0, 0))
+    wanted, overview = exact.overview(), found.overview()
+    for name in ("entropy", "largest", "first", "itself", "previous", "received", "mean", "max"):
+        torch.testing.assert_close(getattr(overview, name).cpu().double(), getattr(wanted, name), rtol=1e-5, atol=2e-5)
+    for read in (
+        lambda m: m[1, 2, t // 2],
+        lambda m: m[:, 1, [3, 50], 2],
+        lambda m: m.top(3)[0],
+        lambda m: m.pooled(7, 9),
+        lambda m: m.tile(slice(5, 60), slice(0, 40), 6, "max"),
+        lambda m: m.mass(slice(0, 4)),
+        lambda m: m.diagonal(2),
+        lambda m: m.entropy(),
+        lambda m: m.received(),
+        lambda m: m.logsumexp(),
+        lambda m: m @ v.to(m.device, m[0, 0, 0].dtype),
+        lambda m: m.mT @ v.to(m.device, m[0, 0, 0].dtype),
+    ):
+        torch.testing.assert_close(read(found).cpu().double(), read(exact), rtol=1e-5, atol=2e-5)
+    assert found.certificate().error < 1e-5
