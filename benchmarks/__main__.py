@@ -1,10 +1,11 @@
 """`python -m benchmarks [NAME ...]`: run them, print tables, write results.json and docs/benchmarks.md.
 
-Each processor has its own section: a run on another machine adds one and leaves the others as they are.
+Each processor, and each GPU, has its own section: a run on another machine adds one and leaves the others as they are.
 """
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +50,7 @@ NAMES = (
     "examining",
     "scans",  # last: JAX starts threads, and others fork
 )
+OF_GPU = ("gpu_maps", "gpu_rules", "gpu_recording")
 OF_KERNELS = ("kernels", "products")  # whose tables are followed by what was chosen
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
@@ -56,23 +58,44 @@ BEGIN, END = "<!-- measured: written by make bench -->", "<!-- end of what make 
 
 
 def main(names: list[str]) -> None:
-    unknown = [name for name in names if name not in NAMES]
+    unknown = [name for name in names if name not in (*NAMES, *OF_GPU)]
     if unknown:
-        raise SystemExit(f"expected names among {', '.join(NAMES)}; got {', '.join(unknown)}")
+        raise SystemExit(f"expected names among {', '.join((*NAMES, *OF_GPU))}; got {', '.join(unknown)}")
+    if not torch.cuda.is_available() and set(names) & set(OF_GPU):
+        raise SystemExit(f"{', '.join(OF_GPU)} need a GPU, and torch finds none on this machine")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    chosen = names or [*NAMES, *(OF_GPU if torch.cuda.is_available() else ())]
+    run_on_device([name for name in chosen if name in NAMES], results, machine.name_processor, describe_processor)
+    run_on_device([name for name in chosen if name in OF_GPU], results, machine.name_gpu, lambda: (machine.describe_gpu(), {}))
+    write_page(results)
+
+
+def describe_processor() -> tuple[str, dict[torch.dtype, float]]:
+    """The processor in a sentence, and its gigaflops."""
     peak = {dtype: machine.gigaflops(dtype) for dtype in (torch.float32, torch.bfloat16)}
     facts = f"{machine.describe()}. Products of large matrices: " + ", ".join(
         f"{value:.0f} GFLOP/s in {str(dtype)[6:]}" for dtype, value in peak.items()
     )
-    facts += f". Memory: read at {machine.gigabytes():.0f} GB/s"
+    return f"{facts}. Memory: read at {machine.gigabytes():.0f} GB/s", peak
+
+
+def run_on_device(
+    names: Sequence[str],
+    results: dict[str, dict],
+    name_section: Callable[[], str],
+    describe: Callable[[], tuple[str, dict[torch.dtype, float]]],
+) -> None:
+    """Run benchmarks of a processor or of a GPU, and put each one's table into its section of the results at once."""
+    if not names:
+        return
+    facts, peak = describe()
     print(f"{facts}\n{machine.list_kernels()}")
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    own = results.setdefault(machine.name_processor(), {})
-    for name in names or NAMES:
+    own = results.setdefault(name_section(), {})
+    for name in names:
         benchmark = import_module(f"benchmarks.{MODULES.get(name, name)}")  # with the packages that it alone compares
         print(f"\n{benchmark.TITLE}", flush=True)
         own[name] = {"machine": facts, "kernels": machine.list_kernels(), **asdict(benchmark.run(peak))}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # a long run that is stopped keeps what it has measured
-    write_page(results)
 
 
 def write_page(results: dict[str, dict]) -> None:

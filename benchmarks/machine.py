@@ -8,6 +8,7 @@ from regard.compiled import kernel_choice, processor
 from regard.machine import measure_bandwidth, measure_product_rate
 
 SIDE, BYTES, SECONDS = 3072, 2**29, 3.0
+GPU_SIDE = 8192
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE", "neon": "NEON"}
 
 
@@ -42,3 +43,21 @@ def gigaflops(dtype: torch.dtype) -> float:
 def gigabytes() -> float:
     """10⁹ bytes a second that all threads read from memory, of 512 MiB, more than the caches hold."""
     return measure_bandwidth(size=BYTES, seconds=SECONDS) / 1e9
+
+
+def name_gpu() -> str:
+    """The heading of the section of a GPU: its name."""
+    return torch.cuda.get_device_name()
+
+
+def describe_gpu() -> str:
+    """The GPU, the versions, and the rate of large matrix products on it, in a sentence."""
+    from triton import __version__ as triton
+
+    rates = {
+        dtype: measure_product_rate(dtype, "cuda", side=GPU_SIDE, seconds=1.0) / 1e12
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    products = ", ".join(f"{rate:.0f} TFLOP/s in {str(dtype)[6:]}" for dtype, rate in rates.items())
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, Triton {triton}"
+    return f"{name_gpu()}, {platform.system()}, {versions}. Products of large matrices: {products}"

@@ -38,7 +38,7 @@ MEMORY = ["plain", "seen", "eager"]
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Milliseconds of the plain forward, and the others as ratios to it; memory above it in fresh processes."""
     table = Table(TITLE, [*COLUMNS, *LOOKED, "MiB: plain", "MiB: record + overview", "MiB: eager"])
-    check()
+    check_overviews()
     for t in LENGTHS:
         ids, model = tokens(t), gpt2()
         ways: dict[str, Callable[[], Tensor]] = {
@@ -80,9 +80,9 @@ def tokens(t: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (1, t), generator=torch.Generator().manual_seed(t))
 
 
-def check() -> None:
+def check_overviews(device: str = "cpu") -> None:
     """That what is seen is what eager attention computes."""
-    model, ids = gpt2(), tokens(300)
+    model, ids = gpt2().to(device), tokens(300).to(device)
     with torch.no_grad(), record(model) as recording:
         model(ids)
     overviews = overview(recording)

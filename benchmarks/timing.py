@@ -74,6 +74,8 @@ def time_contenders(
 def measure_seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
