@@ -100,7 +100,7 @@ def test_the_blocks_of_ranges_are_those_of_the_table(one, other, queries, offset
                     (blocks.kv_num_blocks, blocks.kv_indices),
                 )
             )
-            seen = [part for part in rows.split(flex.BLOCK, 1)]
+            seen = list(rows.split(flex.BLOCK, 1))
             assert not full & partial
             assert full == {n for n, part in enumerate(seen) if part.all()}
             assert {n for n, part in enumerate(seen) if part.any()} <= full | partial
