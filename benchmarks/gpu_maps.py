@@ -1,5 +1,6 @@
 """On a GPU: the overview of twelve causal heads beside the fused kernel that hides them, and other questions to a map."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -68,10 +69,10 @@ def time_plain(q: Tensor, k: Tensor) -> float:
     return time_contenders({"plain": traverse, "overview": read}, 1e-4, within=1.0).medians["plain"]
 
 
-def measure_gpu_megabytes(run: object) -> float:
+def measure_gpu_megabytes(run: Callable[[], object]) -> float:
     """The most memory of the GPU that a call took above what was held before, in MiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run()  # type: ignore[operator]
+    run()
     return (torch.cuda.max_memory_allocated() - before) / 2**20

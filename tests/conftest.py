@@ -45,7 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(together))))
 
-if not Path("/proc/driver/nvidia").exists():  # before triton is imported: its kernels are interpreted without a GPU
+DRIVERS = ("/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")  # NVIDIA's, that of Windows' Linux, AMD's
+if not any(map(os.path.exists, DRIVERS)):  # before triton is imported: its kernels are interpreted without a GPU
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if os.environ.get("REGARD_TESTS_WITHOUT_OPENMP"):  # see processors.py

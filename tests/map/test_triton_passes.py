@@ -24,6 +24,8 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 T, K, D = (401, 1327, 20) if HAS_GPU else (70, 150, 20)
 BINS = 40
+LOWEST = torch.finfo(torch.float32).min
+HIDING = torch.zeros(1, K).index_fill(1, torch.arange(70), LOWEST)  # of the first keys, as models hide them
 HALVES = [
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter has no bfloat16")),
@@ -88,6 +90,23 @@ def test_the_kernels_find_what_the_plain_pass_finds_in_float64(mask, options):
     assert_traversal_is_exact(*planes, bin_edges(0, T, BINS), bin_edges(0, K, BINS))
 
 
+@pytest.mark.parametrize(
+    "bias",
+    [HIDING, HIDING.flip(1), torch.full((1, K), LOWEST), torch.full((1, K), -1e37)],
+    ids=["first", "last", "all", "all by less"],
+)
+@pytest.mark.parametrize("options", [{}, {"sinks": torch.tensor([0.7])}], ids=lambda options: " ".join(options))
+def test_keys_hidden_by_the_lowest_number_leave_every_statistic_finite(bias, options):
+    torch.manual_seed(1)
+    q, k, edges = torch.randn(1, 1, T, D), torch.randn(1, 1, K, D), (bin_edges(0, T, 5), bin_edges(0, K, 5))
+    single, double = make_planes(Everything(), q, k, bias=bias, **options)
+    found, picture = triton_passes.gather_statistics([single], *edges)[0]
+    expected, reference = passes.gather_with_picture(double, *edges, passes.ROWS)
+    for name in ("entropy", "largest", "first", "itself", "previous"):
+        torch.testing.assert_close(found.rows[name].cpu().double(), expected.rows[name], rtol=0, atol=1e-5)
+    torch.testing.assert_close(picture.pool("sum").cpu().double(), reference.pool("sum"), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_is_multiplied_exactly(dtype):
     torch.manual_seed(1)
@@ -95,9 +114,8 @@ def test_half_precision_is_multiplied_exactly(dtype):
     assert_traversal_is_exact(*make_planes(Causal(), q, k, offset=9), bin_edges(0, T, BINS), bin_edges(0, K, BINS))
 
 
-@pytest.mark.parametrize("width", [1, 16, 65])
-@pytest.mark.parametrize("bins", [(1, 1), (3, K), (T, 5)])
-def test_bins_and_widths_may_be_of_any_size(width, bins):
+@pytest.mark.parametrize(("width", "bins"), [(1, (1, 1)), (16, (3, K)), (65, (T, 5)), (256, (9, 9))])
+def test_widths_and_bins_may_be_of_any_size(width, bins):
     torch.manual_seed(1)
     planes = make_planes(Causal(), torch.randn(1, 1, T, width), torch.randn(1, 1, K, width), offset=30)
     assert_traversal_is_exact(*planes, bin_edges(0, T, bins[0]), bin_edges(0, K, bins[1]))
@@ -123,7 +141,10 @@ def test_any_request_is_exact_in_each_of_its_matrices(asked):
         rows_found = passes.TraversalResult({n: x.cpu() for n, x in one.rows.items()}, one.received, one.denominators)
         assert_rows_within(rows_found, expected, allowed, double.offset)
         assert_within(one.received.cpu(), expected.received, allowed.received, "received")
-        assert picture.sum.sum().item() == pytest.approx(float(one.received.double().sum()), rel=1e-5, abs=1e-5)
+        reference = BinnedWeights(double, rows, columns)
+        passes.gather_statistics(double, {}, [reference.add_run])
+        seen = BinnedWeights.from_sums(rows, columns, picture.sum.cpu(), picture.max.cpu())
+        assert_pictures_within(seen, reference, allowed, double)
 
 
 def test_a_run_of_rows_is_traversed_alone(monkeypatch):
@@ -138,20 +159,48 @@ def test_a_run_of_rows_is_traversed_alone(monkeypatch):
     torch.testing.assert_close(picture.pool("sum").cpu().double(), reference.pool("sum"), rtol=0, atol=1e-5)
 
 
-def test_an_infinite_score_goes_to_the_plain_pass():
+def test_a_nan_goes_to_the_plain_pass():
     q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
     q[0, 0, 3, 1] = math.nan
     single, _ = make_planes(Everything(), q, k)
     assert triton_passes.gather_statistics([single], bin_edges(0, 5, 5), bin_edges(0, 5, 5)) is None
 
 
-def test_what_the_kernels_cannot_take_goes_to_the_plain_pass(monkeypatch):
-    """A mask without one range of keys for each query takes a table, which has a limit."""
-    table = Given(torch.ones(5, 5, dtype=torch.bool))
-    single, _ = make_planes(table, torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4))
-    monkeypatch.setattr(triton_passes, "LARGEST_TABLE", 24)
-    assert triton_passes.make_inputs([single]) is None
-    assert not triton_passes.can_run_triton(make_planes(Causal(), *torch.randn(2, 1, 1, 5, 4, dtype=torch.float64))[1])
+def test_a_table_that_is_too_large_goes_to_the_plain_pass(monkeypatch):
+    """A mask without one range of keys for each query takes a table, of some matrices at a time, or of none."""
+    mask, edges = Given(torch.rand(2, 3, 9, 9, generator=torch.Generator("cpu").manual_seed(0)) > 0.3), bin_edges(0, 9, 4)
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 2, 3, 9, 4).to(DEVICE)
+    planes = [Plane(make_request(q, k, k, mask), b, h) for b in range(2) for h in range(3)]
+    whole = triton_passes.gather_statistics(planes, edges, edges)
+    monkeypatch.setattr(triton_passes, "TABLE_BYTES", 2 * 9 * 9)
+    monkeypatch.setattr(triton_passes, "TABLE_BLOCK", 30)
+    parts = triton_passes.gather_statistics(planes, edges, edges)
+    for (one, _), (other, _) in zip(whole, parts, strict=True):
+        assert torch.equal(one.rows["entropy"], other.rows["entropy"])
+        assert torch.equal(one.received, other.received)
+    monkeypatch.setattr(triton_passes, "TABLE_BYTES", 9 * 9 - 1)
+    assert triton_passes.gather_statistics(planes, edges, edges) is None
+
+
+def test_where_the_kernels_cannot_be_compiled_the_plain_pass_is_used_with_a_warning(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(triton_passes, "summarize_rows", fail)
+    monkeypatch.setattr(triton_passes, "broken_devices", set())
+    single, _ = make_planes(Causal(), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4))
+    with pytest.warns(UserWarning, match="Failed to find C compiler"):
+        assert triton_passes.gather_statistics([single], bin_edges(0, 5, 5), bin_edges(0, 5, 5)) is None
+    assert triton_passes.broken_devices == {single.q.device}
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="this machine has no GPU")
+def test_what_the_kernels_cannot_take_goes_to_the_plain_pass():
+    q, k = torch.randn(2, 1, 1, 5, 4, device=DEVICE)
+    assert triton_passes.can_run_triton(Plane(make_request(q, k, k, Causal()), 0, 0))
+    assert not triton_passes.can_run_triton(Plane(make_request(q.double(), k.double(), k.double(), Causal()), 0, 0))
+    assert not triton_passes.can_run_triton(Plane(make_request(q, k, k, Causal(), offset=2**31), 0, 0))
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="this machine has no GPU")

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
 from example_count import limit_examples
-from regard import Causal, Documents, Given, Padding, Prefix, Window, attend
+from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend
 from regard.mechanism import flex
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
@@ -106,6 +106,17 @@ def test_the_blocks_of_ranges_are_those_of_the_table(one, other, queries, offset
             assert {n for n, part in enumerate(seen) if part.any()} <= full | partial
 
 
+@pytest.mark.parametrize(
+    "rule", [Everything(), Causal(), Window(9, 2), Prefix(5), Padding([3, 8]), Documents([0, 0, 1, 1, 2, 2, 2])]
+)
+def test_ranges_are_on_the_cpu_whatever_the_default_device(rule):
+    wanted = rule.find_key_ranges(5, 7, 1)
+    with torch.device("meta"):
+        found = rule.find_key_ranges(5, 7, 1)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_rules_of_one_range_for_each_query_share_a_compiled_form():
     """Torch compiles a function anew for the code of each rule, and for each number in it that is no tensor."""
     rules = [Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)]
@@ -120,16 +131,25 @@ def test_rules_of_one_range_for_each_query_share_a_compiled_form():
     assert not numbers
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"sinks": torch.linspace(-1, 1, H)}], ids=str)
-def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, torch.float64),
+        ({"softcap": 2.0}, torch.float64),
+        ({"sinks": torch.linspace(-1, 1, H)}, torch.float64),
+        ({"sinks": torch.tensor([5.0, -20.0, 0.0, 1.0]), "scale": 2**-14}, torch.float16),  # that half precision cannot hold
+    ],
+    ids=str,
+)
+def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, dtype, monkeypatch):
     def fail(*args, **options):
         raise torch._dynamo.exc.FailOnRecompileLimitHit
 
     monkeypatch.setattr(flex, "compile_flex_attention", lambda: fail)
-    q, k, v = tensors()
+    q, k, v = tensors(dtype)
     found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
     wanted = attend(q, k, v, Causal() & Window(40), **options).context
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 2**-9)
 
 
 @pytest.mark.slow

@@ -72,8 +72,8 @@ class AttentionMap(HtmlRepr):
 
     Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
     of queries and keys already projected, with scale 1 by default. Weights are computed when they are requested, before
-    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB
-    (128 on a GPU), and raises TooLargeError, stating the bytes, if the result itself would be larger than a gigabyte.
+    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB,
+    on a GPU of some hundred, and raises TooLargeError, stating the bytes, if the result itself would be larger than a gigabyte.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class AttentionMap(HtmlRepr):
             raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
         keys = 64 // torch.finfo(score_dtype(self._request.q.dtype)).bits  # of int64, in numbers of the weights
         self._check_size((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
-        if self._is_batch:
+        if self._is_batch or self._is_gpu_batch:
             batches = small_maps.iterate_batches(self._request, self._pair_numbers)
             both = zip(*(batch.weights.topk(n) for batch in batches), strict=True)
             values, indices = (torch.cat(parts).view(b, h, q, n) for parts in both)
@@ -246,7 +246,7 @@ class AttentionMap(HtmlRepr):
     def overview(self) -> Overview:
         """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
-        if self._is_batch and max(q, k) <= PICTURE_BINS:
+        if self._is_batch:
             return self._gather_batch_overview()
         rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
         found = [
@@ -269,7 +269,7 @@ class AttentionMap(HtmlRepr):
         if not check_number("limit_bytes", limit_bytes) >= 0:
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
-        if self._is_batch:
+        if self._is_batch or self._is_gpu_batch:
             return small_maps.compute_weights(self._request, self._pair_numbers).view(b, h, q, k)
         return self._apply_to_planes(passes.compute_dense)
 
@@ -323,6 +323,11 @@ class AttentionMap(HtmlRepr):
     def _is_batch(self) -> bool:
         """Whether the matrices are many small ones, which go through one pass together."""
         return small_maps.is_worth_batch(self._request, len(self._rows) * len(self._columns))
+
+    @property
+    def _is_gpu_batch(self) -> bool:
+        """Whether the matrices are on a GPU, and several of them go through one operation together."""
+        return small_maps.is_gpu_batch(self._request, len(self._rows) * len(self._columns))
 
     def _apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
         """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
@@ -394,7 +399,7 @@ class AttentionMap(HtmlRepr):
         # an empty picture
         bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
         planes = list(self._iterate_planes()) if planes is None else planes
-        if small_maps.is_worth_batch(self._request, len(planes)) and not triton_passes.can_run_triton(planes[0]):
+        if small_maps.is_worth_batch(self._request, len(planes)):
             return self._gather_batch_statistics(planes, list(statistics))
         return [gathered for gathered, _ in self._traverse(planes, *bins, statistics)]
 

@@ -18,7 +18,7 @@ from regard.mechanism.spans import Spans
 
 BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
 MOST_ROWS = 256  # of a run
-GPU_FACTOR = 8  # as many times both on a GPU, where launching an operation takes longer than 2**22 scores
+GPU_FACTOR = 8  # by which both are larger on a GPU, where to launch an operation takes longer than 2**22 scores
 Pair = tuple[int, int]  # batch row and head
 ALIGNED, GAP = 64, 256  # keys: ranges are aligned to the first; gaps up to the second are computed, which is cheaper
 
@@ -262,8 +262,8 @@ class Plane:
 
 
 def count_block_numbers(device: torch.device) -> int:
-    """Return the number of scores that are computed at a time: 16 MiB of float32 on a CPU, 128 MiB on a GPU."""
-    return BLOCK_NUMBERS if device.type == "cpu" else GPU_FACTOR * BLOCK_NUMBERS
+    """Return the number of scores that are computed at a time: 16 MiB of float32, 128 MiB on a GPU."""
+    return GPU_FACTOR * BLOCK_NUMBERS if device.type == "cuda" else BLOCK_NUMBERS
 
 
 def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -35,14 +35,16 @@ class PlaneBatch:
 
 
 def is_worth_batch(request: Request, count: int) -> bool:
-    """Return whether `count` planes of a request are many small ones; on a GPU, two of which a block holds both are."""
+    """Return whether `count` planes of a request are many small ones."""
     q, k = request.q.shape[2], request.k.shape[2]
-    is_small = (
-        count >= MANY and max(q, k) <= LONGEST
-        if request.q.device.type == "cpu"
-        else count > 1 and 2 * q * k <= count_block_numbers(request.q.device)
-    )
-    return is_small and min(q, k) > 0 and request.weight is None and request.q.shape[3] > 0
+    return count >= MANY and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
+
+
+def is_gpu_batch(request: Request, count: int) -> bool:
+    """Return whether `count` planes are on a GPU and a block holds several, so that fewer operations are launched."""
+    q, k = request.q.shape[2], request.k.shape[2]
+    fits = count > 1 and 0 < 2 * q * k <= count_block_numbers(request.q.device)
+    return fits and request.q.is_cuda and request.weight is None and request.q.shape[3] > 0
 
 
 def are_rows_worth_batch(request: Request, count: int, rows: int) -> bool:
@@ -80,8 +82,7 @@ def iterate_scores(request: Request, pairs: Tensor, queries: Tensor | None = Non
         if request.bias is not None:
             masked += select_pairs(request.bias, b, h).to(masked.dtype)
         if request.mask != EVERYTHING:
-            keys = torch.arange(masked.shape[2], device=q.device)
-            masked.masked_fill_(~select_pairs(request.mask.block(queries, keys, request.offset), b, h), -torch.inf)
+            masked.masked_fill_(~can_see_keys(request, b, h, queries), -torch.inf)
         yield b, h, masked
 
 
@@ -118,6 +119,14 @@ def select_pairs(table: Tensor, b: Tensor, h: Tensor) -> Tensor:
     if table.shape[:2] == (1, 1):
         return table[0]
     return table[b if len(table) > 1 else torch.zeros_like(b), h if table.shape[1] > 1 else torch.zeros_like(h)]
+
+
+def can_see_keys(request: Request, b: Tensor, h: Tensor, queries: Tensor) -> Tensor:
+    """Return which keys the queries (q,) of pairs (n,) may see, (n or 1, q, k); on a GPU without the table of other pairs."""
+    keys = torch.arange(request.k.shape[2], device=queries.device)
+    if not queries.is_cuda:
+        return select_pairs(request.mask.block(queries, keys, request.offset), b, h)
+    return request.mask.can_see(b.view(-1, 1, 1), h.view(-1, 1, 1), queries.unsqueeze(-1), keys, request.offset)
 
 
 def compute_selected_rows(request: Request, pairs: Tensor, queries: Tensor) -> Tensor:

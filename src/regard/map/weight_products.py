@@ -59,7 +59,7 @@ def multiply_planes(
     ):
         exact = dict(zip(planes, x.float(), strict=True))
         found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
-    elif planes and small_maps.is_worth_batch(planes[0].request, len(planes)):
+    elif planes and small_maps.is_gpu_batch(planes[0].request, len(planes)):
         return multiply_batches(planes, x, plain is apply_transposed_weights)
     products = []
     for plane, part, one in zip(planes, x, found, strict=True):

@@ -30,8 +30,10 @@ def run_flex(request: Request) -> Tensor:
     try:
         return apply_flex_attention(compile_flex_attention(), request)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
-        run = kernels.run_sdpa_in_blocks if request.softcap is None else kernels.run_formula_in_blocks
-        return run(request)
+        is_written = request.softcap is not None or not (
+            request.sinks is None or kernels.can_hold_sinks(request.scale, request.q.dtype)
+        )
+        return kernels.run_formula_in_blocks(request) if is_written else kernels.run_sdpa_in_blocks(request)
 
 
 def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -> Tensor:

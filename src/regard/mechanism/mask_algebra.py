@@ -55,14 +55,11 @@ def find_key_ranges(mask: "Mask", q: int, k: int, offset: int | Sequence[int]) -
     """Return the one range of keys of each query, where batch rows may have offsets of their own; None as the method does."""
     if isinstance(offset, int):
         return mask.find_key_ranges(q, k, offset)
-    own = []
-    for b, start in enumerate(offset):
-        found = mask.find_key_ranges(q, k, start)
-        if found is None:
-            return None
-        own.append([x[b if len(x) > 1 else 0] for x in found])
-    if not own:
+    by_offset = {start: mask.find_key_ranges(q, k, start) for start in set(offset)}
+    found = [by_offset[start] for start in offset]
+    if not found or any(ranges is None for ranges in found):
         return None
+    own = [[x[b if len(x) > 1 else 0] for x in ranges] for b, ranges in enumerate(found) if ranges is not None]
     low, high = (torch.stack(x) for x in zip(*own, strict=True))
     return low, high
 
@@ -240,7 +237,7 @@ class Everything(Mask):
     is_relative = True
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        return clamp_key_ranges(torch.zeros(q), torch.full((q,), k), k)
+        return clamp_key_ranges(torch.zeros(q, device="cpu"), torch.full((q,), k, device="cpu"), k)
 
     def find_key_ends(self, k: int) -> Tensor | None:
         return torch.full((1, 1, k), NEVER)

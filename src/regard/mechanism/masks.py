@@ -43,7 +43,7 @@ class Causal(Mask):
         return (Window(right=1),)
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        return clamp_key_ranges(torch.zeros(q), torch.arange(q) + offset + 1, k)
+        return clamp_key_ranges(torch.zeros(q, device="cpu"), torch.arange(q, device="cpu") + offset + 1, k)
 
     def find_key_ends(self, k: int) -> Tensor | None:
         return torch.full((1, 1, k), NEVER)
@@ -88,7 +88,7 @@ class Window(Mask):
         return " & ".join([*left, *right]) or "everything"
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        p = torch.arange(q) + offset
+        p = torch.arange(q, device="cpu") + offset
         first = torch.zeros_like(p) if self.left is None else p - self.left
         return clamp_key_ranges(first, torch.full_like(p, k) if self.right is None else p + self.right + 1, k)
 
@@ -126,7 +126,7 @@ class Prefix(Mask):
         return (self.n,)
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        return clamp_key_ranges(torch.zeros(q), torch.full((q,), self.n), k)
+        return clamp_key_ranges(torch.zeros(q, device="cpu"), torch.full((q,), self.n, device="cpu"), k)
 
     def find_key_ends(self, k: int) -> Tensor | None:
         return torch.where(torch.arange(k).view(1, 1, k) < self.n, NEVER, 0)
@@ -177,7 +177,7 @@ class Padding(Mask):
         return None
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
-        stop = torch.tensor(self.lengths).view(-1, 1).expand(-1, q)
+        stop = torch.tensor(self.lengths, device="cpu").view(-1, 1).expand(-1, q)
         return clamp_key_ranges(torch.zeros_like(stop), stop, k)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
@@ -235,7 +235,7 @@ class Documents(Mask):
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         if not self.has_shared_ids or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.is_meta:
             return None
-        ids, place = self.keys.cpu(), torch.arange(k)  # (b, k)
+        ids, place = self.keys.cpu(), torch.arange(k, device="cpu")  # (b, k)
         begins = torch.ones_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
         run = begins.cumsum(1) - 1

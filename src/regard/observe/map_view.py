@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.map import AttentionMap, passes, small_maps
+from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview, Statistics
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.weight_sums import SumRequest, WeightSums
@@ -274,7 +274,7 @@ class MapView:
     @property
     def is_batch(self) -> bool:
         """Whether the matrices of the map are many small ones."""
-        return self.map._is_batch and max(self.map.shape[2:]) <= small_maps.LONGEST
+        return self.map._is_batch
 
     def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of queries (n,), each on its own key in keys (n,)."""

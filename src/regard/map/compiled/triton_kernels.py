@@ -6,7 +6,15 @@ The first two compute the scores of a block of rows with a tile of keys after th
 import triton
 import triton.language as tl
 
-VARYING = ["range_b", "share", "first", "count", "units"]  # numbers for whose value nothing is compiled anew
+VARYING = [
+    "table_unit",
+    "range_b",
+    "share",
+    "first",
+    "count",
+    "units",
+    "blocks",
+]  # numbers for whose value nothing is compiled anew
 
 
 @triton.jit
@@ -25,23 +33,23 @@ def compute_tanh(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def compute_scores(  # type: ignore[no-untyped-def]
-    q, k, bias, table, rows, keys, low, high, k_j, k_d, bias_i, bias_j, table_i, table_j, k_count, width, scale, softcap,
+    q, k, bias, table, rows, keys, low, high, k_j, k_d, bias_i, bias_j, k_count, width, scale, softcap,
     has_softcap: tl.constexpr, has_bias: tl.constexpr, has_table: tl.constexpr,
     padded_width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Compute the scores that the softmax takes, (m, n), of queries (m, padded_width) and of keys by index; -inf if hidden."""
     axis = tl.arange(0, padded_width)
-    places = keys[None, :].to(tl.int64) * k_j + axis[:, None] * k_d
+    places = keys[None, :].to(tl.int64) * k_j + axis[:, None].to(tl.int64) * k_d
     loaded = tl.load(k + places, mask=(keys[None, :] < k_count) & (axis[:, None] < width), other=0.0)
     scores = tl.dot(q, loaded, input_precision=precision) * scale
     if has_softcap:
         scores = softcap * compute_tanh(scores / softcap)
     is_visible = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
     if has_bias:
-        places = rows[:, None].to(tl.int64) * bias_i + keys[None, :] * bias_j
+        places = rows[:, None].to(tl.int64) * bias_i + keys[None, :].to(tl.int64) * bias_j
         scores += tl.load(bias + places, mask=is_visible, other=0.0).to(tl.float32)
     if has_table:
-        places = rows[:, None].to(tl.int64) * table_i + keys[None, :] * table_j
+        places = rows[:, None].to(tl.int64) * k_count + keys[None, :]
         is_visible = is_visible & (tl.load(table + places, mask=is_visible, other=0) != 0)
     return tl.where(is_visible, scores, float("-inf"))
 
@@ -50,24 +58,24 @@ def compute_scores(  # type: ignore[no-untyped-def]
 def load_queries(q, rows, is_row, q_i, q_d, width, padded_width: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load queries by index, (m, padded_width); 0 past the width and for rows that are none."""
     axis = tl.arange(0, padded_width)
-    places = rows[:, None].to(tl.int64) * q_i + axis[None, :] * q_d
+    places = rows[:, None].to(tl.int64) * q_i + axis[None, :].to(tl.int64) * q_d
     return tl.load(q + places, mask=is_row[:, None] & (axis[None, :] < width), other=0.0)
 
 
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def summarize_rows(  # type: ignore[no-untyped-def]
     q, k, bias, table, low, high, sinks, pairs, offsets, found,
-    q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, bias_b, bias_h, bias_i, bias_j, table_b, table_h, table_i, table_j, range_b,
-    share, first, count, k_count, width, scale, softcap, units,
+    q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, bias_b, bias_h, bias_i, bias_j, table_unit, range_b,
+    share, first, count, k_count, width, scale, softcap, units, blocks,
     has_softcap: tl.constexpr, has_bias: tl.constexpr, has_table: tl.constexpr, has_sinks: tl.constexpr,
     padded_width: tl.constexpr, precision: tl.constexpr, tile_rows: tl.constexpr, tile_keys: tl.constexpr,
 ):  # fmt: skip
     """Write the denominators and statistics of a block of rows of one matrix to found (9, units, count)."""
-    unit = tl.program_id(1)
+    unit, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = tl.load(pairs + 2 * unit), tl.load(pairs + 2 * unit + 1)  # int64
     q, k = q + b * q_b + h * q_h, k + b * k_b + h // share * k_h
-    bias, table = bias + b * bias_b + h * bias_h, table + b * table_b + h * table_h
-    places = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    bias, table = bias + b * bias_b + h * bias_h, table + unit.to(tl.int64) * table_unit
+    places = block * tile_rows + tl.arange(0, tile_rows)
     is_row = places < count
     rows = first + places
     lows = tl.load(low + b * range_b + rows, mask=is_row, other=k_count)
@@ -83,7 +91,7 @@ def summarize_rows(  # type: ignore[no-untyped-def]
     for start in range(tl.min(lows) // tile_keys * tile_keys, tl.max(highs), tile_keys):
         keys = start + tl.arange(0, tile_keys)
         scores = compute_scores(
-            queries, k, bias, table, rows, keys, lows, highs, k_j, k_d, bias_i, bias_j, table_i, table_j, k_count, width,
+            queries, k, bias, table, rows, keys, lows, highs, k_j, k_d, bias_i, bias_j, k_count, width,
             scale, softcap, has_softcap, has_bias, has_table, padded_width, precision,
         )  # fmt: skip
         if start == 0:
@@ -98,7 +106,8 @@ def summarize_rows(  # type: ignore[no-untyped-def]
         raised = scores - shift[:, None]
         exponentials = tl.exp(raised)
         lowered = tl.where(top == float("-inf"), 0.0, top - shift)
-        weighted = shrink * (weighted + total * lowered) + tl.sum(tl.where(exponentials > 0, exponentials * raised, 0.0), 1)
+        weighted = tl.where(shrink > 0, shrink * (weighted + total * lowered), 0.0)  # lowered may be -inf where it is 0
+        weighted += tl.sum(tl.where(exponentials > 0, exponentials * raised, 0.0), 1)
         total = shrink * total + tl.sum(exponentials, 1)
         back = (positions[:, None] - keys[None, :]).to(tl.float32)
         distance = shrink * distance + tl.sum(exponentials * back, 1)
@@ -110,7 +119,8 @@ def summarize_rows(  # type: ignore[no-untyped-def]
     shift = tl.where(larger == float("-inf"), 0.0, larger)
     shrink = tl.exp(top - shift)
     lowered = tl.where(top == float("-inf"), 0.0, top - shift)
-    weighted, total, distance = shrink * (weighted + total * lowered), shrink * total, shrink * distance
+    weighted = tl.where(shrink > 0, shrink * (weighted + total * lowered), 0.0)
+    total, distance = shrink * total, shrink * distance
     whole = total
     if has_sinks:
         whole += tl.exp(sink - shift)
@@ -131,16 +141,16 @@ def summarize_rows(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def sum_columns(  # type: ignore[no-untyped-def]
     q, k, bias, table, low, high, pairs, shifts, totals, starts, stops, sums, largest,
-    q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, bias_b, bias_h, bias_i, bias_j, table_b, table_h, table_i, table_j, range_b,
-    share, first, count, k_count, width, scale, softcap, units,
+    q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, bias_b, bias_h, bias_i, bias_j, table_unit, range_b,
+    share, first, count, k_count, width, scale, softcap, units, blocks,
     has_softcap: tl.constexpr, has_bias: tl.constexpr, has_table: tl.constexpr,
     padded_width: tl.constexpr, precision: tl.constexpr, tile_rows: tl.constexpr, tile_keys: tl.constexpr,
 ):  # fmt: skip
     """Write the sum and the largest of the weights of each key over a block of rows to sums, largest (blocks, units, k)."""
-    block, unit = tl.program_id(0), tl.program_id(1)
+    unit, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = tl.load(pairs + 2 * unit), tl.load(pairs + 2 * unit + 1)
     q, k = q + b * q_b + h * q_h, k + b * k_b + h // share * k_h
-    bias, table = bias + b * bias_b + h * bias_h, table + b * table_b + h * table_h
+    bias, table = bias + b * bias_b + h * bias_h, table + unit.to(tl.int64) * table_unit
     rows = tl.load(starts + block).to(tl.int32) + tl.arange(0, tile_rows)
     is_row = rows < tl.load(stops + block)
     lows = tl.load(low + b * range_b + rows, mask=is_row, other=k_count)
@@ -154,7 +164,7 @@ def sum_columns(  # type: ignore[no-untyped-def]
     for start in range(tl.min(lows) // tile_keys * tile_keys, tl.max(highs), tile_keys):
         keys = start + tl.arange(0, tile_keys)
         scores = compute_scores(
-            queries, k, bias, table, rows, keys, lows, highs, k_j, k_d, bias_i, bias_j, table_i, table_j, k_count, width,
+            queries, k, bias, table, rows, keys, lows, highs, k_j, k_d, bias_i, bias_j, k_count, width,
             scale, softcap, has_softcap, has_bias, has_table, padded_width, precision,
         )  # fmt: skip
         weights = tl.exp(scores - shift[:, None]) * factor[:, None]
