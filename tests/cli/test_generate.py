@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -11,11 +12,15 @@ import regard.cli.generate
 from generate.small_models import gpt2
 from regard import record
 from regard.cli import main
-from regard.generate import choices
+from regard.cli.generate import load_decoder
+from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.generate import choices, generate
 from regard.models import GPT2
+from regard.show.page.session import GenerationRequest, Session
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.number_tokenizer import NumberTokenizer
+from regard.text.transformers_tokenizer import TransformersTokenizer
 
 SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
 
@@ -251,6 +256,28 @@ def test_a_model_of_transformers_writes_what_its_own_method_writes(llama, capsys
     expected = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
     assert (code, err) == (0, "")
     assert out == words.decode(expected) + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["the generation config", "the tokenizer"])
+def test_a_text_ends_on_the_page_and_in_the_terminal_at_the_same_tokens(llama, tmp_path, capsys, where):
+    """At any of the generation config's, which then are not the tokenizer's; without them, at the tokenizer's."""
+    words = transformers.AutoTokenizer.from_pretrained(llama)
+    decoder, prompt = load_decoder(llama, None)[0], "the cat sat"
+    tokens = [int(one) for one in generate(decoder, [words.encode(prompt)], 7, seed=3)]
+    assert len(set(tokens)) == 7
+    shutil.copytree(llama, tmp_path / "llama")
+    config = {"eos_token_id": [50_000, tokens[4]]} if where == "the generation config" else {}
+    for name in ("config.json", "generation_config.json"):
+        file = tmp_path / "llama" / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": None, **config}))
+    words.eos_token = words.convert_ids_to_tokens(tokens[2 if config else 4])
+    words.save_pretrained(tmp_path / "llama")
+    code, out, _ = run_generate(capsys, prompt, "--model", str(tmp_path / "llama"), "--seed", "3", "--tokens", "7")
+    assert (code, out) == (0, TransformersTokenizer(words).bytes(tokens[:4]).decode(errors="replace") + "\n")
+    adapter = load_model(str(tmp_path / "llama"), CAUSAL_LM)
+    *lines, _ = Session(None, adapter).generate_text(GenerationRequest(prompt, 7, 1.0, seed=3), lambda: None)
+    assert [one["token"] for one in lines] == tokens[:5]  # with the token that ends it
 
 
 def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, capsys):

@@ -42,8 +42,9 @@ def run(options: argparse.Namespace) -> int:
     prompt = read_text(options.text)
     keep_freed_memory()  # every layer of a long prompt would request it again
     model, end_settings = load_decoder(options.model, options.device)
-    settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "stop", "past")}
+    settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "past")}
     settings = {"text": NumberTokenizer(), **end_settings, **settings}
+    settings["stop"] = [*settings.get("stop", []), *(options.stop or [])]
     ids, _ = encode_prompt(prompt, Settings(**settings))
     room = TOKENS if options.past == "slide" else max(model.config.context - len(ids) + 1, 1)
     count = min(TOKENS, room) if options.tokens is None else options.tokens
@@ -70,7 +71,8 @@ def load_decoder(name: str, device: str | None) -> tuple[GPT2 | TransformersDeco
     assert isinstance(found, TransformersModel)
     is_gpt2 = path.is_dir() and getattr(found.model.config, "model_type", "") == "gpt2"  # with a tokenizer of its own
     decoder = GPT2.load(name).to(found.device) if is_gpt2 else TransformersDecoder(found.model)
-    return decoder, {"text": TransformersTokenizer(found.tokenizer), "end": found.tokenizer.eos_token_id}
+    ends = found.list_ends()
+    return decoder, {"text": TransformersTokenizer(found.tokenizer), "end": next(iter(ends), None), "stop": ends}
 
 
 def print_stream(pieces: Iterator[str]) -> None:

@@ -148,8 +148,9 @@ class TransformersModel:
         return self.choose_tokens(ids, count, ends, Settings(**settings))
 
     def list_ends(self) -> list[int]:
-        """List the tokens that end a text."""
+        """List the tokens that end a text: those of the generation config if it has any, else the tokenizer's."""
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ends = self.tokenizer.eos_token_id if ends is None else ends
         return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
     def choose_tokens(self, ids: Sequence[int], count: int, ends: Sequence[int], options: Settings) -> Iterator[TokenChoice]:
