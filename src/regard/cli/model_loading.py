@@ -142,10 +142,15 @@ class TransformersModel:
         settings are those of regard.generate.Settings. On a CPU, compiled code runs Llama, Mistral and Qwen2 where it can. Of
         the others, a model without a cache reads the whole text for each token.
         """
-        ends = self.list_ends()
-        if find_family(self.model) is not None and self.device.type == "cpu":
-            return choices(TransformersDecoder(self.model), [list(ids)], count, **{"stop": ends, **settings})
+        ends, decoder = self.list_ends(), self.decoder
+        if decoder is not None:
+            return choices(decoder, [list(ids)], count, **{"stop": ends, **settings})
         return self.choose_tokens(ids, count, ends, Settings(**settings))
+
+    @property
+    def decoder(self) -> TransformersDecoder | None:
+        """The model as `regard.generate` reads it; None on a device other than a CPU, and for another family."""
+        return TransformersDecoder(self.model) if find_family(self.model) is not None and self.device.type == "cpu" else None
 
     def list_ends(self) -> list[int]:
         """List the tokens that end a text: those of the generation config if it has any, else the tokenizer's."""

@@ -7,7 +7,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,15 @@ def run(options: argparse.Namespace) -> int:
         server = module.make_server(recording, loading=loading, text=text, host=options.host, port=options.port)
         server.run(lambda: server.announce(options.open))
     except KeyboardInterrupt:
-        exit_if_loading(loading, 128 + signal.SIGINT)
+        exit_if_busy(128 + signal.SIGINT, loading.is_running)
         raise
-    exit_if_loading(loading, 0)
+    exit_if_busy(0, loading.is_running, server.page.session.loops.is_compiling)
     return 0
 
 
-def exit_if_loading(loading: StartupLoading, code: int) -> None:
-    """End the process if its models are still loaded: Python would wait for the thread, which nothing can interrupt."""
-    if loading.is_running():
+def exit_if_busy(code: int, *questions: Callable[[], bool]) -> None:
+    """End the process if something is loaded or compiled now: Python would wait for the thread, which nothing can interrupt."""
+    if any(is_running() for is_running in questions):
         sys.stdout.flush()
         os._exit(code)
 

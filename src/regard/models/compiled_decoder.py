@@ -68,6 +68,10 @@ class DecoderDescription:
     has_rms_norms: bool = False
     make_angles: Callable[[int], Tensor] | None = None
 
+    def fits(self) -> bool:
+        """Return whether all tensors are as compiled code reads them."""
+        return all(part.fits() for group in [self.embedding, *self.parts] for part in group)
+
 
 class CompiledDecoder:
     """A model that reads a few tokens at a time: model(tokens, cache), in one compiled call where possible.
@@ -104,19 +108,24 @@ class CompiledDecoder:
         if self.hooks != RemovableHandle.next_id:  # a part may have a new hook
             is_observed = _has_any_global_hook()
             self.hooks, self.cache = -1 if is_observed else RemovableHandle.next_id, None  # its removal changes no id
-            can_compile = threads.can_run_loops() and threads.find_barrier_address() and not is_observed
-            self.description = self.describe(self.model) if can_compile else None
+            self.description = None if is_observed or not can_run_decoders() else self.describe(self.model)
         if self.cache is not cache:
             self.cache, self.most = cache, 0
             if self.description is not None:
                 self.prepare(self.description, cache, len(tokens))
         return tokens.numel() <= self.most
 
+    def can_compile(self) -> bool:
+        """Return whether compiled code implements the model as it is now, if nothing observes it."""
+        description = self.describe(self.model) if can_run_decoders() else None
+        return description is not None and description.fits()
+
     def prepare(self, description: DecoderDescription, cache: Cache, b: int) -> None:
         """List the addresses that compiled code reads, if all tensors of the model and of the cache fit."""
-        groups = [*description.parts, *list_cache_parts(cache, description, b)]
-        if not all(part.fits() for group in [description.embedding, *groups] for part in group):
+        of_cache = list_cache_parts(cache, description, b)
+        if not description.fits() or not all(part.fits() for group in of_cache for part in group):
             return
+        groups = [*description.parts, *of_cache]
         fields = [n for group in groups for n in list_fields(group)]
         self.addresses = (ctypes.c_int64 * len(fields))(*fields)
         self.angles = None if description.make_angles is None else description.make_angles(cache.capacity).contiguous()
@@ -172,6 +181,11 @@ class CompiledDecoder:
             scale=one.scale,
         )
         return logits
+
+
+def can_run_decoders() -> bool:
+    """Return whether torch's threads can run a compiled decoder, which needs OpenMP's barrier."""
+    return threads.can_run_loops() and bool(threads.find_barrier_address())
 
 
 def list_outputs(wanted: int | Tensor | None, b: int, t: int) -> list[int]:

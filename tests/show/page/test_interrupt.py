@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
+
+from regard.compiled import threads
 
 
 @pytest.mark.slow
@@ -27,6 +30,28 @@ def test_an_interrupt_in_the_middle_of_a_stream_ends_the_command_without_a_trace
                     answer.read()
         assert server.wait(60) == 0
         assert server.stderr.read() == ""
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.can_run_loops(), reason="torch has no OpenMP of GNU's kind, or numba is not installed")
+def test_an_interrupt_while_loops_are_compiled_ends_the_command_at_once(tmp_path):
+    command = [sys.executable, "-m", "regard", "serve", "--model", "pocket", "--port", "0"]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}  # empty, so that all is compiled
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        address = next(line.split()[-1] for line in server.stdout if "http://" in line)
+        asked = {"text": "Once upon a time", "tokens": 5, "temperature": 0, "seed": 1}
+        with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as client:
+            client.request("POST", "/api/generate", json.dumps(asked), {"Content-Type": "application/json"})
+            with client.getresponse() as answer:
+                assert json.loads(answer.readline()) == {"compiling": True}
+                server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+        assert server.stderr.read() == ""
+        assert not [*tmp_path.rglob("*multiply_shared*.nbc")]  # it did not wait for the loop
     finally:
         server.kill()
         server.communicate()

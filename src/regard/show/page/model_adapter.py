@@ -93,6 +93,12 @@ def can_generate(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
     return isinstance(adapter, GPT2Adapter) or bool(getattr(adapter, "can_generate", False))
 
 
+def get_decoder(adapter: ModelAdapter | TranslatorAdapter | None) -> nn.Module | None:
+    """Return the model that `regard.generate` continues texts with, None if another function does."""
+    found = adapter.model if isinstance(adapter, GPT2Adapter) else getattr(adapter, "decoder", None)
+    return found if isinstance(found, nn.Module) else None
+
+
 def has_chat_template(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
     """Return whether the model can be asked in the form of its own chat template."""
     return can_generate(adapter) and bool(getattr(adapter, "has_chat_template", False))

@@ -18,6 +18,7 @@ from regard.observe.head_scores import UserScore
 from regard.probe.probe_heads import probe_heads
 from regard.show.page import attributions, gallery, memory_size, translator_adapter, word_influence
 from regard.show.page.finding import LEAK, OpeningFinding, find_finding, find_head_finding
+from regard.show.page.generation_loops import GenerationLoops
 from regard.show.page.head_pictures import Alive, OpenedHead
 from regard.show.page.head_table import convert_row, describe_table
 from regard.show.page.json_encoding import encode_json
@@ -79,6 +80,7 @@ class Session:
         self._attributions = attributions.AttributionCache()
         self._findings: dict[tuple[str, str | None], OpeningFinding | None] = {}  # by recording and the kind that is wanted
         self._probes: dict[str, Heads] = {}  # by model
+        self.loops = GenerationLoops()
         self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
         self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
         self._model_id = functools.cache(lambda name: identify_model(self.adapters[name]))
@@ -387,11 +389,15 @@ class Session:
             return summarize_entry(self.add_entry(entry))
 
     def generate_text(self, asked: GenerationRequest, alive: Alive) -> Iterator[dict[str, Any]]:
-        """Generate text with a model, token by token; its recording and what each token attends to come last."""
+        """Generate text with a model, token by token; its recording and what each token attends to come last.
+
+        The first line says {"compiling": True} if the visitor has to wait for the loops that generation calls.
+        """
         adapter, tokens = self.require_model(asked.text, asked.model), asked.tokens
         if not 1 <= tokens <= MAX_NEW_TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
         lines: list[dict[str, Any]] = []
+        yield from self.loops.wait(adapter, alive)
         with wait_for_lock(self._model_lock, alive):
             for one in generate_tokens(adapter, asked.text, tokens, asked.temperature, asked.seed, alive, asked.chat):
                 if isinstance(one, RecordedText):

@@ -1,5 +1,6 @@
 """The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
 
+from concurrent.futures import Future
 from threading import Event
 from time import sleep
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import torch
 import regard
 from regard.models import GPT2, GPT2Config
 from regard.show.generated_tokens import select_last_layers
-from regard.show.page import model_adapter
+from regard.show.page import generation_loops, model_adapter
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from regard.text import Letters
@@ -248,6 +249,20 @@ def test_stop_ends_it_and_leads_to_the_words_so_far(open_page, serving):
     whole = TEXT + came(page)
     page.get_by_role("link", name="Open this text in Type").click()
     wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
+
+
+def test_a_wait_for_code_that_is_compiled_is_told_until_the_words_come(open_page, serving, model, monkeypatch):
+    compiled = Future()
+    monkeypatch.setattr(generation_loops, "start_compilation", lambda model: compiled)
+    page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
+    page.get_by_role("button", name="Generate").click()
+    wait = page.get_by_role("status").get_by_text("is compiled for this processor, once after an installation")
+    wait.wait_for()
+    assert page.locator(".generate-came .word").count() == 0
+    compiled.set_result(None)
+    page.wait_for_selector(".generate-after a")
+    assert wait.count() == 0
 
 
 def test_to_leave_generate_is_to_stop_it(open_page, serving):

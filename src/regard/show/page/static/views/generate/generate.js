@@ -79,6 +79,7 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
   try {
     for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat }, mine.signal)) {
       if (line.recording) await finishGeneration(it, line);
+      else if (line.compiling) page.compiling();
       else addTokens(it, line, tokens);
     }
   } catch (fault) {

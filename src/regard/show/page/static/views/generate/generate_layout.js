@@ -10,6 +10,8 @@ const NEAR = 60; // maximum pixels from the end of the text at which it scrolls 
 
 const HINT = "The model continues the text, one word at a time. Then select a word of it to see where the model looked, and which other words were likely there.";
 
+const COMPILING = "The code that writes the words is compiled for this processor, once after an installation. That takes up to half a minute; then the words come.";
+
 // Build the layout; user input calls run, stop and pick(n).
 export function buildLayout(app, { run, stop, pick }) {
   const ask = createPromptForm(app, { run, stop });
@@ -40,6 +42,7 @@ export function buildLayout(app, { run, stop, pick }) {
     shade: text.shade,
     moved: word.moved,
     count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} words` : `${n} words; the model reads them once more, to see where it looked.`),
+    compiling: () => (progress.textContent = COMPILING),
     finished: () => (progress.textContent = ""),
     ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
     look(line, n, { isPinned, ...known }) {

@@ -1,0 +1,83 @@
+"""Loops that generation calls are compiled while the page can be used, and a visitor who waits for them is told."""
+
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from regard.show.page import generation_loops
+from regard.show.page.executor import LONG_THREADS
+from regard.show.page.generation_loops import GenerationLoops
+from regard.show.page.session import GenerationRequest, Session
+from show.page.server_client import make_sorter, make_writer, open_client, wait_until
+
+
+@pytest.fixture
+def compiling(monkeypatch):
+    """The compilation of any model's loops, not done before the test says so."""
+    found = Future()
+    monkeypatch.setattr(generation_loops, "start_compilation", lambda model: found)
+    yield found
+    if not found.done():
+        found.set_result(None)
+
+
+def test_a_visitor_is_told_what_the_first_words_wait_for(compiling):
+    lines = Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None)
+    assert next(lines) == {"compiling": True}
+    compiling.set_result(None)
+    *words, last = lines
+    assert [one["place"] for one in words] == [4, 5, 6]
+    assert "recording" in last
+
+
+def test_loops_that_are_read_from_the_cache_are_not_mentioned(compiling):
+    compiling.set_result(None)
+    first = next(Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
+    assert first["place"] == 4
+
+
+def test_who_waits_for_loops_and_goes_away_waits_no_longer(compiling):
+    asked = {"text": "CCAB", "tokens": 5, "temperature": 1}
+    with open_client(adapter=make_writer()) as client:
+        for _ in range(LONG_THREADS):
+            with client.leaving("/api/generate", asked) as asking, asking.makefile("rb") as answer:
+                wait_until(lambda answer=answer: b"compiling" in answer.readline())
+        assert client.post("/api/type", {"text": "CCAB"})[0] == 200  # by one of their threads
+        assert not compiling.done()
+
+
+def test_the_model_is_free_for_others_while_one_waits_for_loops(compiling):
+    session = Session(None, make_writer())
+    assert next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None)) == {"compiling": True}
+    assert not session._model_lock.locked()
+
+
+def test_an_error_of_compilation_is_told_to_who_waits(compiling):
+    compiling.set_exception(MemoryError("no room"))
+    with pytest.raises(MemoryError, match="no room"):
+        next(Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
+
+
+def test_the_loops_of_a_model_are_compiled_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(generation_loops, "start_compilation", lambda model: asked.append(model) or Future())
+    loops, adapter = GenerationLoops(), make_sorter()
+    assert not loops.is_compiling()
+    assert loops.compile(adapter) is loops.compile(adapter)
+    assert loops.is_compiling()
+    assert loops.compile(SimpleNamespace(name="another", model=adapter.model)) is None  # it says nothing of how it generates
+    assert asked == [adapter.model]
+
+
+def test_the_loops_are_compiled_once_the_page_has_what_it_opens_on(monkeypatch):
+    done = []
+    with open_client(adapter=make_sorter()) as client:
+        session = client.session
+        opening = session.prepare_opening
+        monkeypatch.setattr(session, "prepare_opening", lambda alive: (opening(alive), done.append("opening")))
+        monkeypatch.setattr(session.loops, "compile", lambda adapter: done.append(adapter.name))
+        threading.Thread(target=client.server.prepare_opening).start()
+        wait_until(lambda: len(done) == 2)
+    assert done == ["opening", "sorter"]
