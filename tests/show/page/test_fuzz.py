@@ -24,6 +24,7 @@ PATHS = [
     "/api/example",
     "/api/type",
     "/api/generate",
+    "/api/stop",
     "/api/translation",
     "/api/gallery",
 ]
@@ -173,7 +174,7 @@ def request(draw: random.Random) -> bytes:
     path = draw.choice(PATHS) if draw.random() < 0.85 else draw.choice(PLACES)
     query = "&".join(f"{draw.choice(NAMES)}={draw.choice(VALUES)}" for _ in range(draw.choice((0, 1, 3, 6))))
     body = draw.choice(BODIES) if draw.random() < 0.4 else b""
-    posted = path in ("/api/type", "/api/generate", "/api/translation", "/api/r/r1/examination") and draw.random() < 0.8
+    posted = path in TO and draw.random() < 0.8
     method, body = ("POST", draw.choice(BODIES)) if posted else (draw.choice(METHODS), body)
     lines = [f"{method} {path}{'?' * bool(query)}{query} HTTP/{draw.choice(('1.1', '1.1', '1.1', '1.0', '9', ''))}"]
     lines += ["Host: localhost"] * draw.choice((1, 1, 1, 1, 1, 0, 2))
@@ -240,6 +241,7 @@ ASKED = st.fixed_dictionaries(
     optional={
         "text": TEXTS | ANY,
         "tokens": st.integers(-1, 30) | ANY,
+        "run": st.sampled_from(["r1", ""]) | ANY,
         "temperature": st.sampled_from([0, 0.5, 1, 2]) | ANY,
         "seed": st.integers(0, 100) | ANY,
         "sees": st.sampled_from(["all", "earlier"]) | ANY,
@@ -254,7 +256,7 @@ NAMED = st.sampled_from(["accept-encoding", "x-regard-token", "content-encoding"
 LETTERS = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=40)
 FIELDS = st.dictionaries(NAMED, st.sampled_from(["gzip", "deflate", "bytes=0-", "null", "*"]) | LETTERS, max_size=2)
 QUERIES = st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=5), WORDS), max_size=5)
-TO = ["/api/type", "/api/generate", "/api/translation", "/api/r/r1/examination"]
+TO = ["/api/type", "/api/generate", "/api/stop", "/api/translation", "/api/r/r1/examination"]
 SEGMENTS = st.lists(st.sampled_from(["api", "r", "r1", "static", "..", ".", "", "heads"]) | st.text(max_size=8), max_size=5)
 WHERE = st.sampled_from(PATHS) | SEGMENTS.map(lambda parts: "/" + "/".join(quote(part, errors="replace") for part in parts))
 GETS = st.tuples(st.just("GET"), WHERE, QUERIES, st.just(b""), TYPES, FIELDS)

@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,11 +192,13 @@ def generate_tokens(
     seed: int | None,
     alive: Alive,
     chat: bool = False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any] | RecordedText]:
     """Generate each new token as JSON, with the likeliest ones, and the recording of all last, of one forward over the text.
 
-    With `chat` the text is a message in the model's own chat template. alive() is called before each module while the prompt
-    and the whole text are read. Raises ConfigError after the last token if nothing was recorded.
+    With `chat` the text is a message in the model's own chat template. is_stopped() is called after each token: true ends the
+    text. alive() is called before each module while the prompt and the whole text are read. Raises ConfigError after the last
+    token if nothing was recorded.
     """
     if isinstance(adapter, TranslatorAdapter) or not can_generate(adapter):
         raise ConfigError(
@@ -217,6 +219,8 @@ def generate_tokens(
         }
         ids.append(one.token)
         words.append(one.word)
+        if is_stopped():
+            break
     read = torch.tensor([ids[:-1]])  # the last token was chosen and not read
     with check_client_in_modules(alive), torch.inference_mode(), record(adapter.model, keep="values") as recording:
         adapter.run(read)

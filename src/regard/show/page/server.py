@@ -69,6 +69,7 @@ class PageRoutes:
             *(Route(f"/api/{name}", self.make_route(answer), methods=GET) for name, answer in GENERAL_HANDLERS.items()),
             Route("/api/type", self.run_model, methods=POST),
             Route("/api/generate", self.stream_generation, methods=POST),
+            Route("/api/stop", self.stop_generation, methods=POST),
             Route("/api/translation", self.run_translator, methods=POST),
             Route("/api/gallery", self.open_gallery, methods=POST),
             Route("/api/r/{id}/heads", self.stream_kinds, methods=GET),
@@ -188,12 +189,18 @@ class PageRoutes:
             params.parse_optional(data, "seed", int),
             params.parse_optional(data, "model", str),
             bool(params.parse_optional(data, "chat", int)),
+            params.parse_optional(data, "run", str),
         )
 
         def generate_lines(alive: Alive) -> Iterator[dict[str, Any]]:
             return self.session.generate_text(asked, alive)
 
         return NdjsonResponse(self.executor, request, generate_lines)
+
+    async def stop_generation(self, request: Request) -> Response:
+        """End a text after the word that is written now; the stream ends with its recording, as that of a complete text."""
+        run = params.parse_body(await read_body(request), {"run": str})["run"]
+        return make_json_response({"stopped": self.session.runs.stop(run)})
 
 
 @cache

@@ -33,6 +33,7 @@ from regard.show.page.model_adapter import (
 )
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import hold_model_lock, wait_for_lock
+from regard.show.page.named_runs import NamedRuns
 from regard.show.page.next_word_ablation import predict_without_heads
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import WITHOUT_FIRST, HeadPlace, RecordingEntry, summarize_entry
@@ -51,7 +52,10 @@ TRANSLATION_ID, LEAK_ID = "translation", "leak"  # the ids of the recordings of 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What a model is asked to write: `model` None is the first one; with `chat` the text is a message in its chat template."""
+    """What a model is asked to write: `model` None is the first one; with `chat` the text is a message in its chat template.
+
+    `run` is a name by which `Session.runs` stops it.
+    """
 
     text: str
     tokens: int
@@ -59,6 +63,7 @@ class GenerationRequest:
     seed: int | None = None
     model: str | None = None
     chat: bool = False
+    run: str | None = None
 
 
 class Session:
@@ -81,6 +86,7 @@ class Session:
         self._findings: dict[tuple[str, str | None], OpeningFinding | None] = {}  # by recording and the kind that is wanted
         self._probes: dict[str, Heads] = {}  # by model
         self.loops = GenerationLoops()
+        self.runs = NamedRuns()
         self._projection_reasons: dict[str, str | None] = {}  # by model, once it is known
         self._lock, self._model_lock, self._finding_lock = threading.RLock(), threading.Lock(), threading.Lock()
         self._model_id = functools.cache(lambda name: identify_model(self.adapters[name]))
@@ -393,21 +399,29 @@ class Session:
 
         The first line says {"compiling": True} if the visitor has to wait for the loops that generation calls.
         """
-        adapter, tokens = self.require_model(asked.text, asked.model), asked.tokens
-        if not 1 <= tokens <= MAX_NEW_TOKENS:
-            raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
-        lines: list[dict[str, Any]] = []
+        adapter = self.require_model(asked.text, asked.model)
+        if not 1 <= asked.tokens <= MAX_NEW_TOKENS:
+            raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {asked.tokens}.")
         yield from self.loops.wait(adapter, alive)
-        with wait_for_lock(self._model_lock, alive):
-            for one in generate_tokens(adapter, asked.text, tokens, asked.temperature, asked.seed, alive, asked.chat):
-                if isinstance(one, RecordedText):
-                    other = None if adapter is self.adapter else adapter.name
-                    lines = [{**line, "looked": looked} for line, looked in zip(lines, one.looked, strict=True)]
-                    entry = self.add_entry(self.make_story_entry(one, asked, lines, other))
-                    yield {"recording": summarize_entry(entry), "looked": one.looked}
-                else:
-                    lines.append(one)
-                    yield one
+        with wait_for_lock(self._model_lock, alive), self.runs.open(asked.run) as stop:
+            yield from self.write_story(adapter, asked, alive, stop)
+
+    def write_story(
+        self, adapter: ModelAdapter | TranslatorAdapter, asked: GenerationRequest, alive: Alive, stop: threading.Event
+    ) -> Iterator[dict[str, Any]]:
+        """Generate text until it is stopped, see `generate_text`."""
+        lines: list[dict[str, Any]] = []
+        settings = asked.text, asked.tokens, asked.temperature, asked.seed
+        for one in generate_tokens(adapter, *settings, alive, asked.chat, stop.is_set):
+            if isinstance(one, RecordedText):
+                other = None if adapter is self.adapter else adapter.name
+                lines = [{**line, "looked": looked} for line, looked in zip(lines, one.looked, strict=True)]
+                written = replace(asked, tokens=len(lines)) if stop.is_set() else asked  # a link writes as many again
+                entry = self.add_entry(self.make_story_entry(one, written, lines, other))
+                yield {"recording": summarize_entry(entry), "looked": one.looked}
+            else:
+                lines.append(one)
+                yield one
 
     def make_story_entry(
         self, read: RecordedText, asked: GenerationRequest, lines: list[dict[str, Any]], other: str | None

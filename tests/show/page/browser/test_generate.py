@@ -13,9 +13,9 @@ from regard.models import GPT2, GPT2Config
 from regard.show.generated_tokens import select_last_layers
 from regard.show.page import generation_loops, model_adapter
 from regard.show.page.model_adapter import adapt_model
-from regard.show.page.session import Session
+from regard.show.page.session import GenerationRequest, Session
 from regard.text import Letters
-from show.page.browser.page_waits import wait_for_timers, wait_until, wait_until_quiet
+from show.page.browser.page_waits import link, wait_for_timers, wait_until, wait_until_quiet
 from show.page.browser.recordings import expect_digits
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
@@ -232,14 +232,47 @@ def waiting(wait) -> GPT2:
     return slow
 
 
-def test_stop_ends_it_and_leads_to_the_words_so_far(open_page, serving):
-    page = open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate")
+def write_and_stop(page, count: int = 160):
+    """The page, told to stop after its first word."""
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
-    page.locator("select[name=tokens]").select_option("160")
+    page.locator("select[name=tokens]").select_option(str(count))
+    page.get_by_role("slider").fill("0")
     page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-came .word")
     page.get_by_role("button", name="Stop").click()
+    return page
+
+
+def test_what_the_words_of_a_stopped_text_looked_at_is_known_as_of_one_of_that_length(open_page, serving, model):
+    session = Session(None, adapt_model(waiting(lambda: sleep(0.1))))
+    page = write_and_stop(open_page(f"{serving(session)}#view=generate"))
+    page.wait_for_selector(".generate-after a")
     page.get_by_role("button", name="Generate").wait_for()
+    count = page.locator(".generate-came .word").count()
+    assert 0 < count < 160
+    assert page.locator(".generate-count").inner_text() == f"Stopped after {count} word{'s' * (count > 1)}."
+    page.locator(".generate-came .word").nth(0).click()
+    wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+    shown = [bars(page, which) for which in range(3)]
+    assert [len(one) for one in shown] == [4, 5, 4]
+    *lines, _ = Session(None, adapt_model(model)).generate_text(GenerationRequest(TEXT, count, 0.0, seed=0), lambda: None)
+    assert came(page) == "".join(line["word"] for line in lines)
+    assert link(page)["words"] == str(count)
+    page.reload()
+    page.wait_for_selector(".generate-after a")
+    wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
+    assert [bars(page, which) for which in range(3)] == shown
+    assert page.locator("select[name=tokens]").input_value() in ("40", str(count))  # a number that can be asked for
+
+
+def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, serving, model, monkeypatch):
+    read, going = model_adapter.record, Event()
+    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    page = write_and_stop(open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate"))
+    page.get_by_role("status").get_by_text("the model reads them once more").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Generate").wait_for()
+    going.set()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
     wait_for_timers(page, 400)  # four words long

@@ -41,6 +41,7 @@ function createServerSource() {
     gallery: (body, signal) => fetchJson("api/gallery", makePostRequest(body, signal)),
     translation: (signal) => fetchJson("api/translation", makePostRequest({}, signal)),
     examination: (r, body, signal) => fetchJson(`api/r/${encodeURIComponent(r)}/examination`, makePostRequest(body, signal)),
+    stop: (body, signal) => fetchJson("api/stop", makePostRequest(body, signal)),
     generate: (body, signal) => fetchLines("api/generate", makePostRequest(body, signal)),
   };
 }

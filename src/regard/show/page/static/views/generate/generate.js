@@ -21,10 +21,11 @@ export const view = {
 };
 
 // `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
-// number of words; the index of the selected word, null for the last; the recording; and the current run.
+// number of words; the index of the selected word, null for the last; the recording; the current run, its name on the server, and
+// whether it was stopped.
 function mount(stage, app) {
-  const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null, influences: createInfluences(app) };
-  it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => it.running?.abort(), pick: (n) => pickToken(it, n) });
+  const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null, run: null, isStopped: false, influences: createInfluences(app) };
+  it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => stopGeneration(it), pick: (n) => pickToken(it, n) });
   stage.append(it.page.root);
   fillForm(it, app.state());
   if (!app.state().text) it.page.form.elements.text.focus();
@@ -48,7 +49,7 @@ async function drawView(it, state) {
 
 // Load what the model wrote before.
 async function loadStory(it, state, summary) {
-  Object.assign(it, { made: summary, written: [], picked: null });
+  Object.assign(it, { made: summary, written: [], picked: null, isStopped: false });
   fillForm(it, state);
   it.page.begin(state.text ?? "");
   const { text, lines } = await it.app.source.story(summary.id);
@@ -71,16 +72,17 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
   if (!text.trim()) return app.fail("Type a prompt first.", page.form);
   it.running?.abort();
   const mine = new AbortController();
-  Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
+  const name = Array.from(crypto.getRandomValues(new Uint32Array(4)), String).join("-");
+  Object.assign(it, { running: mine, run: name, isStopped: false, written: [], begun: text, wanted: tokens, picked: null, made: null });
   page.begin(text);
   app.fail("", page.form);
   app.go({ ...NO_SELECTION, r: null, words: null, word: null, seed: null, text: text.length <= LINKED ? text : null, model: model ?? null, chat: chat ?? null, heat: temperature === 1 ? null : String(temperature) });
   page.busy(true);
   try {
-    for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat }, mine.signal)) {
+    for await (const line of app.source.generate({ text, tokens, temperature, seed, model, chat, run: name }, mine.signal)) {
       if (line.recording) await finishGeneration(it, line);
       else if (line.compiling) page.compiling();
-      else addTokens(it, line, tokens);
+      else addTokens(it, line);
     }
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
@@ -89,6 +91,15 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
     app.ready();
   }
   return undefined;
+}
+
+// Stop the text after the word that is written now: the model then reads it once, unless it is stopped again or has no words.
+function stopGeneration(it) {
+  const { app, page, written, running } = it;
+  if (!running || it.isStopped || !written.length) return running?.abort();
+  Object.assign(it, { isStopped: true, wanted: written.length });
+  page.count(written.length, it.wanted);
+  return app.source.stop({ run: it.run }, running.signal).catch(() => running.abort());
 }
 
 const NO_SELECTION = { q: null, k: null, x: null, y: null, zoom: null, at: null, token: null };
@@ -102,10 +113,11 @@ function endRun(it, isAborted) {
   if (it.written.length) showToken(it, it.picked ?? getLastIndex(it));
 }
 
-function addTokens(it, line, tokens) {
+function addTokens(it, line) {
   it.written.push(line);
   it.page.add(line, it.written.length - 1);
-  it.page.count(it.written.length, tokens);
+  if (it.isStopped) it.wanted = it.written.length; // words that were on their way
+  it.page.count(it.written.length, it.wanted);
   if (it.picked === null) showToken(it, it.written.length - 1);
 }
 
@@ -171,7 +183,7 @@ function stepToken(it, by) {
 }
 
 function unpickToken(it) {
-  if (it.page.isBusy()) return it.running.abort();
+  if (it.page.isBusy()) return stopGeneration(it);
   return it.written.length ? pickWord(it, null) : undefined;
 }
 
@@ -189,7 +201,8 @@ async function finishGeneration(it, { recording: summary, looked }) {
 async function endStory(it) {
   const { app, made, written, page } = it;
   page.finished();
-  if (written.length < it.wanted) page.ended(written.length);
+  if (it.isStopped) page.stopped(written.length);
+  else if (written.length < it.wanted) page.ended(written.length);
   const first = written[0].place;
   const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
   if (it.made !== made) return;
@@ -214,7 +227,7 @@ function describePicture({ app, written, picked, made }, n) {
 const listKeys = (it) => [
   ["ArrowRight", "next word", () => stepToken(it, 1)],
   ["ArrowLeft", "previous word", () => stepToken(it, -1)],
-  ["s", "stop", () => it.running?.abort()],
+  ["s", "stop", () => stopGeneration(it)],
   ["i", "edit the prompt", () => it.page.form.elements.text.focus()],
   ["Escape", "stop, or deselect the word", () => unpickToken(it)],
 ];

@@ -44,6 +44,7 @@ export function buildLayout(app, { run, stop, pick }) {
     count: (n, all) => (progress.textContent = n < all ? `${n} of ${all} words` : `${n} words; the model reads them once more, to see where it looked.`),
     compiling: () => (progress.textContent = COMPILING),
     finished: () => (progress.textContent = ""),
+    stopped: (n) => (progress.textContent = `Stopped after ${n} ${n === 1 ? "word" : "words"}.`),
     ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
     look(line, n, { isPinned, ...known }) {
       word.show(line, known);

@@ -81,7 +81,7 @@ function renderSamplingControls(app) {
     setModel(element, given.model);
     chat.checked = Boolean(given.chat);
     offerChat();
-    if (given.tokens !== undefined) tokens.value = String(given.tokens);
+    if ([...tokens.options].some(({ value }) => value === String(given.tokens))) tokens.value = String(given.tokens); // a stopped text may have any number
   };
   return { element, set, values };
 }
