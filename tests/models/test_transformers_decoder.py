@@ -36,6 +36,11 @@ VARIANTS = {
     "Mistral": {"sliding_window": None},
     "Qwen2": {},
 }
+BY_LENGTH = {  # rotations that change with the length of the text: for all tokens beyond 16, and beyond the model's context
+    "longrope": {"rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 16}
+    | {"factor": 3.0, "short_factor": [1.0] * 22, "long_factor": [1.5 + n for n in range(22)]},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0},
+}
 LENGTHS = (9, 5, 1)
 
 
@@ -185,11 +190,30 @@ def test_a_changed_model_is_not_run_compiled(change):
 
 
 @compiled
-def test_rotation_by_the_length_of_the_text_is_not_run_compiled():
-    rotation = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    decoder = TransformersDecoder(make_model(rope_parameters=rotation))
+@pytest.mark.parametrize("rotation", BY_LENGTH)
+def test_rotation_by_the_length_of_the_text_is_not_run_compiled(rotation):
+    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]))
     with torch.no_grad():
         assert not decoder.reading().can_run(torch.tensor([[1]]), read_prompts(decoder, 3))
+
+
+@pytest.mark.parametrize("rotation", BY_LENGTH)
+def test_rotation_by_the_length_of_the_text_generates_the_tokens_of_transformers(rotation):
+    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH[rotation]).double())
+    expected = decoder.model.generate(torch.tensor([[5, 9, 2, 44]]), max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert generate_tokens(decoder, 30) == expected[0, 4:].tolist()
+
+
+@pytest.mark.parametrize("count", [13, 14])
+def test_one_forward_over_a_text_attends_otherwise_than_its_steps_where_the_rotation_changed_meanwhile(count):
+    """13 new tokens after 4, of which the last is not read, are 16."""
+    decoder = TransformersDecoder(make_model(rope_parameters=BY_LENGTH["longrope"]).double())
+    with regard.record(decoder.model) as steps:
+        tokens = generate_tokens(decoder, count)
+    with regard.record(decoder.model) as whole, torch.no_grad():
+        decoder.model(torch.tensor([[5, 9, 2, 44, *tokens[:-1]]]))
+    is_equal = [torch.allclose(steps.map(n).dense(), whole.map(n).dense(), rtol=0, atol=1e-9) for n in range(2)]
+    assert is_equal == [count == 13] * 2
 
 
 def test_what_it_generates_can_be_recorded():
