@@ -303,6 +303,44 @@ def test_the_three_pictures_of_compare_have_their_headings_at_one_height(open_vi
     assert max(tops) - min(tops) < 2
 
 
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("pane", [0, 2])
+@pytest.mark.parametrize("setting", ["weight", "pull"])
+def test_the_colors_of_compare_are_explained_within_the_width_of_their_picture(open_view, screen, pane, setting):
+    page = open_view("compare", screen, f"&pane={pane}&show={setting}")
+    shown = page.locator(".compare-pane").nth(pane)
+    plot, legend = (shown.locator(one).bounding_box() for one in (".compare-plot", ".legend"))
+    assert abs(legend["x"] - plot["x"]) <= 1
+    assert legend["x"] + legend["width"] <= plot["x"] + plot["width"] + 1
+    assert shown.locator(".ramp").bounding_box()["width"] > 90  # enough for its numbers
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(CROWDED) == []
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_the_map_of_a_long_text_has_one_line_of_controls_on_a_laptop(open_page, serving, has_model):
+    q, k = draw_queries_and_keys(2, 2, 307)
+    recording = record_layers(q, k, space_words(PLAIN, 307))
+    adapter = GPT2Adapter("pocket", GPT2.load("pocket")) if has_model else None
+    page = wait_until_settled(open_page(f"{serving(Session(recording, adapter))}#view=map&r=r1"))
+    assert page.get_by_role("button", name="max", exact=True).is_visible()
+    assert page.evaluate(LINES, "#bar > *") == 1
+    assert page.locator("#bar").bounding_box()["height"] < 62  # two lines of the question
+    assert page.evaluate(CUT) == []
+
+
+def test_the_predicted_words_of_the_opening_are_in_sight_on_a_laptop(open_page, address):
+    page = open_page(f"{address}#view=type&find=induction")
+    page.wait_for_selector("#finding:not([hidden])")
+    wait_until_quiet(page)
+    foot = page.locator("#foot").bounding_box()["y"]
+    seen = [
+        page.locator(one).first.bounding_box() for one in (".type-predicted h2", ".type-switches", ".type-expected >> nth=1")
+    ]
+    assert max(one["y"] + one["height"] for one in seen) <= foot
+    assert page.locator(".type-told").bounding_box()["width"] > 350  # the sentence beside them has room
+
+
 def test_pictures_of_compare_have_words_where_they_fit(open_view):
     page = open_view("compare", "wide")
     assert page.locator(".compare-pane").first.locator(".compare-rows span").count() == 29

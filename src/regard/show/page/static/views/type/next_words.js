@@ -11,7 +11,7 @@ export function createNextWords(app, append) {
   const list = el("ol", { class: "type-next" });
   const switches = el("div", { class: "type-switches", role: "group", "aria-label": "Heads that are off" });
   const said = el("p", { class: "note", "aria-live": "polite" });
-  const element = el("section", {}, el("h2", {}, "Predicted next words"), switches, said, list);
+  const element = el("section", { class: "type-predicted" }, el("h2", {}, "Predicted next words"), switches, said, list);
 
   // Draw the words [{word, probability}], or with heads off [{word, before, after}].
   function draw(state, words) {

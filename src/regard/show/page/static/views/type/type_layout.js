@@ -29,7 +29,7 @@ export function buildLayout(app, run, append) {
   const links = el("nav", { class: "type-links", "aria-label": "The same words in other views" });
   const next = createNextWords(app, append);
   const result = el("div", { class: "type-result", hidden: true },
-    el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, next.element), heads.element);
+    el("section", { class: "type-read" }, source, words.element, words.more, wrote, el("div", { class: "type-said" }, told, links), next.element), heads.element);
   const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
   const root = el("div", { class: "type-page" }, ask.element, createGallery(app), welcome, result);
 
