@@ -1,8 +1,8 @@
 """Generating with SmolLM2-135M-Instruct: beside transformers' own generate, the same weights, greedy.
 
 Equal are the tokens in float32; of weights in fewer bits the largest difference of the logits from float32's is given, as a
-share of the logits' deviation. The page also lists the likeliest alternatives of each token, and then reads the whole text once
-more to record it and to list what each token looked at. Needs --model smollm2, see docs/heads.md.
+share of the logits' deviation. The page also lists the likeliest alternatives of each token, records the prompt, and then reads
+the new tokens once more to record them and to list what each looked at. Needs --model smollm2, see docs/heads.md.
 """
 
 from functools import partial

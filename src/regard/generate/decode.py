@@ -87,17 +87,30 @@ def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, *
 
     The logits give the token's log-probability and the likeliest others. Raises ConfigError for a beam search.
     """
+    return start_decoding(model, tokens, max_new_tokens, **settings).steps
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """The tokens that `choices` generates, and the reader whose cache holds the keys and values of those that were read."""
+
+    reader: SequenceReader
+    steps: Iterator[TokenChoice]
+
+
+def start_decoding(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Decoding:
+    """Start to generate as `choices` does; nothing is read before the first step."""
     options = Settings(**settings)
     if options.beams > 1:
         raise ConfigError("a beam search chooses sequences, not tokens: leave out beams, or use generate.")
     reader, rows = make_reader(model, tokens, max_new_tokens, options)
     generators = RowGenerators(options.seed, len(rows))
     if options.draft is None:
-        return choose_tokens(reader, rows, max_new_tokens, options, generators)
+        return Decoding(reader, choose_tokens(reader, rows, max_new_tokens, options, generators))
     if len(rows) > 1:
         raise ConfigError(f"a draft guesses for one sequence at a time, got {len(rows)}.")
     guesser = speculate.make_guesser(options.draft, model, reader.capacity, options, generators)
-    return choose_speculatively(reader, rows, max_new_tokens, options, generators, guesser)
+    return Decoding(reader, choose_speculatively(reader, rows, max_new_tokens, options, generators, guesser))
 
 
 def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:

@@ -40,18 +40,53 @@ def record(
     Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments. A model that is compiled in
     the context, or whose attn_implementation is "regard" (regard.register_attention), is recorded while compiled.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
-    if uses_op(model):
-        model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
-    modules = dict(model.named_modules())
-    refuse_compiled(modules)
-    store = Store.from_arguments(keep, to)
-    watcher = RecordingWatcher(modules, Selection.from_arguments(modules, layers, heads), store)
-    with interception.watch_modules(watcher, modules), watch_blocks(modules if store.residual else {}, watcher.handle_block):
-        yield watcher.recording
-    watcher.fill_places()
-    warn_missed(watcher.recording)
+    recorder = Recorder(model, layers=layers, heads=heads, keep=keep, to=to)
+    with recorder.resume():
+        yield recorder.recording
+    recorder.finish()
+    warn_missed(recorder.recording)
+
+
+class Recorder:
+    """A recording of a model in parts: its calls are recorded in each context of `resume`, and it runs unobserved between them.
+
+    The arguments are those of `record`. A part may continue a run of the parts before it through a cache.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Iterable[int | str] | None = None,
+        heads: Iterable[int] | None = None,
+        keep: str | Iterable[str] | None = None,
+        to: str | Path | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
+        if uses_op(model):
+            model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
+        self.modules = dict(model.named_modules())
+        refuse_compiled(self.modules)
+        store = Store.from_arguments(keep, to)
+        self.watcher = RecordingWatcher(self.modules, Selection.from_arguments(self.modules, layers, heads), store)
+        self.blocks = self.modules if store.residual else {}
+
+    @property
+    def recording(self) -> Recording:
+        """What is recorded so far."""
+        return self.watcher.recording
+
+    @contextmanager
+    def resume(self) -> Iterator[Recording]:
+        """Record the calls of the model in the context."""
+        watcher = self.watcher
+        with interception.watch_modules(watcher, self.modules), watch_blocks(self.blocks, watcher.handle_block):
+            yield watcher.recording
+
+    def finish(self) -> None:
+        """Infer the places of the tokens, once all is recorded."""
+        self.watcher.fill_places()
 
 
 def uses_op(model: nn.Module) -> bool:

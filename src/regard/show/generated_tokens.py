@@ -58,9 +58,9 @@ def list_likeliest(chosen: TokenChoice, n: int, text: PieceTokenizer) -> list[tu
 def list_attended(recording: Recording, layers: int, words: Sequence[str], first: int) -> list[list[AttendedToken]]:
     """List what each query from `first` on attends to most, by the mean over the heads of the last `layers` layers recorded.
 
-    The recording is of one forward over a whole text, whose words are `words`. A token is chosen after the query before it.
+    The recording is of a run over a whole text, whose words are `words`. A token is chosen after the query before it.
     """
-    maps = [call.map for call in recording.last.softmax_calls[-layers:]]
+    maps = [recording.map(name) for name in recording.layers()[-layers:]]
     heads, count = sum(one.shape[1] for one in maps), maps[0].shape[2]
     attended = []
     for start in range(first, count, ROWS):  # a long text has more weights than fit into memory

@@ -99,9 +99,8 @@ def test_a_model_that_is_asked_who_sees_whom():
 
 def test_a_model_that_writes(monkeypatch):
     held = Held(lambda step: step)
-    monkeypatch.setattr(
-        model_adapter, "choices", lambda *given, of=model_adapter.choices, **more: map(held, of(*given, **more))
-    )
+    describe = model_adapter.describe_tokens
+    monkeypatch.setattr(model_adapter, "describe_tokens", lambda steps, *given: describe(map(held, steps), *given))
     with open_client(record_sorter(), adapter=make_sorter()) as client:
         ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
         wait_until(lambda: not client.server.page.session._model_lock.locked())
@@ -134,7 +133,7 @@ def test_a_model_that_takes_long_for_each_token(monkeypatch):
 def test_a_model_that_reads_what_it_wrote(monkeypatch):
     own, after = GPT2Adapter("held", make_sorter().model), []
     own.model.get_submodule("blocks.0").register_forward_hook(lambda *_: after.append(1))
-    monkeypatch.setattr(model_adapter, "record", held := Held(model_adapter.record))
+    monkeypatch.setattr(model_adapter, "record_rest", held := Held(model_adapter.record_rest))
     with open_client(record_sorter(), adapter=own) as client:
         ask_and_leave(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
         wait_until(lambda: not client.server.page.session._model_lock.locked())

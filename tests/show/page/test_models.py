@@ -19,6 +19,7 @@ from regard.models import TransformersDecoder
 from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import record
+from regard.observe.record import Recorder
 from regard.show.page.server import make_server
 from regard.show.page.session import GenerationRequest, Session
 from regard.text.byte_pair import GPT2_FOLDER
@@ -97,15 +98,52 @@ def test_what_a_llama_looked_at_is_what_eager_attention_in_float64_says(llama):
         assert_within(weights, row.topk(len(looked)).values, bound)
 
 
+def make_wide_letters(dtype: torch.dtype) -> GPT2Adapter:
+    """A random GPT-2 of letters, so wide that compiled code runs it in float32."""
+    torch.manual_seed(0)
+    model = regard.GPT2(regard.GPT2Config(layers=3, heads=4, width=256, context=32, vocabulary=3)).eval().to(dtype)
+    model.text = regard.GPT2.load("sorter").text
+    return GPT2Adapter("wide", model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "foreign"])
+@pytest.mark.parametrize(("prompt", "new"), [("CCABACB", 5), ("C", 3), ("CCAB", 1)])
+def test_a_recorded_story_is_that_of_one_forward_over_it(name, prompt, new, llama, foreign):
+    adapter = make_wide_letters(torch.float64)
+    if name != "gpt2":
+        given = llama if name == "llama" else foreign
+        adapter = TransformersModel(name, copy.deepcopy(given.model).double(), given.tokenizer)
+    session = Session(None, adapter)
+    *lines, last = session.generate_text(GenerationRequest(prompt, new, 1.0, seed=1), lambda: None)
+    found = session.get_entry(last["recording"]["id"]).recording
+    whole = torch.tensor([[*adapter.encode(prompt), *(one["token"] for one in lines[:-1])]])
+    with record(adapter.model, keep="values") as expected, torch.no_grad():
+        adapter.run(whole)
+    assert found.layers() == expected.layers()
+    for layer in range(adapter.layers):
+        for read in (lambda one: one.map(layer).dense(), lambda one: one.values(layer)):  # noqa: B023  # called here
+            assert read(found).shape == read(expected).shape
+            assert torch.allclose(read(found), read(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_prompt_is_read_once(name, llama):
+    adapter, counts = make_wide_letters(torch.float32) if name == "gpt2" else llama, []
+    embedding = adapter.model.tokens if name == "gpt2" else adapter.model.model.embed_tokens
+    hook = embedding.register_forward_pre_hook(lambda _, given: counts.append(given[0].numel()))
+    prompt = "CCABACB" if name == "gpt2" else "the cat sat on the mat"
+    *_, last = Session(None, adapter).generate_text(GenerationRequest(prompt, NEW, 1.0), lambda: None)
+    hook.remove()
+    assert "recording" in last
+    assert counts == [len(adapter.encode(prompt)), *[1] * (NEW - 1), NEW - 1]  # all new tokens again, for the recording
+
+
 @compiled
 def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_finding(monkeypatch):
     run, counts = CompiledDecoder.run, []
     monkeypatch.setattr(CompiledDecoder, "run", lambda own, new, cache: counts.append(new.numel()) or run(own, new, cache))
-    model = regard.GPT2(
-        regard.GPT2Config(layers=2, heads=4, width=256, context=32, vocabulary=3)
-    ).eval()  # compiled from here on
-    model.text = regard.GPT2.load("sorter").text
-    session = Session(None, GPT2Adapter("wide", model))
+    session = Session(None, make_wide_letters(torch.float32))
     lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
     next(lines)
     monkeypatch.setattr("regard.show.page.session.find_finding", lambda *_: [next(lines), next(lines)])
@@ -116,7 +154,7 @@ def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_f
 
 def test_a_model_without_attention_states_after_its_words_that_nothing_was_recorded(monkeypatch):
     session = Session(None, make_writer())
-    monkeypatch.setattr("regard.show.page.model_adapter.record", lambda _, keep: record(torch.nn.Linear(1, 1), keep=keep))
+    monkeypatch.setattr("regard.show.page.model_adapter.Recorder", lambda _, keep: Recorder(torch.nn.Linear(1, 1), keep=keep))
     lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
     words = [next(lines)["word"] for _ in range(NEW)]
     assert len(words) == NEW

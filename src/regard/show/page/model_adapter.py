@@ -4,7 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
-from regard.generate import TokenChoice, choices
+from regard.generate import TokenChoice
+from regard.generate.decode import start_decoding
+from regard.generate.sequence_reader import SequenceReader
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import Recording, load, record
+from regard.observe.record import Recorder
 from regard.show.axis_words import describe_bytes
 from regard.show.generated_tokens import PieceTokenizer, describe_tokens, list_attended, select_last_layers
 from regard.show.page import translator_adapter
@@ -166,11 +169,15 @@ def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, 
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """A model that continues a text: its tokens so far, and the choices that follow."""
+    """A model that continues a text: its tokens so far, and the choices that follow.
+
+    `reader` reads the text with a cache; None where the adapter generates by itself.
+    """
 
     ids: list[int]
     steps: Iterator[TokenChoice]
     text: PieceTokenizer
+    reader: SequenceReader | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +201,9 @@ def generate_tokens(
     chat: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any] | RecordedText]:
-    """Generate each new token as JSON, with the likeliest ones, and the recording of all last, of one forward over the text.
+    """Generate each new token as JSON, with the likeliest ones, and the recording of all last.
+
+    With a cache the prompt is recorded as it is read, and the new tokens in one forward that continues it; else all in one.
 
     With `chat` the text is a message in the model's own chat template. is_stopped() is called after each token: true ends the
     text. alive() is called before each module while the prompt and the whole text are read. Raises ConfigError after the last
@@ -209,7 +218,9 @@ def generate_tokens(
     text = adapter.format_chat(text) if chat else text  # type: ignore[attr-defined]
     found = continue_text(adapter, text, tokens, temperature, seed)
     ids, words, last = list(found.ids), found.text.pieces(found.ids), len(found.ids) - 1
-    for one in describe_tokens(check_client_in_steps(found.steps, alive), found.text, MAX_LIKELIEST):
+    recorder = Recorder(adapter.model, keep="values")
+    steps = check_client_in_steps(found.steps, alive, nullcontext() if found.reader is None else recorder.resume())
+    for one in describe_tokens(steps, found.text, MAX_LIKELIEST):
         yield {
             "word": one.word,
             "place": len(words),  # the position of the new token
@@ -221,26 +232,41 @@ def generate_tokens(
         words.append(one.word)
         if is_stopped():
             break
-    read = torch.tensor([ids[:-1]])  # the last token was chosen and not read
-    with check_client_in_modules(alive), torch.inference_mode(), record(adapter.model, keep="values") as recording:
-        adapter.run(read)
+    with check_client_in_modules(alive):
+        recording = record_rest(adapter, found, recorder, ids[:-1])  # the last token was chosen and not read
     recording.map(0)  # raises the error that states why there is none
-    yield describe_story(adapter, recording, read, words[:-1], last)
+    yield describe_story(adapter, recording, torch.tensor([ids[:-1]]), words[:-1], last)
 
 
-def check_client_in_steps(steps: Iterable[TokenChoice], alive: Alive) -> Iterator[TokenChoice]:
+def record_rest(adapter: ModelAdapter, found: Continuation, recorder: Recorder, ids: list[int]) -> Recording:
+    """Record what was not recorded of tokens: those after the prompt, which its cache continues, or all without a cache."""
+    new = ids[len(found.ids) :]
+    with recorder.resume():
+        if found.reader is None:
+            with torch.inference_mode():
+                adapter.run(torch.tensor([ids]))
+        elif new:
+            found.reader.crop(len(found.ids))
+            found.reader.read([new])
+    recorder.finish()
+    return recorder.recording
+
+
+def check_client_in_steps(
+    steps: Iterable[TokenChoice], alive: Alive, first: AbstractContextManager[object]
+) -> Iterator[TokenChoice]:
     """Yield steps; alive() is called before each module of the first one, which reads the prompt, and of one after a slow one.
 
-    Nothing observes the model in the others, so that compiled code can run it.
+    The first step is computed in the context `first`. Nothing observes the model in the others: compiled code can run it.
     """
     iterator, seconds = iter(steps), math.inf
     while True:
         begun = time.perf_counter()
-        with check_client_in_modules(alive) if seconds > SLOW_STEP else nullcontext():
+        with check_client_in_modules(alive) if seconds > SLOW_STEP else nullcontext(), first:
             chosen = next(iterator, None)
         if chosen is None:
             return
-        seconds = time.perf_counter() - begun
+        seconds, first = time.perf_counter() - begun, nullcontext()
         yield chosen
 
 
@@ -248,7 +274,7 @@ def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, wor
     """Return a recording of a text that a model wrote, with what each token from the query `first` on attends to."""
     recording.model, recording.tokens = adapter.name, words
     recording = copy_to_cpu(recording, get_device(adapter.model))
-    layers = len(select_last_layers(len(recording.last.softmax_calls)))
+    layers = len(select_last_layers(len(recording.last.layers())))
     looked = [
         [{"place": near.position, "word": truncate_word(near.word), "weight": near.weight} for near in row]
         for row in list_attended(recording, layers, words, first)
@@ -258,17 +284,21 @@ def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, wor
 
 def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: float, seed: int | None) -> Continuation:
     """Start to continue a text. Raises ConfigError where the context has no room."""
-    ids = adapter.encode(text)
+    ids, decoder = adapter.encode(text), get_decoder(adapter)
     check_context(adapter, max(len(ids), 1), tokens)
     settings: dict[str, Any] = {"temperature": temperature, "seed": seed}
+    if isinstance(adapter, GPT2Adapter):
+        words: PieceTokenizer = adapter.words
+        settings |= {"text": adapter.words, **adapter.model.get_end_settings()}
+        ids = ids or [end for end in [settings.get("end")] if end is not None]
+    else:
+        words, ids = TokenDecoder(adapter), ids or adapter.start_ids  # type: ignore[attr-defined]
+    if decoder is None:
+        return Continuation(list(ids), adapter.choices(list(ids), tokens, **settings), words)  # type: ignore[attr-defined]
     if not isinstance(adapter, GPT2Adapter):
-        ids = ids or adapter.start_ids  # type: ignore[attr-defined]
-        steps = adapter.choices(list(ids), tokens, **settings)  # type: ignore[attr-defined]
-        return Continuation(list(ids), steps, TokenDecoder(adapter))
-    settings = {"text": adapter.words, **adapter.model.get_end_settings(), **settings}
-    if not ids and settings.get("end") is not None:
-        ids = [settings["end"]]
-    return Continuation(ids, choices(adapter.model, [list(ids)], tokens, **settings), adapter.words)
+        settings["stop"] = adapter.list_ends()  # type: ignore[attr-defined]
+    found = start_decoding(decoder, [list(ids)], tokens, **settings)  # type: ignore[arg-type]
+    return Continuation(list(ids), found.steps, words, found.reader)
 
 
 def check_context(adapter: ModelAdapter, prompt_tokens: int, tokens: int) -> None:

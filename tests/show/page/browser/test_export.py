@@ -130,8 +130,8 @@ def test_the_numbers_of_written_words_are_saved(open_page, serving, kind, tmp_pa
 
 
 def test_while_words_are_written_what_is_known_of_them_is_saved(open_page, serving, tmp_path, monkeypatch):
-    read, going = model_adapter.record, Event()
-    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    read, going = model_adapter.record_rest, Event()
+    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
     page = open_page(f"{serving(Session(None, GPT2Adapter('sorter', GPT2.load('sorter'))))}#view=generate&heat=0&words=5")
     page.get_by_role("textbox", name="Prompt").fill("CBABB")
     page.get_by_role("button", name="Generate").click()

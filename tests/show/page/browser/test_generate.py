@@ -100,8 +100,8 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_pa
 
 
 def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_page, serving, model, monkeypatch):
-    read, going = model_adapter.record, Event()
-    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    read, going = model_adapter.record_rest, Event()
+    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
     page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
@@ -266,8 +266,8 @@ def test_what_the_words_of_a_stopped_text_looked_at_is_known_as_of_one_of_that_l
 
 
 def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, serving, model, monkeypatch):
-    read, going = model_adapter.record, Event()
-    monkeypatch.setattr(model_adapter, "record", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    read, going = model_adapter.record_rest, Event()
+    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
     page = write_and_stop(open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate"))
     page.get_by_role("status").get_by_text("the model reads them once more").wait_for()
     page.get_by_role("button", name="Stop").click()
