@@ -17,8 +17,10 @@ from observe.family import T
 from observe.models import CACHE, gpt2
 from observe.recording_checks import EQUAL
 from regard import ConfigError, compare, load, observe
+from regard.generate.kv_cache import Cache
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
+from regard.observe.record import Recorder
 
 
 def make_model_and_inputs(name, side="none", dtype=torch.float32, **settings):
@@ -44,6 +46,29 @@ def test_a_recording_is_freed_with_its_last_name(name, keep):
         assert freed() is None
     finally:
         gc.enable()
+
+
+@torch.no_grad()
+def test_a_recording_in_parts_is_that_of_one_context_and_what_runs_between_them_is_not_in_it():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=2, heads=3, width=33, context=31, vocabulary=53)).double().eval()
+    prompt, between, rest = torch.arange(5)[None], torch.arange(20, 27)[None], torch.arange(7, 20)[None]
+    recorder, kept = Recorder(model, keep="values"), Cache(2, 31)
+    with recorder.resume():
+        model(prompt, kept)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    model(between, kept)
+    kept.crop(5)
+    with recorder.resume():
+        model(rest, kept)
+    recorder.finish()
+    with record(model, keep="values") as expected:
+        model(torch.cat([prompt, rest], 1))
+    (run,) = recorder.recording.runs
+    for layer in range(2):
+        assert run.map(layer).shape == expected.map(layer).shape
+        assert torch.allclose(run.map(layer).dense(), expected.map(layer).dense(), rtol=0, atol=1e-12)
+        assert torch.allclose(run.values(layer), expected.values(layer), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["Call", "Recording", "Run"])
