@@ -284,6 +284,22 @@ def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, s
     wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
 
 
+def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, monkeypatch):
+    read, going = model_adapter.record_rest, Event()
+    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
+    page.locator("select[name=tokens]").select_option(str(COUNT))
+    page.get_by_role("button", name="Generate").click()
+    wait_until(page, f"document.querySelectorAll('.generate-came .word').length === {COUNT}")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Generate").wait_for()
+    going.set()
+    notes = page.locator(".generate-causes .note").all_inner_texts()
+    assert notes == ["Not known: the model did not read this text as a whole."] * 2
+    assert page.locator(".generate-count").inner_text() == ""
+
+
 def test_a_wait_for_code_that_is_compiled_is_told_until_the_words_come(open_page, serving, model, monkeypatch):
     compiled = Future()
     monkeypatch.setattr(generation_loops, "start_compilation", lambda model: compiled)

@@ -93,12 +93,13 @@ async function runGeneration(it, { text, tokens, temperature, seed, model, chat 
   return undefined;
 }
 
-// Stop the text after the word that is written now: the model then reads it once, unless it is stopped again or has no words.
+// Stop the text after the word that is written now: the model then reads it once. Before the first word, after the last one,
+// and if it was stopped before, stop all.
 function stopGeneration(it) {
-  const { app, page, written, running } = it;
-  if (!running || it.isStopped || !written.length) return running?.abort();
-  Object.assign(it, { isStopped: true, wanted: written.length });
-  page.count(written.length, it.wanted);
+  const { app, page, written, running, wanted } = it;
+  if (!running || it.isStopped || !written.length || written.length >= wanted) return running?.abort();
+  it.isStopped = true;
+  page.count(written.length, written.length);
   return app.source.stop({ run: it.run }, running.signal).catch(() => running.abort());
 }
 
@@ -116,8 +117,7 @@ function endRun(it, isAborted) {
 function addTokens(it, line) {
   it.written.push(line);
   it.page.add(line, it.written.length - 1);
-  if (it.isStopped) it.wanted = it.written.length; // words that were on their way
-  it.page.count(it.written.length, it.wanted);
+  it.page.count(it.written.length, it.isStopped ? it.written.length : it.wanted); // some are on their way when it is stopped
   if (it.picked === null) showToken(it, it.written.length - 1);
 }
 
@@ -201,8 +201,7 @@ async function finishGeneration(it, { recording: summary, looked }) {
 async function endStory(it) {
   const { app, made, written, page } = it;
   page.finished();
-  if (it.isStopped) page.stopped(written.length);
-  else if (written.length < it.wanted) page.ended(written.length);
+  if (written.length < it.wanted) (it.isStopped ? page.stopped : page.ended)(written.length);
   const first = written[0].place;
   const words = await app.words(made.attentions[0].rows, 0, Math.min(first, LONGEST));
   if (it.made !== made) return;
