@@ -277,6 +277,7 @@ def test_a_text_ends_on_the_page_and_in_the_terminal_at_the_same_tokens(llama, t
     assert (code, out) == (0, TransformersTokenizer(words).bytes(tokens[:4]).decode(errors="replace") + "\n")
     adapter = load_model(str(tmp_path / "llama"), CAUSAL_LM)
     *lines, _ = Session(None, adapter).generate_text(GenerationRequest(prompt, 7, 1.0, seed=3), lambda: None)
+    lines = [one for one in lines if "token" in one]  # without that its loops are compiled
     assert [one["token"] for one in lines] == tokens[:5]  # with the token that ends it
 
 

@@ -18,7 +18,7 @@ from regard.cli.device import check_device, format_first_line
 from regard.cli.loading_progress import LoadingProgress, track_loading
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError
-from regard.generate import Settings, TokenChoice, choices
+from regard.generate import Settings, TokenChoice
 from regard.generate.sampling import RowGenerators
 from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
@@ -139,13 +139,10 @@ class TransformersModel:
     def choices(self, ids: Sequence[int], count: int, **settings: Any) -> Iterator[TokenChoice]:
         """Generate the next tokens of one sequence, each with the logits it was chosen from, until the model ends the text.
 
-        settings are those of regard.generate.Settings. On a CPU, compiled code runs Llama, Mistral and Qwen2 where it can. Of
-        the others, a model without a cache reads the whole text for each token.
+        settings are those of regard.generate.Settings. The model's own forward and cache are used; one without a cache reads
+        the whole text for each token.
         """
-        ends, decoder = self.list_ends(), self.decoder
-        if decoder is not None:
-            return choices(decoder, [list(ids)], count, **{"stop": ends, **settings})
-        return self.choose_tokens(ids, count, ends, Settings(**settings))
+        return self.choose_tokens(ids, count, self.list_ends(), Settings(**settings))
 
     @property
     def decoder(self) -> TransformersDecoder | None:

@@ -42,15 +42,15 @@ def list_loops(model: nn.Module) -> list[Callable[[], Any]]:
     has_products = is_own and any(x.numel() >= LEAST and x.dtype != torch.float64 for x in tensors)
     reading = getattr(model, "reading", lambda: None)()
     has_decoder = isinstance(reading, CompiledDecoder) and reading.can_compile()
-    return [get_product] * has_products + [get_decoder] * has_decoder
+    return [get_product_loop] * has_products + [get_decoder_loop] * has_decoder
 
 
-def get_product() -> Any:
+def get_product_loop() -> Any:
     """Return the loop of the products of a matrix with a few vectors."""
     return load_compiled_products().multiply_shared
 
 
-def get_decoder() -> Any:
+def get_decoder_loop() -> Any:
     """Return the loop of a whole model."""
     from regard.models import numba_decoder
 

@@ -44,7 +44,6 @@ def record(
     with recorder.resume():
         yield recorder.recording
     recorder.finish()
-    warn_missed(recorder.recording)
 
 
 class Recorder:
@@ -85,8 +84,9 @@ class Recorder:
             yield watcher.recording
 
     def finish(self) -> None:
-        """Infer the places of the tokens, once all is recorded."""
+        """Infer the places of the tokens and warn of what was not recorded, once all is."""
         self.watcher.fill_places()
+        warn_missed(self.recording)
 
 
 def uses_op(model: nn.Module) -> bool:
@@ -116,4 +116,4 @@ def warn_missed(recording: Recording) -> None:
     if recording.missed:
         first, more = recording.missed[0], len(recording.missed) - 1
         others = f" and {more} more, see recording.missed" if more else ""
-        warnings.warn(f"not recorded: {first.kernel} in {first.module or 'the model'}: {first.reason}{others}.", stacklevel=4)
+        warnings.warn(f"not recorded: {first.kernel} in {first.module or 'the model'}: {first.reason}{others}.", stacklevel=5)

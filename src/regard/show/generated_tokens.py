@@ -60,10 +60,11 @@ def list_attended(recording: Recording, layers: int, words: Sequence[str], first
 
     The recording is of a run over a whole text, whose words are `words`. A token is chosen after the query before it.
     """
-    maps = [recording.map(name) for name in recording.layers()[-layers:]]
-    heads, count = sum(one.shape[1] for one in maps), maps[0].shape[2]
+    count = len(recording.layers())
+    maps = [recording.map(layer) for layer in range(count - layers, count)]
+    heads, queries = sum(one.shape[1] for one in maps), maps[0].shape[2]
     attended = []
-    for start in range(first, count, ROWS):  # a long text has more weights than fit into memory
+    for start in range(first, queries, ROWS):  # a long text has more weights than fit into memory
         rows = torch.stack([one[0, :, start : start + ROWS].sum(0) for one in maps]).sum(0) / heads
         attended += [list_largest(row[: start + n + 1], words) for n, row in enumerate(rows)]
     return attended

@@ -17,3 +17,13 @@ def client(recording):
 
     with open_client(recording, adapter=make_sorter(torch.float64)) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Tell no one that loops are compiled, however long it takes here with an empty cache; see test_generation_loops."""
+    try:
+        from regard.show.page import generation_loops
+    except ModuleNotFoundError:  # the page needs what is not installed, and its tests are skipped
+        return
+    monkeypatch.setattr(generation_loops, "PATIENCE_SECONDS", 600)

@@ -1,6 +1,5 @@
-"""Loops that generation calls are compiled while the page can be used, and a visitor who waits for them is told."""
+"""Loops that generation calls are compiled once, and a visitor who waits for them is told."""
 
-import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ def compiling(monkeypatch):
     """The compilation of any model's loops, not done before the test says so."""
     found = Future()
     monkeypatch.setattr(generation_loops, "start_compilation", lambda model: found)
+    monkeypatch.setattr(generation_loops, "PATIENCE_SECONDS", 0.05)
     yield found
     if not found.done():
         found.set_result(None)
@@ -60,6 +60,17 @@ def test_an_error_of_compilation_is_told_to_who_waits(compiling):
         next(Session(None, make_writer()).generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
 
 
+def test_what_could_not_be_compiled_is_tried_again_for_the_next_text(monkeypatch):
+    futures = [Future(), Future()]
+    futures[0].set_exception(MemoryError("no room"))
+    futures[1].set_result(None)
+    monkeypatch.setattr(generation_loops, "start_compilation", lambda model: futures.pop(0))
+    session = Session(None, make_writer())
+    with pytest.raises(MemoryError, match="no room"):
+        next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))
+    assert next(session.generate_text(GenerationRequest("CCAB", 3, 1.0), lambda: None))["place"] == 4
+
+
 def test_the_loops_of_a_model_are_compiled_once(monkeypatch):
     asked = []
     monkeypatch.setattr(generation_loops, "start_compilation", lambda model: asked.append(model) or Future())
@@ -69,15 +80,3 @@ def test_the_loops_of_a_model_are_compiled_once(monkeypatch):
     assert loops.is_compiling()
     assert loops.compile(SimpleNamespace(name="another", model=adapter.model)) is None  # it says nothing of how it generates
     assert asked == [adapter.model]
-
-
-def test_the_loops_are_compiled_once_the_page_has_what_it_opens_on(monkeypatch):
-    done = []
-    with open_client(adapter=make_sorter()) as client:
-        session = client.session
-        opening = session.prepare_opening
-        monkeypatch.setattr(session, "prepare_opening", lambda alive: (opening(alive), done.append("opening")))
-        monkeypatch.setattr(session.loops, "compile", lambda adapter: done.append(adapter.name))
-        threading.Thread(target=client.server.prepare_opening).start()
-        wait_until(lambda: len(done) == 2)
-    assert done == ["opening", "sorter"]

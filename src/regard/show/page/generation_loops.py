@@ -1,4 +1,7 @@
-"""The compiled loops that Generate calls: compiled once for each model, in a thread; a visitor who waits for them is told."""
+"""The compiled loops that Generate calls: compiled once for each model, in a thread, while a visitor who waits is told.
+
+They are not compiled before a text asks for them: numba compiles one loop at a time, and other views would wait.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from regard.show.page.head_pictures import Alive
 from regard.show.page.model_adapter import ModelAdapter, get_decoder
 from regard.show.page.translator_adapter import TranslatorAdapter
 
-PATIENCE_SECONDS = 0.3  # before a visitor is told, since to read the loops from the cache takes less
+PATIENCE_SECONDS = 2.0  # before a visitor is told, since to import numba and read the loops from the cache takes less
 
 
 class GenerationLoops:
@@ -21,10 +24,12 @@ class GenerationLoops:
         self._lock = threading.Lock()
 
     def compile(self, adapter: ModelAdapter | TranslatorAdapter) -> "Future[None] | None":
-        """Start to compile the loops of a model, unless that was done before; None if generation with it calls none."""
+        """Start to compile the loops of a model, unless that was done without an error; None if generation calls none."""
         model = get_decoder(adapter)
         with self._lock:
-            if model is not None and adapter.name not in self._futures:
+            known = self._futures.get(adapter.name)
+            has_failed = known is not None and known.done() and known.exception() is not None
+            if model is not None and (known is None or has_failed):
                 self._futures[adapter.name] = start_compilation(model)
             return self._futures.get(adapter.name)
 

@@ -16,7 +16,7 @@ from regard.errors import ConfigError, RegardError
 from regard.generate import TokenChoice
 from regard.generate.decode import start_decoding
 from regard.generate.sequence_reader import SequenceReader
-from regard.models import GPT2
+from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import Recording, load, record
 from regard.observe.record import Recorder
@@ -99,7 +99,7 @@ def can_generate(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
 def get_decoder(adapter: ModelAdapter | TranslatorAdapter | None) -> nn.Module | None:
     """Return the model that `regard.generate` continues texts with, None if another function does."""
     found = adapter.model if isinstance(adapter, GPT2Adapter) else getattr(adapter, "decoder", None)
-    return found if isinstance(found, nn.Module) else None
+    return found if isinstance(found, GPT2 | TransformersDecoder) else None
 
 
 def has_chat_template(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
@@ -200,14 +200,15 @@ def generate_tokens(
     alive: Alive,
     chat: bool = False,
     is_stopped: Callable[[], bool] = lambda: False,
+    end: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any] | RecordedText]:
     """Generate each new token as JSON, with the likeliest ones, and the recording of all last.
 
     With a cache the prompt is recorded as it is read, and the new tokens in one forward that continues it; else all in one.
 
     With `chat` the text is a message in the model's own chat template. is_stopped() is called after each token: true ends the
-    text. alive() is called before each module while the prompt and the whole text are read. Raises ConfigError after the last
-    token if nothing was recorded.
+    text; end() is called after the last one. alive() is called before each module while the prompt and the whole text are read.
+    Raises ConfigError after the last token if nothing was recorded.
     """
     if isinstance(adapter, TranslatorAdapter) or not can_generate(adapter):
         raise ConfigError(
@@ -232,6 +233,7 @@ def generate_tokens(
         words.append(one.word)
         if is_stopped():
             break
+    end()
     with check_client_in_modules(alive):
         recording = record_rest(adapter, found, recorder, ids[:-1])  # the last token was chosen and not read
     recording.map(0)  # raises the error that states why there is none

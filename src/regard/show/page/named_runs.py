@@ -20,7 +20,12 @@ class NamedRuns:
         try:
             yield event
         finally:
-            if name is not None:
+            self.close(event)
+
+    def close(self, event: threading.Event) -> None:
+        """Remove a run, whose words are all written, so that `stop` does not find it any more."""
+        for name, other in list(self._stops.items()):
+            if other is event:
                 self._stops.pop(name, None)
 
     def stop(self, name: str) -> bool:

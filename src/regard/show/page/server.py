@@ -358,18 +358,12 @@ class Server:
             threading.Thread(target=self.open_address, name="regard-browser", daemon=True).start()
 
     def prepare_opening(self) -> None:
-        """Compute what the page opens on until the server stops, then compile the loops that its first text in Generate calls.
-
-        What is wrong with the opening is said when a visitor asks.
-        """
+        """Compute what the page opens on until the server stops; what is wrong is said when a visitor asks."""
         with suppress(InterruptedError, RegardError):
             while self.is_loading():
                 self.check_running()
                 time.sleep(0.1)
-            session = self.page.session
-            session.prepare_opening(self.check_running)
-            if session.adapter is not None:  # after the opening, whose own loops would wait for them
-                session.loops.compile(session.adapter)
+            self.page.session.prepare_opening(self.check_running)
 
     def check_running(self) -> None:
         """Raise InterruptedError once the server stops."""

@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -402,9 +403,10 @@ class Session:
         adapter = self.require_model(asked.text, asked.model)
         if not 1 <= asked.tokens <= MAX_NEW_TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {asked.tokens}.")
-        yield from self.loops.wait(adapter, alive)
-        with wait_for_lock(self._model_lock, alive), self.runs.open(asked.run) as stop:
-            yield from self.write_story(adapter, asked, alive, stop)
+        with self.runs.open(asked.run) as stop:
+            yield from self.loops.wait(adapter, alive)
+            with wait_for_lock(self._model_lock, alive):
+                yield from self.write_story(adapter, asked, alive, stop)
 
     def write_story(
         self, adapter: ModelAdapter | TranslatorAdapter, asked: GenerationRequest, alive: Alive, stop: threading.Event
@@ -412,7 +414,8 @@ class Session:
         """Generate text until it is stopped, see `generate_text`."""
         lines: list[dict[str, Any]] = []
         settings = asked.text, asked.tokens, asked.temperature, asked.seed
-        for one in generate_tokens(adapter, *settings, alive, asked.chat, stop.is_set):
+        end = partial(self.runs.close, stop)
+        for one in generate_tokens(adapter, *settings, alive, asked.chat, stop.is_set, end):
             if isinstance(one, RecordedText):
                 other = None if adapter is self.adapter else adapter.name
                 lines = [{**line, "looked": looked} for line, looked in zip(lines, one.looked, strict=True)]

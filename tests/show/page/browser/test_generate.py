@@ -303,10 +303,11 @@ def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, mo
 def test_a_wait_for_code_that_is_compiled_is_told_until_the_words_come(open_page, serving, model, monkeypatch):
     compiled = Future()
     monkeypatch.setattr(generation_loops, "start_compilation", lambda model: compiled)
+    monkeypatch.setattr(generation_loops, "PATIENCE_SECONDS", 0.1)
     page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.get_by_role("button", name="Generate").click()
-    wait = page.get_by_role("status").get_by_text("is compiled for this processor, once after an installation")
+    wait = page.get_by_role("status").get_by_text("is being prepared for this processor")
     wait.wait_for()
     assert page.locator(".generate-came .word").count() == 0
     compiled.set_result(None)

@@ -100,7 +100,7 @@ function stopGeneration(it) {
   if (!running || it.isStopped || !written.length || written.length >= wanted) return running?.abort();
   it.isStopped = true;
   page.count(written.length, written.length);
-  return app.source.stop({ run: it.run }, running.signal).catch(() => running.abort());
+  return app.source.stop({ run: it.run }, running.signal).then(({ stopped }) => stopped || running.abort(), () => running.abort());
 }
 
 const NO_SELECTION = { q: null, k: null, x: null, y: null, zoom: null, at: null, token: null };

@@ -10,7 +10,7 @@ const NEAR = 60; // maximum pixels from the end of the text at which it scrolls 
 
 const HINT = "The model continues the text, one word at a time. Then select a word of it to see where the model looked, and which other words were likely there.";
 
-const COMPILING = "The code that writes the words is compiled for this processor, once after an installation. That takes up to half a minute; then the words come.";
+const COMPILING = "The code that writes the words is being prepared for this processor, which takes up to half a minute the first time; then the words come.";
 
 // Build the layout; user input calls run, stop and pick(n).
 export function buildLayout(app, { run, stop, pick }) {
