@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding, unit_roundoff
+from regard.compiled.matrix_formats import LARGEST
 from regard.matmul import QuantizedLinear
-from regard.matmul.quantized_linear import LARGEST
 from regard.models import GPT2, GPT2Config
 
 SIZES = {"layers": 2, "heads": 3, "width": 33, "context": 31, "vocabulary": 53}

@@ -73,16 +73,17 @@ def test_it_generates_with_a_cache_in_batches_and_by_beams(to):
 
 @pytest.mark.parametrize(("to", "share"), [("bfloat16", 0.52), ("float16", 0.52), ("int8", 0.3), ("int4", 0.18)])
 def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is(to, share):
-    before = {name: x.clone() for name, x in MODEL.state_dict().items()}
-    small = quantise(MODEL.train(), to)
+    model = gpt2(dtype=torch.float32, layers=1, heads=2, width=256, vocabulary=101, context=64)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    small = quantise(model.train(), to)
     assert not small.training
-    assert MODEL.training
-    MODEL.eval()
-    assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items())
-    assert small.positions.weight is MODEL.positions.weight
+    assert model.training
+    model.eval()
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert small.positions.weight is model.positions.weight
     assert small.head is small.tokens.matrix
     held = {x.data_ptr(): x.nbytes for x in (*small.parameters(), *small.buffers())}
-    own = {x.data_ptr(): x.nbytes for x in MODEL.parameters()}
+    own = {x.data_ptr(): x.nbytes for x in model.parameters()}
     assert sum(size for place, size in held.items() if place not in own) < share * sum(own.values())
 
 

@@ -1,17 +1,20 @@
 """The sums of rows and vectors in each format are those of the numbers that it stands for; nothing else is touched."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from bounds import gamma, unit_roundoff  # noqa: E402
-from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, count_shorts, describe_matrix, pad_columns  # noqa: E402
+from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, LARGEST, count_shorts, describe_matrix, pad_columns  # noqa: E402
+from regard.compiled.register_tiles import LANES  # noqa: E402
 from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
-from regard.matmul.numba_quantized import is_paired, multiply_matrix, quantize_vector, round_vector  # noqa: E402
+from regard.matmul.numba_quantized import is_paired, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 
@@ -25,9 +28,11 @@ def draw_matrix(dtype, rows, columns, dice):
     if dtype == torch.int8:
         numbers = torch.randint(-127, 128, (rows, columns), generator=dice, dtype=torch.int8)
         scales = torch.randn(rows, generator=dice)
-        most = (2**31 - 1) // numbers.abs().sum(-1, dtype=torch.int64).amax().clamp_min(1)
-        exact = numbers.double() * scales.double()[:, None]
-        return [numbers, scales, bias, most.clamp_max(32767)], exact.numpy(), exact.abs().numpy()
+        groups = torch.randint(0, 256, (rows, -(-columns // 768) * 16), generator=dice, dtype=torch.uint8)
+        exact = torch.empty(rows, columns, dtype=torch.float64)
+        for p in range(columns):
+            exact[:, p] = numbers[:, p].double() * scales.double() * groups[:, p // 768 * 16 + p % 32 // 2].double()
+        return [numbers, scales, bias, groups], exact.numpy(), exact.abs().numpy()
     padded = -(-columns // BLOCK) * BLOCK
     stored = torch.randint(0, 256, (rows, padded // 2), generator=dice, dtype=torch.uint8)
     scales = torch.randn(rows, 2, padded // GROUP, generator=dice).bfloat16()
@@ -47,14 +52,12 @@ def multiply(parts, x, first, last, run=multiply_matrix):
     of = np.array(describe_matrix(parts), np.int64)
     integers, factors = np.full((count, count_shorts(columns)), 7, np.int16), np.full(count, 7, np.float32)
     met = x.astype(np.float64)
-    if is_paired(of, count):
+    if parts[0].dtype in INTEGERS:
         for one in range(count):
-            factors[one] = round_vector(x[one], integers[one])
+            factors[one] = quantize_for(of, x[one], count, integers[one])
+    if is_paired(of, count):
         met = torch.from_numpy(x).bfloat16().double().numpy()
     elif parts[0].dtype in INTEGERS:
-        most = 32767 if parts[3] is None else int(parts[3])
-        for one in range(count):
-            factors[one] = quantize_vector(x[one], most, integers[one])
         met = integers[:, :columns].astype(np.float64) * factors[:, None].astype(np.float64)
     out = np.full((count, rows), 7, np.float32)
     run(of, x, integers, factors, first, last, out)
@@ -69,8 +72,9 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
     expected, sizes = np.full((2, count, rows), 7.0)
     expected[:, first:last] = (met @ numbers.T + bias)[:, first:last]
     sizes[:, first:last] = (np.abs(met) @ largest.T + np.abs(bias))[:, first:last]
-    # integers are summed exactly: a sum becomes a float32, two scales meet, then both; of int4 a sum for each of its registers
-    terms = 5 if dtype == torch.int8 else columns + 5
+    # int8 is summed exactly in a lane of a span: a float32, times the scale of its group; then all spans and lanes are added
+    added = -(-columns // 768) * (16 // LANES) + math.log2(LANES)
+    terms = 5 + (added if dtype == torch.int8 else columns)  # two scales meet, then both, then the bias
     rounding = unit_roundoff(torch.bfloat16) if is_paired(np.array(describe_matrix(parts)), count) else 0  # of the rows
     assert (np.abs(found - expected) <= (gamma(torch.float32, terms) * (1 + rounding) + rounding) * sizes).all()
 
@@ -78,11 +82,12 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
 PLACES = st.integers(0, 23)
 
 
+@example(torch.int8, 5, 11, 1543, 0, 11, 0)
 @given(
     st.sampled_from(list(DTYPES)),
     st.integers(1, 70),
     st.integers(1, 23),
-    st.integers(1, 300) | st.just(128),
+    st.integers(1, 300) | st.sampled_from([128, 768, 1543]),
     PLACES,
     PLACES,
     st.integers(0, 99),
@@ -99,7 +104,7 @@ def test_they_are_the_same_where_the_processor_lacks_the_instruction(dtype, monk
     monkeypatch.setattr(numba_row_tiles, "PAIRWISE", None)
     monkeypatch.setattr(numba_row_tiles, "CONVERTS", False)
     again = numba.njit(multiply_matrix.py_func)
-    for columns in (64, 515):
+    for columns in (64, 515, 1543):
         assert_is_product(dtype, 6, 9, columns, 1, 9, run=again)
 
 
@@ -126,21 +131,20 @@ def test_a_row_has_the_same_sum_beside_any_others():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sums_do_not_overflow(sign):
-    columns, most = 768, (2**31 - 1) // (127 * 768)
-    parts = [torch.full((9, columns), 127, dtype=torch.int8), torch.ones(9), None, torch.tensor(most)]
-    found, met = multiply(parts, np.full((5, columns), sign, np.float32), 0, 9)
-    np.testing.assert_allclose(found, 127 * met.sum(1)[:, None].repeat(9, 1), rtol=gamma(torch.float32, 4))
+    numbers, groups = torch.full((9, 1536), 127, dtype=torch.int8), torch.full((9, 32), 255, dtype=torch.uint8)
+    found, met = multiply([numbers, torch.ones(9), None, groups], np.full((5, 1536), sign, np.float32), 0, 9)
+    expected = 127 * 255 * met.sum(1)[:, None].repeat(9, 1)
+    np.testing.assert_allclose(found, expected, rtol=gamma(torch.float32, 4 + 2 * (16 // LANES) + math.log2(LANES)))
 
 
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32) | st.floats(-(2.0**-96), 2.0**-96, width=32), min_size=1, max_size=70),
-    st.integers(1, 32767),
 )
-def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
+def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers):
     x, whole = np.array(numbers, np.float32), np.full(count_shorts(len(numbers)), 7, np.int16)
-    scale, out = quantize_vector(x, most, whole), whole[: len(numbers)]
+    scale, out = quantize_vector(x, whole), whole[: len(numbers)]
     assert (scale > 0) == (np.abs(x).max() > 1e-30)
-    assert np.abs(out).max() == (most if scale > 0 else 0)
+    assert np.abs(out).max() == (LARGEST if scale > 0 else 0)
     # half a whole number, and five roundings: of two divisions, which may be by the reciprocal, and of a product
     allowed = 0.5 * np.float64(scale) + gamma(torch.float32, 5) * np.abs(x).astype(np.float64)
     assert (np.abs(out * np.float64(scale) - x) <= (allowed if scale > 0 else numba_quantized.LOW)).all()
@@ -155,10 +159,11 @@ def test_vectors_of_bfloat16_are_the_nearest_and_padded_with_zeros(columns, seed
     assert not padded[columns:].any()
 
 
-@given(st.integers(1, 300), st.integers(1, 32767), st.integers(0, 99))
-def test_the_sums_of_groups_are_those_of_the_whole_numbers(columns, most, seed):
+@given(st.integers(1, 300), st.integers(0, 99))
+def test_the_sums_of_groups_are_those_of_the_whole_numbers(columns, seed):
     out = np.full(count_shorts(columns), 7, np.int16)
-    quantize_vector(np.random.default_rng(seed).normal(size=columns).astype(np.float32), most, out)
+    quantize_vector(np.random.default_rng(seed).normal(size=columns).astype(np.float32), out)
+    sum_groups(out)
     padded = pad_columns(columns)
     assert (out[padded:].view(np.float32) == out[:padded].reshape(-1, GROUP).astype(np.int64).sum(1)).all()
 
@@ -167,11 +172,11 @@ def test_the_sums_of_groups_are_those_of_the_whole_numbers(columns, most, seed):
 def test_a_vector_that_is_not_finite_has_no_scale(lost):
     x, out = np.ones(40, np.float32), np.full(count_shorts(40), 7, np.int16)
     x[17] = lost
-    assert np.isnan(quantize_vector(x, 1000, out))
-    assert (np.abs(out[:40]) <= 1000).all()
+    assert np.isnan(quantize_vector(x, out))
+    assert (np.abs(out[:40]) <= LARGEST).all()
 
 
 def test_zeros_are_zeros_and_so_is_the_padding():
     out = np.full(count_shorts(40), 7, np.int16)
-    assert quantize_vector(np.zeros(40, np.float32), 1000, out) == 0
-    assert not out.any()
+    assert quantize_vector(np.zeros(40, np.float32), out) == 0
+    assert not out[: pad_columns(40)].any()

@@ -72,7 +72,7 @@ def load_compiled_products() -> Any:
 
 
 def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> None:
-    """Set output (..., rows) to x matrixᵀ + bias: the matrix's numbers, scales, bias and largest integer, all contiguous."""
+    """Set output (..., rows) to x matrixᵀ + bias: its numbers, scales, bias and scales of groups, all contiguous."""
     x, several, (rows, columns) = x.contiguous(), torch.get_num_threads(), (output.shape[-1], x.shape[-1])
     count, shorts = x.numel() // columns, count_shorts(columns)
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))

@@ -7,14 +7,16 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.compiled.bfloat16 import convert_to_float32, store_number
+from regard.compiled.bfloat16 import convert_to_float32, emit_bfloat16_bits, store_number
 from regard.compiled.exponentials import emit_bfloat16_rounding
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.matrix_formats import BLOCK, GROUP, INT8
+from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, SPAN
 from regard.compiled.register_tiles import MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
 from regard.compiled.threads import Arguments, integer_fields
+from regard.matmul.numba_row_tiles import make_shuffle_mask, repeat
 
+STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
 LOOKS_UP = MULTIPLIES_PAIRS  # which implies an instruction that looks up 32 numbers of 16 bits at once
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
@@ -23,17 +25,35 @@ BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16)
 class DequantizeArguments(Arguments):
     """The count of chunks taken so far; the format of the matrix; its size; the addresses of its parts and of the output."""
 
-    _fields_ = integer_fields("taken format rows columns numbers scales out")
+    _fields_ = integer_fields("taken format rows columns numbers scales group_scales out")
 
 
 ARGUMENTS = np.dtype(DequantizeArguments)
 
 
-@njit(nogil=True)
-def dequantize_int8(numbers, scale, out):
-    """Store numbers times their scale in out."""
-    for c in range(len(numbers)):
-        store_number(out, c, np.float32(numbers[c]) * scale)
+@intrinsic
+def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
+    """Store a row of int8, at an address, at another, times its scale and those of its groups. columns: a multiple of STEP."""
+    signature = types.void(types.int64, types.float32, types.int64, types.int64, types.int64)
+
+    def generate(context, builder, signature, arguments):
+        numbers, scale, group_scales, columns, out = arguments
+        with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(SPAN)) as (first, _):
+            at = builder.add(group_scales, builder.mul(builder.udiv(first, SIZE(SPAN)), SIZE(GROUPS)))
+            scales = builder.load(builder.inttoptr(at, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
+            factors = builder.uitofp(scales, ir.VectorType(ir.FloatType(), GROUPS))
+            factors = builder.fmul(factors, repeat(builder, scale, GROUPS))
+            factors = builder.shuffle_vector(factors, factors, make_shuffle_mask([n // 2 for n in range(STEP)]))
+            last = builder.add(first, SIZE(SPAN))
+            last = builder.select(builder.icmp_signed("<", last, columns), last, columns)
+            with cgutils.for_range_slice(builder, first, last, SIZE(STEP)) as (p, _):
+                at = builder.inttoptr(builder.add(numbers, p), ir.VectorType(ir.IntType(8), STEP).as_pointer())
+                found = builder.fmul(builder.sitofp(builder.load(at, align=1), factors.type), factors)
+                found, at = emit_bfloat16_bits(builder, found), builder.add(out, builder.mul(p, SIZE(2)))
+                builder.store(found, builder.inttoptr(at, found.type.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 @njit(nogil=True)
@@ -91,14 +111,13 @@ def dequantize_shared(place):
     """Store the rows of a matrix, whose columns are a multiple of BLOCK."""
     a = view_array(place, 1, ARGUMENTS)[0]
     rows, n = a.rows, a.columns
-    scales = view_array(a.scales, rows, np.float32)
+    scales, groups = view_array(a.scales, rows, np.float32), (n + SPAN - 1) // SPAN * GROUPS
     while True:
         first = atomic_increment(place) * CHUNK
         if first >= rows:
             return
         for row in range(first, min(first + CHUNK, rows)):
             if a.format == INT8:
-                numbers, out = view_array(a.numbers + n * row, n, np.int8), view_array(a.out + 2 * n * row, n, np.uint16)
-                dequantize_int8(numbers, scales[row], out)
+                dequantize_int8_row(a.numbers + n * row, scales[row], a.group_scales + groups * row, n, a.out + 2 * n * row)
             else:
                 dequantize_int4_row(a.numbers + n // 2 * row, a.scales + n // GROUP * 4 * row, n, a.out + 2 * n * row)

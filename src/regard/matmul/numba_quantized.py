@@ -10,38 +10,52 @@ from numba import njit
 
 from regard.compiled.bfloat16 import store_number
 from regard.compiled.intrinsics import prefetch_line, view_array
-from regard.compiled.matrix_formats import BIAS, BLOCK, FLOAT32, FORMAT, GROUP, INT4, INT8, LARGEST, NUMBERS, SCALES, SHORTS
+from regard.compiled.matrix_formats import (
+    BIAS,
+    BLOCK,
+    FLOAT32,
+    FORMAT,
+    GROUP,
+    GROUP_SCALES,
+    INT4,
+    INT8,
+    LARGEST,
+    NUMBERS,
+    SCALES,
+    SHORTS,
+)
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot
 from regard.matmul.numba_dequantize import dequantize_int4_row
 from regard.matmul.numba_row_tiles import AHEAD, LEAST_PAIRED, LINE, RESTORED_BFLOAT16, ROWS, VECTORS, multiply_rows
 
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
-MOST_INTEGER = 32767  # largest integer of a vector, if its sums cannot overflow
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
-def quantize_vector(x, most, out):
-    """Quantize a vector to integers of at most `most` in size; return their scale. The padding of out becomes 0.
-
-    The sums of the integers of each GROUP follow in out, as float32. The scale is NaN if a number is not finite.
-    """
+def quantize_vector(x, out):
+    """Quantize a vector to 16-bit integers; return their scale, NaN if a number is not finite. The padding of out becomes 0."""
     top, lost = ZERO, ZERO
     for c in range(len(x)):
         top = max(top, abs(x[c]))
         lost += ZERO * x[c]
-    factor = np.float32(most) / top if lost == ZERO and top > LOW else ZERO
+    factor = np.float32(LARGEST) / top if lost == ZERO and top > LOW else ZERO
     for c in range(len(x)):
         out[c] = np.int16(np.rint(x[c] * factor))
+    out[len(x) : len(out) // SHORTS * BLOCK] = 0
+    return (top / np.float32(LARGEST) if factor > ZERO else ZERO) + lost
+
+
+@njit
+def sum_groups(out):
+    """Store the sums of the integers of each GROUP of a quantized vector after them, as float32."""
     padded = len(out) // SHORTS * BLOCK
-    out[len(x) : padded] = 0
     sums = view_array(out.ctypes.data + 2 * padded, padded // GROUP, np.float32)
     for group in range(len(sums)):
         total = 0
         for c in range(GROUP * group, GROUP * (group + 1)):
             total += out[c]
         sums[group] = total
-    return (top / np.float32(most) if factor > ZERO else ZERO) + lost
 
 
 @njit
@@ -75,10 +89,13 @@ def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out
 
 @njit
 def quantize_for(matrix, x, count, out):
-    """Round one of several vectors for a matrix of integers, as finely as the sums of products allow, or to bfloat16."""
+    """Round one of several vectors for a matrix of integers, to integers or to bfloat16; return its scale."""
     if is_paired(matrix, count):
         return round_vector(x, out)
-    return quantize_vector(x, view_array(matrix[LARGEST], 1, np.int64)[0] if matrix[LARGEST] else MOST_INTEGER, out)
+    scale = quantize_vector(x, out)
+    if matrix[FORMAT] == INT4:
+        sum_groups(out)
+    return scale
 
 
 @njit(fastmath=REASSOCIATED)
@@ -104,7 +121,8 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     elif is_paired(matrix, count):
         multiply_restored_rows(matrix, width, vectors, size, count, first, last, out.ctypes.data, rows)
     else:
-        multiply_rows(kind, matrix[NUMBERS], matrix[SCALES], width, vectors, size, count, first, last, out.ctypes.data, rows)
+        groups = matrix[GROUP_SCALES if kind == INT8 else SCALES]
+        multiply_rows(kind, matrix[NUMBERS], groups, width, vectors, size, count, first, last, out.ctypes.data, rows)
     bias, scales = (
         view_array(matrix[BIAS], rows, np.float32),
         view_array(matrix[SCALES] if kind == INT8 else 0, rows, np.float32),

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from regard.compiled.bfloat16 import make_constant
 from regard.compiled.intrinsics import emit_prefetch
 from regard.compiled.kernel_choice import count_least_paired_vectors, find_int16_instruction, has_float16_conversion
-from regard.compiled.matrix_formats import BFLOAT16, BLOCK, FLOAT16, FLOAT32, GROUP, INT4, INT8
+from regard.compiled.matrix_formats import BFLOAT16, BLOCK, FLOAT16, FLOAT32, GROUP, GROUPS, INT4, INT8, SPAN
 from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
 
 VECTORS = 4  # vectors of a tile; those that are left are multiplied one by one
@@ -23,6 +23,7 @@ ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a regist
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
 LEAST_PAIRED = count_least_paired_vectors()
 LINE, AHEAD = 64, 2  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
+TILES_AHEAD = 4  # tiles from the one that is multiplied to the one whose scales of int8 are prefetched
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
 RESTORED_BFLOAT16 = 5  # rows of int4 restored to bfloat16, for vectors of bfloat16
@@ -31,7 +32,7 @@ STORED |= {RESTORED_BFLOAT16: SHORT} if LEAST_PAIRED else {}
 BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, RESTORED_BFLOAT16: 16}  # of a number in memory
 STEP = {
     **dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES),
-    INT8: 2 * LANES,
+    INT8: 2 * GROUPS,
     INT4: BLOCK,
     RESTORED_BFLOAT16: 2 * LANES,
 }  # columns read at a time
@@ -58,6 +59,8 @@ def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, firs
     """Emit the products of all vectors and rows of a matrix of one format."""
     row_bytes = builder.udiv(builder.mul(columns, SIZE(BITS[kind])), SIZE(8))
     scale_bytes = builder.udiv(columns, SIZE(GROUP // 4))  # of the bfloat16 scales and offsets of an int4 row
+    if kind == INT8:
+        scale_bytes = builder.mul(builder.udiv(builder.add(columns, SIZE(SPAN - 1)), SIZE(SPAN)), SIZE(GROUPS))
     even = builder.sub(last, builder.urem(builder.sub(last, first), SIZE(ROWS)))
     groups = builder.sub(count, builder.urem(count, SIZE(VECTORS)))
     single = ROWS if kind in (FLOAT32, INT4) else 1  # rows read at a time with one vector, as measured
@@ -66,14 +69,15 @@ def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, firs
         operands = (
             (matrix, row, row_bytes, rows),
             (vectors, one, size, several),
-            (scales, row, scale_bytes, rows if kind == INT4 else 0),
+            (scales, row, scale_bytes, rows if kind in (INT8, INT4) else 0),
         )
         places = [
             [builder.add(start, builder.mul(builder.add(first, SIZE(n)), step)) for n in range(number)]
             for start, first, step, number in operands
         ]
         to = [builder.add(builder.mul(builder.add(one, SIZE(v)), stride), row) for v in range(several)]
-        emit_tile(Tile(builder, kind, *places), columns, row_bytes, [builder.add(out, builder.mul(x, SIZE(4))) for x in to])
+        to = [builder.add(out, builder.mul(x, SIZE(4))) for x in to]
+        emit_tile(Tile(builder, kind, *places), columns, row_bytes, scale_bytes, to)
 
     with cgutils.for_range_slice(builder, SIZE(0), groups, SIZE(VECTORS_IN_CACHE)) as (block, _):
         stop = builder.add(block, SIZE(VECTORS_IN_CACHE))
@@ -96,9 +100,9 @@ def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, firs
 
 
 class Tile(NamedTuple):
-    """Some rows of a matrix of one format and some vectors: the addresses of each, and of the scales of the rows of int4.
+    """Some rows of a matrix of one format and some vectors: the addresses of each, and of the scales of the groups of a row.
 
-    The offsets follow the scales of a row, the sums of groups the integers of a vector.
+    The offsets of int4 follow the scales of a row, the sums of groups the integers of a vector.
     """
 
     builder: Any
@@ -108,40 +112,73 @@ class Tile(NamedTuple):
     scales: list[Any]
 
 
-def emit_tile(tile, columns, row_bytes, out):
+def emit_tile(tile, columns, row_bytes, scale_bytes, out):
     """Emit the sums of a tile, and store those of each vector at an address of out."""
     builder, kind, rows = tile.builder, tile.kind, len(tile.rows)
-    total_type = INTS if kind == INT8 else VECTOR
-    sums = [cgutils.alloca_once(builder, total_type) for _ in range(rows * len(tile.vectors))]
-    for total in sums:
-        builder.store(ir.Constant(total_type, None), total)
-    rest, line = builder.urem(columns, SIZE(STEP[kind])), 8 * LINE // BITS[kind]
-    even, lines = builder.sub(columns, rest), builder.sub(columns, builder.urem(columns, SIZE(line)))
-    with cgutils.for_range_slice(builder, SIZE(0), lines, SIZE(line)) as (p, _):
-        at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(rows, AHEAD))))
-        for row in tile.rows:  # prefetch the next rows
-            emit_prefetch(builder, builder.inttoptr(builder.add(row, at), BYTE.as_pointer()))
-        for step in range(0, line, STEP[kind]):
-            emit_step(tile, builder.add(p, SIZE(step)), sums)
-    with cgutils.for_range_slice(builder, lines, even, SIZE(STEP[kind])) as (p, _):
-        emit_step(tile, p, sums)
-    if kind == INT4:  # padded, without a rest
-        emit_offsets(tile, columns, sums)
+    sums = make_sums(builder, VECTOR, rows * len(tile.vectors))
+    if kind == INT8:
+        emit_spans(tile, columns, row_bytes, scale_bytes, sums)
     else:
-        emit_rest(tile, even, rest, sums)
+        emit_columns(tile, SIZE(0), columns, row_bytes, sums)
+    if kind == INT4:
+        emit_offsets(tile, columns, sums)
     found = sum_registers(builder, [builder.load(total) for total in sums])
     for v, address in enumerate(out):
         mine = builder.shuffle_vector(found, found, make_shuffle_mask(range(v * rows, (v + 1) * rows)))
-        mine = builder.sitofp(mine, ir.VectorType(FLOAT, rows)) if kind == INT8 else mine
         builder.store(mine, builder.inttoptr(address, mine.type.as_pointer()), align=4)
 
 
-def emit_rest(tile, even, rest, sums):
-    """Add the products of the last columns, fewer than a step, to the sums."""
-    builder, step = tile.builder, STEP[tile.kind]
-    with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
-        lanes = ir.Constant(ir.VectorType(INT, step), list(range(step)))
-        emit_step(tile, even, sums, builder.icmp_signed("<", lanes, repeat(builder, builder.trunc(rest, INT), step)))
+def make_sums(builder, kind, count):
+    """Return the places of sums, which start as zeros."""
+    sums = [cgutils.alloca_once(builder, kind) for _ in range(count)]
+    for total in sums:
+        builder.store(ir.Constant(kind, None), total)
+    return sums
+
+
+def emit_columns(tile, first, last, row_bytes, sums, place=0):
+    """Add the products of columns to the sums; first is a multiple of a line. Of a step of int8, only those from a place on."""
+    builder, kind = tile.builder, tile.kind
+    step, line, count = STEP[kind], 8 * LINE // BITS[kind], builder.sub(last, first)
+    lines, even = (builder.sub(last, builder.urem(count, SIZE(several))) for several in (line, step))
+    with cgutils.for_range_slice(builder, first, lines, SIZE(line)) as (p, _):
+        at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(len(tile.rows), AHEAD))))
+        for row in tile.rows if place == 0 else []:  # prefetch the next rows
+            emit_prefetch(builder, builder.inttoptr(builder.add(row, at), BYTE.as_pointer()))
+        for start in range(place, line, step):
+            emit_step(tile, builder.add(p, SIZE(start)), sums)
+    with cgutils.for_range_slice(builder, lines, even, SIZE(step)) as (p, _):
+        emit_step(tile, builder.add(p, SIZE(place)), sums)
+    if kind != INT4:  # whose rows are padded
+        rest = builder.sub(last, even)
+        with builder.if_then(builder.icmp_signed(">", rest, SIZE(place))):
+            emit_step(tile, builder.add(even, SIZE(place)), sums, builder.sub(rest, SIZE(place)))
+
+
+def emit_spans(tile, columns, row_bytes, scale_bytes, sums):
+    """Add the products of all columns of int8 to the sums: of each span those of a lane, times the scale of its group."""
+    builder = tile.builder
+    far = builder.mul(scale_bytes, SIZE(TILES_AHEAD * len(tile.rows)))
+    with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(SPAN)) as (first, _):
+        last = builder.add(first, SIZE(SPAN))
+        last = builder.select(builder.icmp_signed("<", last, columns), last, columns)
+        start = builder.mul(builder.udiv(first, SIZE(SPAN)), SIZE(GROUPS))
+        scales = [builder.add(one, start) for one in tile.scales]
+        for one in scales:
+            emit_prefetch(builder, builder.inttoptr(builder.add(one, far), BYTE.as_pointer()))
+        for group in range(0, GROUPS, LANES):  # with few lanes a span is read again, from the cache
+            integers = make_sums(builder, INTS, len(sums))
+            emit_columns(tile, first, last, row_bytes, integers, 2 * group)
+            factors = [emit_lane_scales(builder, builder.add(one, SIZE(group))) for one in scales]
+            for n, total in enumerate(sums):
+                products = builder.sitofp(builder.load(integers[n]), VECTOR)
+                builder.store(emit_multiply_add(builder, builder.load(total), products, factors[n % len(factors)]), total)
+
+
+def emit_lane_scales(builder, address):
+    """Emit the 8-bit scales at an address as float32, one in each lane."""
+    scales = builder.load(builder.inttoptr(address, ir.VectorType(BYTE, LANES).as_pointer()), align=1)
+    return builder.sitofp(builder.zext(scales, INTS), VECTOR)
 
 
 def emit_offsets(tile, columns, sums):
@@ -154,14 +191,18 @@ def emit_offsets(tile, columns, sums):
     even = builder.sub(groups, rest)
     with cgutils.for_range_slice(builder, SIZE(0), even, SIZE(LANES)) as (p, _):
         emit_step(offsets, p, sums)
-    emit_rest(offsets, even, rest, sums)
+    with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
+        emit_step(offsets, even, sums, rest)
 
 
-def emit_step(tile, p, sums, mask=None):
-    """Add the products of STEP columns, from column p on, to the sums."""
+def emit_step(tile, p, sums, rest=None):
+    """Add the products of STEP columns, from column p on, or of the rest of a row, to the sums; of int8, a register of them."""
     builder, kind, is_short = tile.builder, tile.kind, tile.kind >= INT8  # of 16 bits
     at = find_offset(builder, kind, p)
-    groups = [emit_group_scales(builder, builder.add(one, builder.udiv(p, SIZE(GROUP // 2)))) for one in tile.scales]
+    groups = []
+    if kind == INT4:
+        groups = [emit_group_scales(builder, builder.add(one, builder.udiv(p, SIZE(GROUP // 2)))) for one in tile.scales]
+    mask = None if rest is None else emit_mask(builder, rest, 2 * LANES if kind == INT8 else STEP[kind])
     for place in range(0, GROUP, 2 * LANES) if kind == INT4 else (0,):
         here = builder.add(at, SIZE(place))
         numbers = [emit_numbers(builder, kind, builder.add(row, here), mask) for row in tile.rows]
@@ -182,6 +223,12 @@ def emit_step(tile, p, sums, mask=None):
                 else:
                     new = emit_multiply_add(builder, old, a, b)
                 builder.store(new, total)
+
+
+def emit_mask(builder, rest, lanes):
+    """Emit which lanes hold one of the columns that are left."""
+    places = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
+    return builder.icmp_signed("<", places, repeat(builder, builder.trunc(rest, INT), lanes))
 
 
 def find_offset(builder, kind, p):

@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from regard.compiled import threads
 from regard.compiled.kernel_choice import is_bfloat16_product_faster
-from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, pad_columns
+from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
 from regard.errors import ConfigError
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
-LARGEST = 32767  # largest integer of a quantized vector
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
@@ -29,29 +28,33 @@ TINY = torch.finfo(torch.float32).tiny
 class QuantizedLinear(nn.Module):
     """x Wᵀ + b with W in fewer bits than float32, sums in float32.
 
-    values (rows, n) are bfloat16, float16 or int8: then W[r] is scales[r] times integers, the largest of them 127, and each
-    number is off by at most scales[r] / 2. values (rows, n / 2) of uint8 hold two integers from -8 to 7, n padded to a multiple
-    of 64: each 32 of them have a scale and an offset, scales (rows, 2, n / 32) in bfloat16. Source of these groups: Q4_1 of
-    llama.cpp.
+    values (rows, n) are bfloat16, float16 or int8: then W[r] is scales[r] times integers from -127 to 127, times the integer
+    from 0 to 255 that each 48 numbers of a row have in group_scales (rows, groups), uint8. values (rows, n / 2) of uint8 hold
+    two integers from -8 to 7, n padded to a multiple of 64: each 32 of them have a scale and an offset in scales
+    (rows, 2, n / 32), bfloat16. Source of these groups: Q4_1 of llama.cpp.
 
-    x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of up to 16 bits, as
-    large as their sums can hold, times a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded
-    to bfloat16, and so are the outputs and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
+    x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of 16 bits times a scale
+    each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs and W,
+    unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
     """
 
     def __init__(
-        self, values: Tensor, scales: Tensor | None = None, bias: Tensor | None = None, columns: int | None = None
+        self,
+        values: Tensor,
+        scales: Tensor | None = None,
+        bias: Tensor | None = None,
+        columns: int | None = None,
+        group_scales: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.values: Tensor
         self.scales: Tensor | None
         self.bias: Tensor | None
-        self.most: Tensor | None  # largest integer of a vector whose products with any row of bytes sum to less than 2³¹
-        most = None
-        if values.dtype == torch.int8:
-            sizes = values.abs().sum(-1, dtype=torch.int64)
-            most = ((2**31 - 1) // sizes.amax().clamp_min(1)).clamp_max(LARGEST)
-        for name, x in (("values", values.contiguous()), ("scales", scales), ("bias", bias), ("most", most)):
+        self.group_scales: Tensor | None  # of int8; column c of each 768 is in group c % 32 // 2 of 16
+        if values.dtype == torch.int8 and group_scales is None:
+            group_scales = values.new_ones(len(values), count_group_scales(values.shape[1]), dtype=torch.uint8)
+        parts = {"values": values.contiguous(), "scales": scales, "bias": bias, "group_scales": group_scales}
+        for name, x in parts.items():
             self.register_buffer(name, x)
         self.columns = columns or values.shape[1] * (2 if values.dtype == torch.uint8 else 1)
 
@@ -65,7 +68,8 @@ class QuantizedLinear(nn.Module):
         if to == "int4":
             return cls(*round_to_int4(weight), bias, weight.shape[1])
         if to == "int8":
-            return cls(*round_to_int8(weight), bias)
+            values, scales, group_scales = round_to_int8(weight)
+            return cls(values, scales, bias, group_scales=group_scales)
         values = weight.to(WEIGHTS[to])
         if not torch.equal(values.isfinite(), weight.isfinite()):
             raise ConfigError(f"a weight of {float(weight.abs().amax()):.3g} is too large for {to}. Use bfloat16.")
@@ -77,7 +81,7 @@ class QuantizedLinear(nn.Module):
             return self.multiply_in_bfloat16(x)
         found = x.new_empty(*x.shape[:-1], len(self.values))
         if self.can_run_compiled(x):
-            launch_product([self.values, self.scales, self.bias, self.most], x, found)
+            launch_product([self.values, self.scales, self.bias, self.group_scales], x, found)
             return found
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
@@ -109,7 +113,8 @@ class QuantizedLinear(nn.Module):
 
         found = values.new_empty(len(values), self.columns, dtype=torch.bfloat16)
         sizes = {"rows": len(values), "columns": self.columns, "format": DTYPES[values.dtype]}
-        arrays = {"numbers": values, "scales": scales, "out": found}
+        groups = None if self.group_scales is None else self.group_scales[part]
+        arrays = {"numbers": values, "scales": scales, "group_scales": groups, "out": found}
         threads.run_callback(numba_dequantize.dequantize_shared, torch.get_num_threads(), **sizes, **arrays)
         return found
 
@@ -124,7 +129,7 @@ class QuantizedLinear(nn.Module):
 
     def is_on_device(self, device: torch.device) -> bool:
         """Return whether all tensors of the layer are on a device."""
-        return all(one.device == device for one in (self.values, self.scales, self.bias, self.most) if one is not None)
+        return all(one.device == device for one in self.buffers())
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
@@ -147,12 +152,15 @@ class QuantizedLinear(nn.Module):
         if self.scales is None:
             return values.to(dtype)
         scales = self.scales[index].to(wide).unsqueeze(-1)
-        if values.dtype != torch.uint8:
-            return (values.to(wide) * scales).to(dtype)
+        if self.group_scales is not None:
+            scales = (scales * self.group_scales[index]).unflatten(-1, (-1, 1, GROUPS, 1))  # (..., spans, 1, groups, 1)
+            scales = scales.expand(*scales.shape[:-3], SPAN // (2 * GROUPS), GROUPS, 2).flatten(-4)
+            found: Tensor = values.to(wide) * scales[..., : self.columns]
+            return found.to(dtype)
         scales, offsets = scales.unbind(-3)  # (..., n / 32, 1) each
         pairs = values.view(torch.int8).unflatten(-1, (-1, 1, GROUP))  # of a number and the one 32 after it
         integers = torch.cat([(pairs << 4) >> 4, pairs >> 4], -2).flatten(-3, -2)  # (..., n / 32, 32)
-        found: Tensor = integers.to(wide).mul_(scales).add_(offsets).to(dtype).flatten(-2)
+        found = integers.to(wide).mul_(scales).add_(offsets).to(dtype).flatten(-2)
         return found[..., : self.columns]
 
 
@@ -167,10 +175,16 @@ def round_for_product(x: Tensor, *layers: nn.Module | None) -> Tensor:
     return x.bfloat16() if first.is_bfloat16_faster(x) else x
 
 
-def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight (rows, n) as int8 values (rows, n) times float32 scales (rows)."""
-    scales = weight.abs().amax(-1) / 127
-    return (weight / scales.clamp_min(TINY).unsqueeze(-1)).round_().to(torch.int8), scales
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weight (rows, n) as int8 values (rows, n) times float32 scales (rows) times group scales (rows, g) in uint8."""
+    rows, n = weight.shape
+    scales = weight.abs().amax(-1) / (127 * 255)
+    groups = nn.functional.pad(weight, (0, -n % SPAN)).view(rows, -1, SPAN // (2 * GROUPS), GROUPS, 2)
+    largest = groups.abs().amax((2, 4), keepdim=True)
+    steps = scales.view(-1, 1, 1, 1, 1)
+    group_scales = (largest / (127 * steps).clamp_min(TINY)).ceil_().clamp_max_(255)  # rounded up, so that none exceeds 127
+    values = (groups / (steps * group_scales).clamp_min(TINY)).round_().clamp_(-127, 127).to(torch.int8)
+    return values.view(rows, -1)[:, :n], scales, group_scales.to(torch.uint8).view(rows, -1)
 
 
 def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
 from regard.compiled.kernel_choice import count_vectors_in_one_call
-from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, count_shorts, describe_matrix, pad_columns
+from regard.compiled.matrix_formats import DTYPES, FIELDS, GROUP, count_group_scales, count_shorts, describe_matrix, pad_columns
 from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
 from regard.matmul import QuantizedLinear
@@ -208,14 +208,15 @@ def list_norm_parts(norm: Any, width: int) -> list[ExpectedTensor]:
 
 
 def list_matrix_parts(module: Any, rows: int, columns: int) -> list[ExpectedTensor]:
-    """List the numbers, scales, bias and largest integer of a linear layer, or of an embedding that is the head."""
+    """List the numbers, scales, bias and scales of groups of a linear layer, or of an embedding that is the head."""
     module = module.matrix if isinstance(module, QuantizedEmbedding) else module
     none, bias = NO_TENSOR, ExpectedTensor(getattr(module, "bias", None), (rows,), (torch.float32, None))
     if not isinstance(module, QuantizedLinear):
         return [ExpectedTensor(module.weight, (rows, columns), (torch.float32,)), none, bias, none]
     if module.values.dtype == torch.int8:
-        scales, most = ExpectedTensor(module.scales, (rows,), (torch.float32,)), ExpectedTensor(module.most, (), (torch.int64,))
-        return [ExpectedTensor(module.values, (rows, columns), (torch.int8,)), scales, bias, most]
+        scales = ExpectedTensor(module.scales, (rows,), (torch.float32,))
+        groups = ExpectedTensor(module.group_scales, (rows, count_group_scales(columns)), (torch.uint8,))
+        return [ExpectedTensor(module.values, (rows, columns), (torch.int8,)), scales, bias, groups]
     if module.values.dtype == torch.uint8:
         padded = pad_columns(columns) if module.columns == columns else 0
         scales = ExpectedTensor(module.scales, (rows, 2, padded // GROUP), (torch.bfloat16,))

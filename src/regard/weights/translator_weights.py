@@ -15,7 +15,6 @@ from torch import Tensor
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, WeightsError
-from regard.matmul.quantized_linear import round_to_int8
 from regard.weights import tensor_archives
 from regard.weights.json_object import read_object, show_settings
 from regard.weights.stored_tensor import REAL_DTYPES, StoredTensor
@@ -23,6 +22,7 @@ from regard.weights.tensor_archives import TensorArchive
 
 SETTINGS, TENSORS = "settings.json", "model.safetensors"
 LARGEST, DEEPEST = 1 << 20, 1000  # the largest size in the settings, and the most layers
+TINY = torch.finfo(torch.float32).tiny
 SCALE = ".scale"  # after the name of an int8 matrix: one number for each of its rows
 INCLUDED_TRANSLATORS = {
     name: Path(__file__).parent / name for name in ("translator", "translator-plain")
@@ -178,5 +178,7 @@ def convert_for_storage(name: str, tensor: Tensor, dtype: torch.dtype | None) ->
         return {name: tensor.contiguous()}  # biases and norm weights are few, and each affects many numbers
     if not tensor.isfinite().all():
         raise WeightsError(f"{name} holds a number that is not finite, which torch.int8 cannot hold.")
-    values, scales = round_to_int8(tensor.float())
+    tensor = tensor.float()
+    scales = tensor.abs().amax(-1) / 127
+    values = (tensor / scales.clamp_min(TINY).unsqueeze(-1)).round_().to(torch.int8)
     return {name: values, name + SCALE: scales}
