@@ -24,7 +24,7 @@ from regard.compiled.matrix_formats import (
     SCALES,
     SHORTS,
 )
-from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot
+from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot, reinterpret_as_float32
 from regard.matmul.numba_dequantize import dequantize_int4_row
 from regard.matmul.numba_row_tiles import AHEAD, LEAST_PAIRED, LINE, RESTORED_BFLOAT16, ROWS, VECTORS, multiply_rows
 
@@ -35,15 +35,15 @@ LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less m
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def quantize_vector(x, out):
     """Quantize a vector to 16-bit integers; return their scale, NaN if a number is not finite. The padding of out becomes 0."""
-    top, lost = ZERO, ZERO
-    for c in range(len(x)):
-        top = max(top, abs(x[c]))
-        lost += ZERO * x[c]
-    factor = np.float32(LARGEST) / top if lost == ZERO and top > LOW else ZERO
+    numbers, bits = x.view(np.int32), np.int32(0)
+    for c in range(len(numbers)):  # of the size: it grows with its bits, and LLVM vectorizes the maximum of integers
+        bits = max(bits, numbers[c] & np.int32(0x7FFFFFFF))
+    top = reinterpret_as_float32(np.int32(bits))
+    factor = np.float32(LARGEST) / top if LOW < top < np.inf else ZERO
     for c in range(len(x)):
         out[c] = np.int16(np.rint(x[c] * factor))
     out[len(x) : len(out) // SHORTS * BLOCK] = 0
-    return (top / np.float32(LARGEST) if factor > ZERO else ZERO) + lost
+    return top / np.float32(LARGEST) if factor > ZERO else ZERO * top
 
 
 @njit
