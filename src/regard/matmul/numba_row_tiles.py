@@ -119,7 +119,7 @@ def emit_tile(tile, columns, row_bytes, scale_bytes, out):
     if kind == INT8:
         emit_spans(tile, columns, row_bytes, scale_bytes, sums)
     else:
-        emit_columns(tile, SIZE(0), columns, row_bytes, sums)
+        emit_columns(tile, SIZE(0), columns, row_bytes, {0: sums})
     if kind == INT4:
         emit_offsets(tile, columns, sums)
     found = sum_registers(builder, [builder.load(total) for total in sums])
@@ -136,29 +136,33 @@ def make_sums(builder, kind, count):
     return sums
 
 
-def emit_columns(tile, first, last, row_bytes, sums, place=0):
-    """Add the products of columns to the sums; first is a multiple of a line. Of a step of int8, only those from a place on."""
+def emit_columns(tile, first, last, row_bytes, sums):
+    """Add the products of columns to the sums, given by the place in a step that they read; first is a multiple of a line."""
     builder, kind = tile.builder, tile.kind
     step, line, count = STEP[kind], 8 * LINE // BITS[kind], builder.sub(last, first)
     lines, even = (builder.sub(last, builder.urem(count, SIZE(several))) for several in (line, step))
     with cgutils.for_range_slice(builder, first, lines, SIZE(line)) as (p, _):
         at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(len(tile.rows), AHEAD))))
-        for row in tile.rows if place == 0 else []:  # prefetch the next rows
+        for row in tile.rows if 0 in sums else []:  # prefetch the next rows
             emit_prefetch(builder, builder.inttoptr(builder.add(row, at), BYTE.as_pointer()))
-        for start in range(place, line, step):
-            emit_step(tile, builder.add(p, SIZE(start)), sums)
+        for start in range(0, line, step):
+            for place, mine in sums.items():
+                emit_step(tile, builder.add(p, SIZE(start + place)), mine)
     with cgutils.for_range_slice(builder, lines, even, SIZE(step)) as (p, _):
-        emit_step(tile, builder.add(p, SIZE(place)), sums)
-    if kind != INT4:  # whose rows are padded
-        rest = builder.sub(last, even)
-        with builder.if_then(builder.icmp_signed(">", rest, SIZE(place))):
-            emit_step(tile, builder.add(even, SIZE(place)), sums, builder.sub(rest, SIZE(place)))
+        for place, mine in sums.items():
+            emit_step(tile, builder.add(p, SIZE(place)), mine)
+    for place, mine in sums.items() if kind != INT4 else ():  # whose rows are padded
+        rest = builder.sub(builder.sub(last, even), SIZE(place))
+        with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
+            emit_step(tile, builder.add(even, SIZE(place)), mine, rest)
 
 
 def emit_spans(tile, columns, row_bytes, scale_bytes, sums):
     """Add the products of all columns of int8 to the sums: of each span those of a lane, times the scale of its group."""
     builder = tile.builder
     far = builder.mul(scale_bytes, SIZE(TILES_AHEAD * len(tile.rows)))
+    groups = range(0, GROUPS, LANES)  # the first of each register
+    passes = [groups] if len(sums) == 1 else [[one] for one in groups]  # with few lanes, a tile has no registers for all groups
     with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(SPAN)) as (first, _):
         last = builder.add(first, SIZE(SPAN))
         last = builder.select(builder.icmp_signed("<", last, columns), last, columns)
@@ -166,13 +170,14 @@ def emit_spans(tile, columns, row_bytes, scale_bytes, sums):
         scales = [builder.add(one, start) for one in tile.scales]
         for one in scales:
             emit_prefetch(builder, builder.inttoptr(builder.add(one, far), BYTE.as_pointer()))
-        for group in range(0, GROUPS, LANES):  # with few lanes a span is read again, from the cache
-            integers = make_sums(builder, INTS, len(sums))
-            emit_columns(tile, first, last, row_bytes, integers, 2 * group)
-            factors = [emit_lane_scales(builder, builder.add(one, SIZE(group))) for one in scales]
-            for n, total in enumerate(sums):
-                products = builder.sitofp(builder.load(integers[n]), VECTOR)
-                builder.store(emit_multiply_add(builder, builder.load(total), products, factors[n % len(factors)]), total)
+        for several in passes:
+            integers = {2 * group: make_sums(builder, INTS, len(sums)) for group in several}
+            emit_columns(tile, first, last, row_bytes, integers)
+            for group in several:
+                factors = [emit_lane_scales(builder, builder.add(one, SIZE(group))) for one in scales]
+                for n, total in enumerate(sums):
+                    products = builder.sitofp(builder.load(integers[2 * group][n]), VECTOR)
+                    builder.store(emit_multiply_add(builder, builder.load(total), products, factors[n % len(factors)]), total)
 
 
 def emit_lane_scales(builder, address):
