@@ -115,9 +115,29 @@ def test_the_product_is_that_of_the_restored_matrix(to, rows, count, biased):
     assert matrix(x.bfloat16()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("values", "scales", "group_scales"),
+    [
+        (torch.int8, torch.ones(5), torch.ones(5, 8, dtype=torch.uint8)),
+        (torch.int8, torch.ones(5), torch.ones(5, 32)),
+        (torch.int8, None, torch.ones(5, 32, dtype=torch.uint8)),
+        (torch.bfloat16, None, torch.ones(5, 32, dtype=torch.uint8)),
+    ],
+)
+def test_scales_of_groups_that_do_not_fit_are_refused(values, scales, group_scales):
+    QuantizedLinear(torch.ones(5, 800, dtype=torch.int8), torch.ones(5), group_scales=torch.ones(5, 32, dtype=torch.uint8))
+    with pytest.raises(ConfigError, match="group_scales"):
+        QuantizedLinear(torch.ones(5, 800, dtype=values), scales, group_scales=group_scales)
+
+
 @NEEDS_LOOPS
 @given(
-    st.sampled_from(list(WEIGHTS)), st.integers(1, 40), st.integers(1, 400), st.booleans(), st.floats(-3, 3), st.integers(0, 99)
+    st.sampled_from(list(WEIGHTS)),
+    st.integers(1, 40),
+    st.integers(1, 400) | st.just(1543),
+    st.booleans(),
+    st.floats(-3, 3),
+    st.integers(0, 99),
 )
 def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, size, seed):
     rows = max(-(-LEAST // n), 200)
@@ -142,7 +162,7 @@ def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, bia
 
 
 @pytest.mark.parametrize("to", INTEGERS)
-@given(st.integers(1, 40), st.integers(1, 6), st.floats(-6, 6), st.integers(0, 99))
+@given(st.integers(1, 40), st.integers(1, 6) | st.just(25), st.floats(-6, 6), st.integers(0, 99))
 def test_restored_numbers_are_those_of_float32_rounded_once(to, rows, blocks, size, seed):
     matrix = QuantizedLinear.from_weight(numbers(rows, 64 * blocks, seed=seed) * 10**size, to=to)
     expected = matrix.dequantize_rows(slice(None)).bfloat16()

@@ -21,6 +21,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 
 UNREADABLE = AttributeError, ImportError, IndexError, EOFError, UnpicklingError  # what unpickling raises
+SHARED_FOLDERS = Path(__file__).parent, Path(__file__).parents[1] / "matmul"  # whose functions others inline
 LOGGER = logging.getLogger("regard.compiled")
 VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # types whose repr is the same in every process
 
@@ -57,7 +58,7 @@ class LoopCache(FunctionCache):
         self._cache_file = UniqueCacheFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def _index_key(self, sig, codegen):
-        return sig, codegen.magic_tuple(), checksum_folder(Path(__file__).parent), *make_function_key(self._py_func)
+        return sig, codegen.magic_tuple(), *map(checksum_folder, SHARED_FOLDERS), *make_function_key(self._py_func)
 
     def load_overload(self, sig, target_context):
         """Return the compiled function of a signature; if there is none, log that it has to be compiled and return None."""

@@ -36,7 +36,7 @@ class QuantizedEmbedding(nn.Module):
 def quantise(model: M, to: str = "int8") -> M:
     """Copy a model in evaluation mode, with its linear layers and token embedding in "bfloat16", "float16", "int8" or "int4".
 
-    int8 has a scale for each 48 numbers of a row, int4 a scale and an offset for each 32.
+    int8 has 16 scales for each 768 numbers of a row, int4 a scale and an offset for each 32.
     The copy is called, generates and is recorded like the model; the other weights are shared with it. Its outputs differ by
     the rounding of the weights, and it cannot be trained. Raises ConfigError for a model without linear layers.
     """

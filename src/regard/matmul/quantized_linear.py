@@ -29,9 +29,9 @@ class QuantizedLinear(nn.Module):
     """x Wᵀ + b with W in fewer bits than float32, sums in float32.
 
     values (rows, n) are bfloat16, float16 or int8: then W[r] is scales[r] times integers from -127 to 127, times the integer
-    from 0 to 255 that each 48 numbers of a row have in group_scales (rows, groups), uint8. values (rows, n / 2) of uint8 hold
-    two integers from -8 to 7, n padded to a multiple of 64: each 32 of them have a scale and an offset in scales
-    (rows, 2, n / 32), bfloat16. Source of these groups: Q4_1 of llama.cpp.
+    from 0 to 255 of its group in group_scales (rows, groups), uint8: 16 groups in each 768 columns, of 48 numbers. values
+    (rows, n / 2) of uint8 hold two integers from -8 to 7, n padded to a multiple of 64: each 32 of them have a scale and an
+    offset in scales (rows, 2, n / 32), bfloat16. Source of these groups: Q4_1 of llama.cpp.
 
     x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of 16 bits times a scale
     each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs and W,
@@ -51,8 +51,7 @@ class QuantizedLinear(nn.Module):
         self.scales: Tensor | None
         self.bias: Tensor | None
         self.group_scales: Tensor | None  # of int8; column c of each 768 is in group c % 32 // 2 of 16
-        if values.dtype == torch.int8 and group_scales is None:
-            group_scales = values.new_ones(len(values), count_group_scales(values.shape[1]), dtype=torch.uint8)
+        group_scales = check_group_scales(values, scales, group_scales)
         parts = {"values": values.contiguous(), "scales": scales, "bias": bias, "group_scales": group_scales}
         for name, x in parts.items():
             self.register_buffer(name, x)
@@ -153,9 +152,9 @@ class QuantizedLinear(nn.Module):
             return values.to(dtype)
         scales = self.scales[index].to(wide).unsqueeze(-1)
         if self.group_scales is not None:
-            scales = (scales * self.group_scales[index]).unflatten(-1, (-1, 1, GROUPS, 1))  # (..., spans, 1, groups, 1)
-            scales = scales.expand(*scales.shape[:-3], SPAN // (2 * GROUPS), GROUPS, 2).flatten(-4)
-            found: Tensor = values.to(wide) * scales[..., : self.columns]
+            column = torch.arange(self.columns, device=values.device)
+            places = column // SPAN * GROUPS + column % (2 * GROUPS) // 2  # of the scale of each column
+            found: Tensor = values.to(wide).mul_((scales * self.group_scales[index])[..., places])
             return found.to(dtype)
         scales, offsets = scales.unbind(-3)  # (..., n / 32, 1) each
         pairs = values.view(torch.int8).unflatten(-1, (-1, 1, GROUP))  # of a number and the one 32 after it
@@ -175,11 +174,27 @@ def round_for_product(x: Tensor, *layers: nn.Module | None) -> Tensor:
     return x.bfloat16() if first.is_bfloat16_faster(x) else x
 
 
+def check_group_scales(values: Tensor, scales: Tensor | None, group_scales: Tensor | None) -> Tensor | None:
+    """Return the scales of the groups of int8, ones by default, or raise ConfigError; None for other formats."""
+    if values.dtype != torch.int8:
+        if group_scales is not None:
+            raise ConfigError(f"only integers of 8 bits have group_scales; the values are {values.dtype}.")
+        return None
+    expected = len(values), count_group_scales(values.shape[1])
+    if group_scales is None:
+        return values.new_ones(expected, dtype=torch.uint8)
+    if scales is None or group_scales.dtype != torch.uint8 or group_scales.shape != expected:
+        came = f"{group_scales.dtype} {tuple(group_scales.shape)}{'' if scales is not None else ' without scales'}"
+        raise ConfigError(f"group_scales must be uint8 {expected}, beside scales of the rows; got {came}.")
+    return group_scales.contiguous()
+
+
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return weight (rows, n) as int8 values (rows, n) times float32 scales (rows) times group scales (rows, g) in uint8."""
     rows, n = weight.shape
     scales = weight.abs().amax(-1) / (127 * 255)
-    groups = nn.functional.pad(weight, (0, -n % SPAN)).view(rows, -1, SPAN // (2 * GROUPS), GROUPS, 2)
+    span = min(SPAN, -(-n // (2 * GROUPS)) * 2 * GROUPS)  # less for a narrow matrix, which has one span
+    groups = nn.functional.pad(weight, (0, -n % span)).view(rows, -1, span // (2 * GROUPS), GROUPS, 2)
     largest = groups.abs().amax((2, 4), keepdim=True)
     steps = scales.view(-1, 1, 1, 1, 1)
     group_scales = (largest / (127 * steps).clamp_min(TINY)).ceil_().clamp_max_(255)  # rounded up, so that none exceeds 127
