@@ -22,10 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.i
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-T, K, D = (401, 1327, 20) if HAS_GPU else (70, 150, 20)
-BINS = 40
+T, K, D, BINS = (401, 1327, 20, 40) if HAS_GPU else (40, 100, 20, 11)  # fewer where each tile is interpreted
 LOWEST = torch.finfo(torch.float32).min
-HIDING = torch.zeros(1, K).index_fill(1, torch.arange(70), LOWEST)  # of the first keys, as models hide them
+HIDING = torch.zeros(1, K).index_fill(1, torch.arange(66), LOWEST)  # of more than a tile of keys, as models hide them
 HALVES = [
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter has no bfloat16")),
@@ -123,7 +122,7 @@ def test_widths_and_bins_may_be_of_any_size(width, bins):
 
 @pytest.mark.slow
 @given(requests(torch.float32, longest=40))
-@settings(max_examples=limit_examples(60))
+@settings(max_examples=limit_examples(60) if HAS_GPU else 12)
 def test_any_request_is_exact_in_each_of_its_matrices(asked):
     options = {n: o.to(DEVICE) if torch.is_tensor(o) else o for n, o in asked.options.items()}
     made = make_request(asked.q.to(DEVICE), asked.k.to(DEVICE), asked.k.to(DEVICE), asked.mask, **options)
@@ -151,7 +150,7 @@ def test_a_run_of_rows_is_traversed_alone(monkeypatch):
     monkeypatch.setattr(triton_passes, "SUM_NUMBERS", 3 * K)  # sums of three blocks of rows at a time
     torch.manual_seed(1)
     single, double = make_planes(Causal(), torch.randn(1, 1, T, D), torch.randn(1, 1, K, D), offset=20)
-    rows, columns = bin_edges(11, 47, 9), bin_edges(0, K, BINS)
+    rows, columns = bin_edges(11, 37, 9), bin_edges(0, K, BINS)
     found, picture = triton_passes.gather_statistics([single], rows, columns)[0]
     expected, reference = passes.gather_with_picture(double, rows, columns, passes.ROWS)
     torch.testing.assert_close(found.rows["entropy"].cpu().double(), expected.rows["entropy"], rtol=0, atol=1e-5)
