@@ -128,7 +128,7 @@ class QuantizedLinear(nn.Module):
 
     def is_on_device(self, device: torch.device) -> bool:
         """Return whether all tensors of the layer are on a device."""
-        return all(one.device == device for one in self.buffers())
+        return all(one.device == device for one in self._buffers.values() if one is not None)  # buffers() walks the modules
 
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""

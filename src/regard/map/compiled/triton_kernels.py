@@ -6,15 +6,8 @@ The first two compute the scores of a block of rows with a tile of keys after th
 import triton
 import triton.language as tl
 
-VARYING = [
-    "table_unit",
-    "range_b",
-    "share",
-    "first",
-    "count",
-    "units",
-    "blocks",
-]  # numbers for whose value nothing is compiled anew
+# numbers for whose values nothing is compiled anew
+VARYING = ["table_unit", "range_b", "share", "first", "count", "units", "blocks"]
 
 
 @triton.jit
@@ -112,7 +105,7 @@ def summarize_rows(  # type: ignore[no-untyped-def]
         back = (positions[:, None] - keys[None, :]).to(tl.float32)
         distance = shrink * distance + tl.sum(exponentials * back, 1)
         top = larger
-    larger, whole = top, total
+    larger = top
     if has_sinks:
         sink = tl.load(sinks + unit)
         larger = tl.maximum(top, sink)
