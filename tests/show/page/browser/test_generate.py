@@ -44,6 +44,14 @@ def address(serving, model):
     return serving(session)
 
 
+@pytest.fixture
+def reading(monkeypatch):
+    """The event for which the model waits before it reads a text that it has written."""
+    read, going = model_adapter.record_rest, Event()
+    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+    return going
+
+
 def generate_text(page, *, temperature: float = 0.0):
     """The page once the model has gone on from the text."""
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
@@ -99,9 +107,7 @@ def test_words_that_stand_twice_in_a_list_are_told_apart_by_their_places(open_pa
     assert any(len(one) == 4 for one in listed)
 
 
-def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_page, serving, model, monkeypatch):
-    read, going = model_adapter.record_rest, Event()
-    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_page, serving, model, reading):
     page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
@@ -114,7 +120,7 @@ def test_words_come_at_once_and_what_they_looked_at_once_the_text_is_read(open_p
     assert (bars(page, 0), bars(page, 2)) == ([], [])
     assert page.locator(".generate-causes .note").all_inner_texts() == ["Known once the text is complete."] * 2
     assert page.locator("#legend > *").count() == 0
-    going.set()
+    reading.set()
     page.wait_for_selector(".generate-after a")
     wait_until(page, "document.querySelector('.generate-moves').ariaBusy === 'false'")
     shown = [bars(page, which) for which in range(3)]
@@ -265,14 +271,12 @@ def test_what_the_words_of_a_stopped_text_looked_at_is_known_as_of_one_of_that_l
     assert page.locator("select[name=tokens]").input_value() in ("40", str(count))  # a number that can be asked for
 
 
-def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, serving, model, monkeypatch):
-    read, going = model_adapter.record_rest, Event()
-    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, serving, model, reading):
     page = write_and_stop(open_page(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate"))
     page.get_by_role("status").get_by_text("the model reads them once more").wait_for()
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Generate").wait_for()
-    going.set()
+    reading.set()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
     wait_for_timers(page, 400)  # four words long
@@ -284,9 +288,7 @@ def test_stop_while_a_stopped_text_is_read_leads_to_the_words_alone(open_page, s
     wait_until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
 
 
-def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, monkeypatch):
-    read, going = model_adapter.record_rest, Event()
-    monkeypatch.setattr(model_adapter, "record_rest", lambda *given, **more: (going.wait(60), read(*given, **more))[1])
+def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, reading):
     page = open_page(f"{serving(Session(None, adapt_model(model)))}#view=generate")
     page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
@@ -294,7 +296,7 @@ def test_stop_after_the_last_word_ends_the_reading(open_page, serving, model, mo
     wait_until(page, f"document.querySelectorAll('.generate-came .word').length === {COUNT}")
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Generate").wait_for()
-    going.set()
+    reading.set()
     notes = page.locator(".generate-causes .note").all_inner_texts()
     assert notes == ["Not known: the model did not read this text as a whole."] * 2
     assert page.locator(".generate-count").inner_text() == ""
