@@ -36,6 +36,10 @@ MASKS = [
     Causal() & Padding([T, T - 30]),
     Given(torch.rand(T, T, generator=torch.Generator("cpu").manual_seed(0)) > 0.5),
 ]
+OTHERWISE = {  # families that compute something else on a GPU than on the CPU, by their own code
+    *("speecht5", "vit_mae1"),  # which draw random numbers, of which each device has its own
+    *("deepseek_v32", "vjepa2"),  # which sort numbers, some of them equal
+}
 OPTIONS = [{}, {"softcap": 3.0}, {"sinks": torch.tensor([0.7, -0.3, 0.1, 2.0])}, {"offset": 9}]
 
 
@@ -80,11 +84,11 @@ def test_attention_on_a_gpu_is_the_formula_in_float64_with_its_gradients(mask, o
 def test_a_family_is_recorded_on_a_gpu_as_on_the_cpu(family):
     dtype = torch.float32 if family.name in SINGLE else torch.float64
     model = family.build(dtype)
-    inputs = family.feed(model, family.sides[-1])
+    copied, inputs = copy.deepcopy(model), family.feed(model, family.sides[-1])
     with Widened() if dtype == torch.float64 else nullcontext():
         run(model, inputs)  # one of them keeps what it has computed of a text
         _, wanted = run(model, inputs, recorded=True)
-        model, inputs = family.build(dtype).cuda(), move(inputs)
+        model, inputs = copied.cuda(), move(inputs)
         outside, _ = run(model, inputs)
         inside, found = run(model, inputs, recorded=True)
     for one, other in zip(flatten_tensors(outside), flatten_tensors(inside), strict=True):
@@ -93,9 +97,9 @@ def test_a_family_is_recorded_on_a_gpu_as_on_the_cpu(family):
     assert list(found) == list(wanted)
     for ours, theirs in zip(found.calls, wanted.calls, strict=True):
         assert ours.kind == theirs.kind
-        if ours.kind == "implicit" or math.prod(ours.map.shape[-2:]) > 2**16:
-            continue
         assert ours.map.device.type == GPU
+        if ours.kind == "implicit" or family.name in OTHERWISE or math.prod(ours.map.shape[-2:]) > 2**16:
+            continue
         weights, expected = ours.map.dense().cpu().double(), theirs.map.dense().double()
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-3 if dtype == torch.float32 else 1e-6, equal_nan=True)
 

@@ -1,5 +1,6 @@
 """The route of a GPU, run here on the CPU: uncompiled, and once compiled."""
 
+import itertools
 import shutil
 import warnings
 
@@ -13,9 +14,11 @@ from torch.nn.attention.flex_attention import flex_attention
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
 from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend
+from regard.errors import TooLargeError
 from regard.mechanism import flex
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
+from strategies import rules
 
 B, H, G, T, D = 2, 4, 2, 300, 16
 RULES = [
@@ -117,18 +120,44 @@ def test_ranges_are_on_the_cpu_whatever_the_default_device(rule):
         assert torch.equal(one, other)
 
 
-def test_rules_of_one_range_for_each_query_share_a_compiled_form():
+@pytest.mark.parametrize(
+    "alike",
+    [
+        [Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)],
+        [~Window(9), Causal() & (Window(16) | Prefix(2)), Documents(torch.arange(T) % 7), Given(torch.rand(T, T) > 0.5)],
+    ],
+    ids=["one range", "several ranges"],
+)
+def test_rules_share_a_compiled_form(alike):
     """Torch compiles a function anew for the code of each rule, and for each number in it that is no tensor."""
-    rules = [Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)]
-    codes = {flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod.__code__ for rule in rules}
-    numbers = {
-        cell.cell_contents
-        for rule in rules
-        for cell in flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod.__closure__
-        if isinstance(cell.cell_contents, int)
-    }
-    assert len(codes) == 1
-    assert not numbers
+    functions = [flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod for rule in alike]
+    held = [cell.cell_contents for function in functions for cell in function.__closure__]
+    assert len({function.__code__ for function in functions}) == 1
+    assert all(isinstance(x, torch.Tensor | list) for x in held)
+
+
+@given(st.data(), st.integers(1, 300), st.sampled_from([0, -20, 57, (0, 31)]))
+@settings(max_examples=limit_examples(60))
+def test_the_tables_of_cut_blocks_are_those_of_the_rule(data, queries, offset):
+    k = 400
+    rule, _ = data.draw(rules(2, 2, queries, k, starts=[0]))
+    blocks = flex.make_table_block_mask(rule, queries, k, offset, torch.device("cpu"))
+    table = rule.table(queries, k, offset if isinstance(offset, int) else torch.tensor(offset)).expand(2, 2, queries, k)
+    i, j = torch.arange(queries).unsqueeze(-1), torch.arange(k)
+    for b, h in itertools.product(range(2), range(2)):
+        assert torch.equal(blocks.mask_mod(torch.tensor(b), torch.tensor(h), i, j), table[b, h])
+
+
+def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monkeypatch):
+    monkeypatch.setattr(flex, "TABLE_BYTES", 2**16)
+    monkeypatch.setattr(flex, "compile_flex_attention", lambda: run_flex_uncompiled)
+    q, k, v = tensors()
+    rule = Given(torch.rand(T, T, generator=torch.Generator().manual_seed(1)) > 0.5)
+    flex.make_block_mask.cache_clear()
+    with pytest.raises(TooLargeError, match="cuts 9 blocks"):
+        flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu"))
+    found = flex.run_flex(make_request(q, k, v, rule))
+    torch.testing.assert_close(found, attend(q, k, v, rule).context, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +188,9 @@ def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles flex_attention for a CPU with AVX2 or more"
 )
 @pytest.mark.skipif(" " in torch.__file__, reason="torch.compile does not quote the path of torch, which has a space here")
-def test_compiled_it_is_the_same():
+@pytest.mark.parametrize("rule", [Causal() & Window(40), Causal() & (Window(16) | Prefix(2)) & Padding([0, 250])], ids=repr)
+def test_compiled_it_is_the_same(rule):
     q, k, v = tensors(torch.float32)
-    rule = Causal() & Window(40)
     with torch.no_grad():
         found = flex.run_flex(make_request(q, k, v, rule))
     exact = attend(q.double(), k.double(), v.double(), rule)

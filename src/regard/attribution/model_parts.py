@@ -269,7 +269,7 @@ def read_matrix(one: Activation) -> Tensor | None:
     with evaluate_mode(one.module):
         shift = one.module(torch.zeros_like(unit[:1]))
         matrix = (widen(one.module(PROBE * unit)) - widen(shift)).cpu() / PROBE
-    return matrix if is_near(one.x.cpu() @ matrix.to(one.x) + widen(shift).cpu(), one.y.cpu(), one.tolerance) else None
+    return matrix if is_near(one.x.cpu() @ matrix.to(one.x.dtype) + widen(shift).cpu(), one.y.cpu(), one.tolerance) else None
 
 
 @torch.no_grad()

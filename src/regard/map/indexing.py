@@ -16,7 +16,10 @@ INDEX_DTYPES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index tens
 
 
 def expand_index(index: Any) -> tuple[Any, ...]:
-    """Expand an index to one entry for each of the four axes, with whole slices for `...` and for what was left out."""
+    """Expand an index to one entry for each of the four axes, with whole slices for `...` and for what was left out.
+
+    Tensors are moved to the CPU, where the coordinates are.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if part is None or (isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 1):
@@ -24,6 +27,7 @@ def expand_index(index: Any) -> tuple[Any, ...]:
                 "the index of a map must be ints, slices, lists, tensors or `...`, not None or bools of several axes."
             )
         check_index("an index of a map", part)
+    parts = tuple(part.cpu() if isinstance(part, Tensor) else part for part in parts)
     gaps = [n for n, part in enumerate(parts) if part is Ellipsis]
     if len(gaps) > 1 or len(parts) - len(gaps) > 4:
         raise ShapeError(f"a map has the four axes (b, h, q, k); got an index of {len(parts)}.")

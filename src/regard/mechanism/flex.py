@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import TooLargeError
 from regard.mechanism import kernels, spans
-from regard.mechanism.mask_algebra import EVERYTHING, KeyRanges, Mask, Offset, QueryBlock, broadcast_index, find_key_ranges
+from regard.mechanism.mask_algebra import EVERYTHING, KeyRanges, Mask, QueryBlock, broadcast_index, find_key_ranges
 from regard.mechanism.request import Request
 
 BLOCK = 128  # queries and keys of a block of the BlockMask
 NARROWEST = 16  # the least width flex_attention takes
-MOST_COMPILED = 64  # forms of flex_attention that are compiled in one process: dtypes, settings, and masks of several ranges
+MOST_COMPILED = 64  # forms of flex_attention that are compiled in one process, for dtypes and settings
+TABLE_BYTES = 2**28  # of the blocks that a mask cuts: 16 KiB each
 
 
 def is_flex_preferred(request: Request) -> bool:
@@ -23,13 +25,13 @@ def is_flex_preferred(request: Request) -> bool:
 
 
 def run_flex(request: Request) -> Tensor:
-    """Compute the context of a request by compiled flex_attention, or block by block where too many forms were compiled.
+    """Compute the context of a request by compiled flex_attention; in blocks of queries where it cannot be.
 
-    Past its limit torch would run flex_attention without compiling it, with all scores in memory.
+    Past the limit of compiled forms torch would run flex_attention without compiling it, with all scores in memory.
     """
     try:
         return apply_flex_attention(compile_flex_attention(), request)
-    except torch._dynamo.exc.FailOnRecompileLimitHit:
+    except (torch._dynamo.exc.FailOnRecompileLimitHit, TooLargeError):
         is_written = request.softcap is not None or not (
             request.sinks is None or kernels.can_hold_sinks(request.scale, request.q.dtype)
         )
@@ -84,7 +86,7 @@ def make_range_block_mask(ranges: KeyRanges, k: int, device: torch.device) -> An
 
     first, stop = (x.long() for x in ranges)
     is_blind = stop <= first
-    rows, edges = -first.shape[1] % BLOCK, torch.arange(0, k, BLOCK)
+    rows, edges = -first.shape[1] % BLOCK, torch.arange(0, k, BLOCK, device="cpu")
     low, high = first.masked_fill(is_blind, k), stop.masked_fill(is_blind, 0)
     least, furthest = (pad_rows(x, rows, fill) for x, fill in ((low, k), (high, 0)))
     inner, outer = (pad_rows(x, rows, fill) for x, fill in ((first, 0), (high, k)))
@@ -118,41 +120,63 @@ def list_blocks(table: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     return counts.unsqueeze(1).to(device), order.unsqueeze(1).to(device)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def make_block_mask(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """Build flex_attention's BlockMask from the mask's own ranges or bounds rather than from its table."""
+    """Build flex_attention's BlockMask from the mask's own ranges or bounds rather than from its whole table."""
     ranges = find_key_ranges(mask, q, k, offset)
-    if ranges is None:
-        return make_bounded_block_mask(mask, q, k, offset, device)
-    return make_range_block_mask(ranges, k, device)
+    return make_table_block_mask(mask, q, k, offset, device) if ranges is None else make_range_block_mask(ranges, k, device)
 
 
-def make_bounded_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """Build the BlockMask of any mask from its bounds; each kind of mask is compiled anew."""
+def make_table_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
+    """Build the BlockMask of any mask from the tables of the blocks that it cuts; all such masks share one compiled form.
+
+    Raises TooLargeError if these tables are larger than TABLE_BYTES.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
-    least, greatest = (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))
-    offset_on_device: Offset = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
-    full, partial = [], []
-    for start in range(0, q, BLOCK):
-        rows = QueryBlock(start, min(start + BLOCK, q), least, greatest)
-        may = spans.align_spans(mask.find_possible_keys(rows, k), BLOCK, k)
-        must = mask.find_certain_keys(rows, k)
-        blocks = [block for i, j in may for block in range(i // BLOCK, -(-j // BLOCK))]
-        full_blocks = [n for n in blocks if spans.is_superset(must, spans.clamp_span(n * BLOCK, (n + 1) * BLOCK, k))]
-        full.append(full_blocks)
-        partial.append([n for n in blocks if n not in set(full_blocks)])
+    offsets = (offset,) if isinstance(offset, int) else offset
+    starts, columns = range(0, q, BLOCK), -(-k // BLOCK)
+    may, must = (torch.zeros(len(starts), columns, dtype=torch.bool, device="cpu") for _ in range(2))
+    for r, start in enumerate(starts):
+        rows = QueryBlock(start, min(start + BLOCK, q), min(offsets), max(offsets))
+        certain = mask.find_certain_keys(rows, k)
+        for i, j in spans.align_spans(mask.find_possible_keys(rows, k), BLOCK, k):
+            for c in range(i // BLOCK, -(-j // BLOCK)):
+                may[r, c], must[r, c] = True, spans.is_superset(certain, spans.clamp_span(c * BLOCK, (c + 1) * BLOCK, k))
+    partial, full = may & ~must, may & must
+    tables = compute_tables(mask, partial, q, k, offset, device)
+    number = torch.where(partial, partial.flatten().cumsum(0).view_as(partial) + 1, full.int()).to(device)
+
+    def can_see(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        row, head = broadcast_index(b, len(tables)), broadcast_index(h, len(tables[0]))
+        is_visible: Tensor = tables[row, head, number[i // BLOCK, j // BLOCK], i % BLOCK, j % BLOCK]
+        return is_visible
+
     return BlockMask.from_kv_blocks(
-        *pad_block_lists(partial, -(-k // BLOCK), device),
-        *pad_block_lists(full, -(-k // BLOCK), device),
+        *list_blocks(partial[None], device),
+        *list_blocks(full[None], device),
         BLOCK_SIZE=BLOCK,
-        mask_mod=lambda b, h, i, j: mask.can_see(b, h, i, j, offset_on_device),
+        mask_mod=can_see,
         seq_lengths=(q, k),
     )
 
 
-def pad_block_lists(blocks: list[list[int]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the number of blocks of each row, (1, 1, r), and their indices, (1, 1, r, most), as BlockMask takes them."""
-    counts = torch.tensor([len(row) for row in blocks], dtype=torch.int32, device=device)
-    padded = [row + [0] * (most - len(row)) for row in blocks]
-    return counts[None, None], torch.tensor(padded, dtype=torch.int32, device=device)[None, None]
+def compute_tables(mask: Mask, partial: Tensor, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the tables of the blocks (r, c) that are partial, in order, after one of an empty and one of a full block.
+
+    They are (b or 1, h or 1, 2 + n, BLOCK, BLOCK). Raises TooLargeError if they are larger than TABLE_BYTES.
+    """
+    offsets = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
+    batch, count = mask.batch if isinstance(offset, int) else len(offset), 2 + int(partial.sum())
+    if batch * mask.heads * count * BLOCK**2 > TABLE_BYTES:
+        raise TooLargeError(f"the mask cuts {count - 2} blocks, whose tables take more than {TABLE_BYTES} bytes.")
+    tables = torch.zeros(batch, mask.heads, count, BLOCK, BLOCK, dtype=torch.bool, device=device)
+    tables[:, :, 1], done = True, 2
+    for r, row in enumerate(partial):
+        cut = row.nonzero().to(device)  # (n, 1)
+        queries = torch.arange(r * BLOCK, (r + 1) * BLOCK, device=device).clamp(max=q - 1)
+        keys = (cut * BLOCK + torch.arange(BLOCK, device=device)).flatten().clamp(max=k - 1)
+        table = mask.block(queries, keys, offsets).expand(batch, mask.heads, BLOCK, len(keys))
+        tables[:, :, done : done + len(cut)] = table.unflatten(-1, (-1, BLOCK)).transpose(2, 3)
+        done += len(cut)
+    return tables

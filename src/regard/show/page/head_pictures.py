@@ -86,7 +86,7 @@ def stream_head(entry: RecordingEntry, place: HeadPlace, opened: OpenedHead, ali
 
 def compute_profile(numbers: Tensor) -> list[float | None]:
     """Compute the means of numbers (n,) in at most 512 bins, None for a bin with a NaN."""
-    n = len(numbers)
+    numbers, n = numbers.cpu(), len(numbers)
     cuts = bin_edges(0, n, min(n, PROFILE_BINS))
     broken = numbers.isnan()
     sums, lost = (
