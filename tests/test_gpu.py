@@ -19,6 +19,10 @@ from observe.recurrent_models import RECURRENT, draw_tokens
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
 from regard.cli import main
 from regard.policies import H2O, Oracle, StreamingLLM
+from regard.show.all_heads import draw_all_heads
+from regard.show.arcs import draw_arcs
+from regard.show.profiles import draw_layer_profiles, draw_profiles
+from regard.show.rollout_figure import draw_rollout
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,10 +120,10 @@ def test_layers_without_a_softmax_are_recorded_on_a_gpu(family):
         assert recording.map(layer, kind="implicit").certificate().error < 1e-5
 
 
-def build_gpt2() -> regard.GPT2:
+def build_gpt2(context: int = 64) -> regard.GPT2:
     """Build a small GPT-2 with random weights."""
     torch.manual_seed(0)
-    return regard.GPT2(regard.GPT2Config(layers=2, heads=4, width=32, context=64, vocabulary=60)).eval()
+    return regard.GPT2(regard.GPT2Config(layers=2, heads=4, width=32, context=context, vocabulary=60)).eval()
 
 
 IDS = torch.randint(0, 60, (1, 24), generator=torch.Generator("cpu").manual_seed(3))
@@ -184,6 +188,42 @@ def test_a_recording_of_a_gpu_is_saved_shown_and_read_on_the_cpu(tmp_path):
     assert regard.figure(recording, 0, 1)._repr_png_()[0].startswith(b"\x89PNG")
     loaded = regard.load(tmp_path / "one.regard")
     torch.testing.assert_close(loaded.map(0)[0, 0], recording.map(0)[0, 0].cpu(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [24, 200], ids=["words", "bins"])
+def test_a_recording_of_a_gpu_is_drawn(length):
+    model, ids = build_gpt2(context=length).to(GPU), torch.randint(0, 60, (1, length), device=GPU)
+    with torch.no_grad(), regard.record(model) as recording:
+        model(ids)
+    recording.tokens = [f"w{n}" for n in range(length)]
+    pictures = [regard.figure(recording, 0, 1), draw_all_heads(recording), draw_profiles(recording, 0)]
+    some = slice(20)
+    pictures += [draw_layer_profiles(recording), draw_rollout(recording), draw_arcs(recording, 0, 1, queries=some, keys=some)]
+    assert all(picture._repr_png_()[0].startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_recordings_of_two_devices_are_compared_and_patched(tmp_path):
+    model, ids, recording = record_gpt2(GPU)
+    recording.save(tmp_path / "one.regard")
+    loaded = regard.load(tmp_path / "one.regard")
+    for pair in ((recording, loaded), (loaded, recording)):
+        assert max(float(layer.max()) for layer in regard.compare(*pair).divergence) < 1e-6
+    for queries in (None, torch.tensor([3, 5], device=GPU)):
+        with torch.no_grad(), regard.intervene(model, regard.Patch(loaded, layer=0, head=1, queries=queries)):
+            patched = model(ids)
+        with torch.no_grad():
+            torch.testing.assert_close(patched, model(ids), rtol=0, atol=1e-4)  # it is patched by what it computes itself
+
+
+def test_a_map_of_a_gpu_takes_tensors_of_either_device():
+    torch.manual_seed(0)
+    q, k, places = torch.randn(1, 4, 50, 16), torch.randn(1, 4, 50, 16), torch.tensor([3, 40])
+    sinks = torch.tensor([0.7, -0.3, 0.1, 2.0])
+    wanted = regard.AttentionMap(q, k, Causal(), sinks=sinks)
+    for device in (GPU, "cpu"):
+        found = regard.AttentionMap(q.to(GPU), k.to(GPU), Causal(), sinks=sinks.to(device))
+        torch.testing.assert_close(found[0, 1, places.to(device)].cpu(), wanted[0, 1, places], rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.overview().entropy.cpu(), wanted.overview().entropy, rtol=0, atol=1e-5)
 
 
 def test_a_head_switched_off_on_a_gpu_changes_what_it_changes_on_the_cpu():

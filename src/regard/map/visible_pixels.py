@@ -14,6 +14,7 @@ def find_visible_pixels(plane: Plane, rows: Tensor, columns: Tensor, among: Tens
     rows and columns are the edges of the pixels in tokens. The bounds of a mask decide for most pixels; the mask itself is
     evaluated for the others, at 8 x 8 entries of each pixel if it, or a bias, hides single entries.
     """
+    device, among, rows, columns = among.device, among.cpu(), rows.cpu(), columns.cpu()
     found = torch.zeros_like(among)
     starts, ends = columns[:-1], columns[1:]
     unsure: list[tuple[int, Tensor]] = []
@@ -33,7 +34,7 @@ def find_visible_pixels(plane: Plane, rows: Tensor, columns: Tensor, among: Tens
         found[i, those] = can_see_any(
             plane, sample_entries(rows[i : i + 1], rows[i + 1 : i + 2])[0], sample_entries(starts[those], ends[those])
         )
-    return found
+    return found.to(device)
 
 
 def find_overlaps(spans: tuple[tuple[int, int], ...], starts: Tensor, ends: Tensor) -> Tensor:

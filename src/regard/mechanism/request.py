@@ -65,7 +65,7 @@ def make_request(
         check_floating("sinks", sinks)
         if sinks.numel() != h or sinks.dim() > 1:
             raise ShapeError(f"sinks must be (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
-        sinks = sinks.reshape(h)
+        sinks = sinks.reshape(h).to(q.device)
     if type(offset) is not int or offset:
         offset = check_offset(offset, b, q.device)
     mask.check(t, k.shape[2], offset)

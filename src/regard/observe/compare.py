@@ -179,12 +179,13 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
 def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
     """Return the divergence of the same rows of two maps, (b, h, n); NaN where a query is padding in either."""
     b, h, _, k = one.shape
-    on = MapView(one).is_token[:, :, queries] & MapView(other).is_token[:, :, queries]
-    found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=one.device)
+    device = one.device
+    on = (MapView(one).is_token & MapView(other).is_token.to(device))[:, :, queries]
+    found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=device)
     step = max(1, min(MAX_ROWS, BLOCK_NUMBERS // max(k, 1)))
     for row in range(b):
         for head in range(h):
-            parts = [jensen_shannon(one[row, head, some], other[row, head, some]) for some in queries.split(step)]
+            parts = [jensen_shannon(one[row, head, some], other[row, head, some].to(device)) for some in queries.split(step)]
             found[row, head] = torch.cat([found[row, head, :0], *parts])
     return found.where(on, torch.nan)
 

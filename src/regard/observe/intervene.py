@@ -235,7 +235,7 @@ class Patch(Change):
                     f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}."
                 )
             groups = context.shape[1] // v.shape[1]
-            theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]]
+            theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]].to(found.device)
         rows = self.mark_queries(context.shape[2], count_past(call, self.kind)).to(context.device)
         patched = context.clone()
         patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
@@ -428,7 +428,7 @@ def mark_positions(places: Places, size: int, name: str) -> Tensor:
         found[: len(places)] = places[:size].cpu()
     else:
         check_index(name, places)
-        chosen = torch.as_tensor(places)
+        chosen = torch.as_tensor(places).cpu()
         if chosen.dim() > 1:
             raise ConfigError(
                 f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."

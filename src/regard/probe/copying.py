@@ -27,7 +27,8 @@ def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: Model
     seen = torch.einsum("bkc,hec->bhke", reader, layer.output)
     added = (share(values.to(seen), look.map.shape[1]) * seen).sum(-1, keepdim=True)  # of each key, (b, h, k, 1)
     scale = parts.norm.measure_scale(parts.final.cpu()).unsqueeze(1)  # (b, 1, q)
-    return look.score_queries((look.map @ added.to(look.statistics.largest)).squeeze(-1).double().cpu() / scale)
+    changes = (look.map @ added.to(look.statistics.largest)).squeeze(-1).double()
+    return look.score_queries(changes / scale.to(changes.device))
 
 
 def score_ov_eigenvalues(layer: LayerParts, parts: ModelParts) -> Tensor:

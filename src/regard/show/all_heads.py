@@ -70,7 +70,7 @@ def draw_all_heads(
     size = max(min(TEXT_SIZE - 1, 0.9 * (side + GAP) * POINTS_PER_INCH / LINE_HEIGHT), MIN_TEXT_SIZE)
     step = 1 if measure_widest([f" {across}"]) * size / TEXT_SIZE < side + GAP else 5  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
-    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double() for m in maps]
+    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
     tokens = max(max(m.shape[2:]) for m in maps)
     fits = choose_scale(torch.cat([found.flatten() for found in pooled]), tokens)
     norm = Normalize(0, 1) if isinstance(fits, LinearScale) else LogNorm(fits.ends([])[0], 1)

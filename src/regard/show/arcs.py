@@ -59,7 +59,7 @@ def draw_arcs(
             f"arcs can show at most {MAX_WORDS} words, got {end - first}: select some, e.g. queries=slice(0, 30)."
         )
     words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
-    weights = m[0, 0, slice(*rows), slice(*columns)].double().numpy()
+    weights = m[0, 0, slice(*rows), slice(*columns)].double().cpu().numpy()
     places, upright = place_words(words)
     found = list_links(weights, rows[0] - first, columns[0] - first, least)
     name = f"layer {layer}, head {head}" if title is None else title

@@ -71,8 +71,8 @@ def resolve_slice(places: slice, size: int, name: str) -> tuple[int, int]:
 def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:
     """Draw a long part in bins, with the profiles of its rows and columns."""
     size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
-    values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].numpy()
-    entropy, received = m.entropy()[0, 0, slice(*rows)].numpy(), m.received()[0, 0, slice(*columns)].numpy()
+    values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].cpu().numpy()
+    entropy, received = m.entropy()[0, 0, slice(*rows)].cpu().numpy(), m.received()[0, 0, slice(*columns)].cpu().numpy()
     width, height = LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW
     picture = Picture(figsize=(width, height))
 

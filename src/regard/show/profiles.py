@@ -72,7 +72,7 @@ def draw_layer_profiles(
 def compute_statistics(m: AttentionMap) -> Mapping[str, Array]:
     """Compute entropy and distance of each query (h, q) of a map of one batch row."""
     seen = m.overview()
-    return {"entropy": seen.entropy[0].double().numpy(), "distance": seen.distance[0].double().numpy()}
+    return {"entropy": seen.entropy[0].double().cpu().numpy(), "distance": seen.distance[0].double().cpu().numpy()}
 
 
 def compute_bin_means(values: Array) -> tuple[Array, Array]:

@@ -44,6 +44,6 @@ def draw_rollout(
 
 def sum_bins(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
     """Sum the columns in bins, each named by its first token."""
-    bins = torch.arange(found.shape[1]) * MAX_WORDS // found.shape[1]
+    bins = torch.arange(found.shape[1], device=found.device) * MAX_WORDS // found.shape[1]
     total = found.new_zeros(found.shape[0], MAX_WORDS).index_add_(1, bins, found)
     return total, [f"{int((bins < n).sum()):,}" for n in range(MAX_WORDS)]

@@ -95,7 +95,8 @@ class AttributionCache:
                     self._maps[key] = found.attribution.map(layer, kind=setting)
                 else:
                     weights = entry.get_layer_map(HeadPlace(layer=layer))
-                    self._maps[key] = AttributionMap(weights, found[layer].new_ones(*weights.shape[:3], 1), found[layer])
+                    norms = found[layer].to(weights.device)
+                    self._maps[key] = AttributionMap(weights, norms.new_ones(*weights.shape[:3], 1), norms)
             self._maps.move_to_end(key)
             while len(self._maps) > MAX_MAPS:
                 self._maps.popitem(last=False)
@@ -142,7 +143,7 @@ def split_gradients(found: Attribution, shown: Recording) -> dict[StoredCall, Te
         gradient, start = found.join_layer(found.gradients, layer, "self", None), 0
         for history in shown.last.find_histories(layer, "self", None):
             for stored in history.stored_calls:
-                own[stored] = gradient[:, :, start : start + stored.q.shape[2]].cpu()
+                own[stored] = gradient[:, :, start : start + stored.q.shape[2]].to(stored.q.device)
                 start += stored.q.shape[2]
     return own
 
@@ -185,7 +186,7 @@ def compute_line(m: AttributionMap, heads: Sequence[int], *, q: int | None = Non
         check_index("q", q, queries)
     rows = torch.arange(queries) if q is None else torch.tensor([q])
     columns = torch.tensor([k]) if q is None else torch.arange(keys)
-    h, i, j = torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij")
+    h, i, j = (x.to(m.device) for x in torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij"))
     seen = m.is_visible(torch.zeros_like(h), h, i, j).any(0).flatten()
     return m[torch.zeros_like(h), h, i, j].mean(0).flatten().masked_fill(~seen, torch.nan)
 

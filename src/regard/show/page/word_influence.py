@@ -21,9 +21,9 @@ def average_last_rows(entry: RecordingEntry, at: int, norms: list[Tensor] | None
     maps = [entry.get_layer_map(HeadPlace(layer=layer)) for layer in layers]
     rows = [one[0, :, at] for one in maps]
     if norms is not None:
-        rows = [row * norms[layer][0, :, :, 0] for layer, row in zip(layers, rows, strict=True)]
+        rows = [row * norms[layer][0, :, :, 0].to(row) for layer, row in zip(layers, rows, strict=True)]
     mean = torch.cat(rows).mean(0)
-    return mean.masked_fill(torch.arange(len(mean)) > at, torch.nan)
+    return mean.masked_fill(torch.arange(len(mean), device=mean.device) > at, torch.nan)
 
 
 def sum_influence(found: Attribution, setting: str) -> dict[str, Any]:
