@@ -9,12 +9,12 @@ import torch
 import torch._dynamo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import flex_attention
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
 from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend
-from regard.errors import TooLargeError
 from regard.mechanism import flex
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
@@ -121,43 +121,59 @@ def test_ranges_are_on_the_cpu_whatever_the_default_device(rule):
 
 
 @pytest.mark.parametrize(
-    "alike",
+    ("alike", "forms"),
     [
-        [Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)],
-        [~Window(9), Causal() & (Window(16) | Prefix(2)), Documents(torch.arange(T) % 7), Given(torch.rand(T, T) > 0.5)],
+        ([Causal() & Window(40), Window(9), Causal() & Prefix(70), Documents(torch.arange(T) // 37)], 1),
+        ([~Window(9), Causal() & (Window(16) | Prefix(2)), Documents(torch.arange(T) % 7), ~Causal(), ~Window(3)], 2),
     ],
     ids=["one range", "several ranges"],
 )
-def test_rules_share_a_compiled_form(alike):
+def test_rules_share_compiled_forms(alike, forms):
     """Torch compiles a function anew for the code of each rule, and for each number in it that is no tensor."""
-    functions = [flex.make_block_mask(rule, 1, T, T, 0, torch.device("cpu")).mask_mod for rule in alike]
-    held = [cell.cell_contents for function in functions for cell in function.__closure__]
-    assert len({function.__code__ for function in functions}) == 1
-    assert all(isinstance(x, torch.Tensor | list) for x in held)
+    count = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, backend=count, fullgraph=True)
+    for rule in alike:
+        flex.apply_flex_attention(compiled, make_request(*tensors(), rule))
+    assert count.frame_count == forms  # the second is for any number of tables
 
 
-@given(st.data(), st.integers(1, 300), st.sampled_from([0, -20, 57, (0, 31)]))
+@given(st.data(), st.integers(1, 300), st.sampled_from([100, 128, 400]), st.sampled_from([0, -20, 57, (0, 31)]))
 @settings(max_examples=limit_examples(60))
-def test_the_tables_of_cut_blocks_are_those_of_the_rule(data, queries, offset):
-    k = 400
+def test_the_tables_of_cut_blocks_are_those_of_the_rule(data, queries, k, offset):
     rule, _ = data.draw(rules(2, 2, queries, k, starts=[0]))
     blocks = flex.make_table_block_mask(rule, queries, k, offset, torch.device("cpu"))
     table = rule.table(queries, k, offset if isinstance(offset, int) else torch.tensor(offset)).expand(2, 2, queries, k)
     i, j = torch.arange(queries).unsqueeze(-1), torch.arange(k)
     for b, h in itertools.product(range(2), range(2)):
         assert torch.equal(blocks.mask_mod(torch.tensor(b), torch.tensor(h), i, j), table[b, h])
+    lists = ((blocks.kv_num_blocks, blocks.kv_indices), (blocks.full_kv_num_blocks, blocks.full_kv_indices))
+    for r, rows in enumerate(table.split(flex.BLOCK, 2)):
+        cut, full = (set(indices[0, 0, r, : counts[0, 0, r]].tolist()) for counts, indices in lists)
+        seen = rows.split(flex.BLOCK, 3)
+        assert not cut & full
+        assert {n for n, part in enumerate(seen) if part.any()} <= cut | full
+        assert full <= {n for n, part in enumerate(seen) if part.all()}
 
 
 def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monkeypatch):
-    monkeypatch.setattr(flex, "TABLE_BYTES", 2**16)
+    monkeypatch.setattr(flex, "CUT_BYTES", 8 * flex.BLOCK**2)
     monkeypatch.setattr(flex, "compile_flex_attention", lambda: run_flex_uncompiled)
     q, k, v = tensors()
-    rule = Given(torch.rand(T, T, generator=torch.Generator().manual_seed(1)) > 0.5)
-    flex.make_block_mask.cache_clear()
-    with pytest.raises(TooLargeError, match="cuts 9 blocks"):
-        flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu"))
-    found = flex.run_flex(make_request(q, k, v, rule))
+    rule = Given(torch.rand(T, T, generator=torch.Generator().manual_seed(1)) > 0.5)  # of 9 blocks
+    with pytest.warns(UserWarning, match="computed in blocks of queries, not by flex_attention: Given"):
+        found = flex.run_flex(make_request(q, k, v, rule))
     torch.testing.assert_close(found, attend(q, k, v, rule).context, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [~Window(9), Causal() & Window(9)], ids=repr)
+def test_a_mask_that_was_used_in_inference_mode_is_used_in_training(rule):
+    flex.make_block_mask.cache_clear()
+    with torch.inference_mode():
+        flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu"))
+    function = flex.make_block_mask(rule, B, T, T, 0, torch.device("cpu")).mask_mod
+    held = [cell.cell_contents for cell in function.__closure__]
+    assert not any(x.is_inference() for one in held for x in (one if isinstance(one, list) else [one]))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +188,12 @@ def test_a_mask_that_cuts_too_many_blocks_is_computed_in_blocks_of_queries(monke
 )
 def test_past_the_limit_of_compiled_forms_blocks_of_queries_are_computed(options, dtype, monkeypatch):
     def fail(*args, **options):
-        raise torch._dynamo.exc.FailOnRecompileLimitHit
+        raise torch._dynamo.exc.FailOnRecompileLimitHit("too many forms")
 
     monkeypatch.setattr(flex, "compile_flex_attention", lambda: fail)
     q, k, v = tensors(dtype)
-    found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
+    with pytest.warns(UserWarning, match="computed in blocks of queries, not by flex_attention: too many forms"):
+        found = flex.run_flex(make_request(q, k, v, Causal() & Window(40), **options))
     wanted = attend(q, k, v, Causal() & Window(40), **options).context
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12 if dtype == torch.float64 else 2**-9)
 

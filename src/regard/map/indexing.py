@@ -49,7 +49,7 @@ def coordinates(shape: tuple[int, ...], index: tuple[Any, ...]) -> list[Tensor]:
     """Compute, for each axis of a shape, the coordinate of every entry of the result."""
     found = []
     for axis, size in enumerate(shape):
-        along = torch.arange(size).view(*(-1 if n == axis else 1 for n in range(len(shape)))).expand(shape)
+        along = torch.arange(size, device="cpu").view(*(-1 if n == axis else 1 for n in range(len(shape)))).expand(shape)
         found.append(along[index])
     return found
 

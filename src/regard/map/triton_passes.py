@@ -92,7 +92,7 @@ def select_device(device: torch.device) -> AbstractContextManager[Any]:
 def traverse_planes(planes: Sequence[Plane], rows: Tensor, columns: Tensor) -> Traversals | None:
     """Compute what `gather_statistics` returns, as many planes at a time as the table of their mask allows."""
     request, (q, k) = planes[0].request, planes[0].shape
-    offset = request.offset if isinstance(request.offset, int) else request.offset.expand(request.q.shape[0]).tolist()
+    offset = request.list_offsets()
     ranges = find_key_ranges(request.mask, q, k, offset)
     has_shared_table = request.mask.batch == request.mask.heads == 1 and isinstance(offset, int)
     group = len(planes) if ranges is not None or has_shared_table else max(1, TABLE_BYTES // (q * k))

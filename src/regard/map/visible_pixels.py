@@ -47,7 +47,9 @@ def find_overlaps(spans: tuple[tuple[int, int], ...], starts: Tensor, ends: Tens
 
 def sample_entries(starts: Tensor, ends: Tensor) -> Tensor:
     """Return 8 evenly spaced entries of each interval, (n, 8), the first and the last among them."""
-    return starts.unsqueeze(-1) + torch.arange(SAMPLED_SIDE) * (ends - starts - 1).unsqueeze(-1) // (SAMPLED_SIDE - 1)
+    return starts.unsqueeze(-1) + torch.arange(SAMPLED_SIDE, device=starts.device) * (ends - starts - 1).unsqueeze(-1) // (
+        SAMPLED_SIDE - 1
+    )
 
 
 def can_see_any(plane: Plane, queries: Tensor, keys: Tensor) -> Tensor:

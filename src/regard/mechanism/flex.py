@@ -1,21 +1,29 @@
 """Attention by compiled flex_attention: the mask becomes a BlockMask, softcap and bias a score_mod."""
 
+from __future__ import annotations
+
 import functools
+import itertools
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import TooLargeError
-from regard.mechanism import kernels, spans
+from regard.mechanism import kernels
 from regard.mechanism.mask_algebra import EVERYTHING, KeyRanges, Mask, QueryBlock, broadcast_index, find_key_ranges
 from regard.mechanism.request import Request
+from regard.mechanism.spans import Spans
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of a block of the BlockMask
 NARROWEST = 16  # the least width flex_attention takes
 MOST_COMPILED = 64  # forms of flex_attention that are compiled in one process, for dtypes and settings
-TABLE_BYTES = 2**28  # of the blocks that a mask cuts: 16 KiB each
+CUT_BYTES = 2**27  # of tables of the blocks that a mask cuts, 16 KiB each; several masks are held at a time
 
 
 def is_flex_preferred(request: Request) -> bool:
@@ -25,13 +33,16 @@ def is_flex_preferred(request: Request) -> bool:
 
 
 def run_flex(request: Request) -> Tensor:
-    """Compute the context of a request by compiled flex_attention; in blocks of queries where it cannot be.
+    """Compute the context of a request by compiled flex_attention.
 
-    Past the limit of compiled forms torch would run flex_attention without compiling it, with all scores in memory.
+    In blocks of queries, after a warning, for a mask that cuts too many blocks, and past the limit of compiled forms, where
+    torch would run flex_attention without compiling it, with all scores in memory.
     """
     try:
         return apply_flex_attention(compile_flex_attention(), request)
-    except (torch._dynamo.exc.FailOnRecompileLimitHit, TooLargeError):
+    except (torch._dynamo.exc.FailOnRecompileLimitHit, TooLargeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"attention is computed in blocks of queries, not by flex_attention: {reason}", stacklevel=4)
         is_written = request.softcap is not None or not (
             request.sinks is None or kernels.can_hold_sinks(request.scale, request.q.dtype)
         )
@@ -39,12 +50,18 @@ def run_flex(request: Request) -> Tensor:
 
 
 def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -> Tensor:
-    """Compute the context of a request by the given flex_attention, compiled or not."""
+    """Compute the context of a request by the given flex_attention, compiled or not.
+
+    Raises TooLargeError for a mask that cuts too many blocks.
+    """
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, k, v, mask, sinks = request.q, request.k, request.v, request.mask, request.sinks
-    offset = request.offset if isinstance(request.offset, int) else tuple(request.offset.expand(q.shape[0]).tolist())
-    block_mask = None if mask == EVERYTHING else make_block_mask(mask, q.shape[0], q.shape[2], k.shape[2], offset, q.device)
+    block_mask = None
+    if mask != EVERYTHING:
+        block_mask = make_block_mask(mask, q.shape[0], q.shape[2], k.shape[2], request.list_offsets(), q.device)
+        if block_mask is None:
+            raise TooLargeError(f"{mask} hides a part of so many blocks of {BLOCK} x {BLOCK} that their tables are too large.")
     options = {"scale": request.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": make_score_mod(request)}
     if sinks is None:
         output: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
@@ -80,7 +97,7 @@ def make_score_mod(request: Request) -> Callable[..., Tensor] | None:
     return score_mod
 
 
-def make_range_block_mask(ranges: KeyRanges, k: int, device: torch.device) -> Any:
+def make_range_block_mask(ranges: KeyRanges, k: int, device: torch.device) -> BlockMask:
     """Build the BlockMask of one range of keys for each query, (b or 1, q); all such masks share one compiled form."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -121,31 +138,33 @@ def list_blocks(table: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=4)
-def make_block_mask(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """Build flex_attention's BlockMask from the mask's own ranges or bounds rather than from its whole table."""
-    ranges = find_key_ranges(mask, q, k, offset)
-    return make_table_block_mask(mask, q, k, offset, device) if ranges is None else make_range_block_mask(ranges, k, device)
+def make_block_mask(
+    mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device
+) -> BlockMask | None:
+    """Build flex_attention's BlockMask from the mask's own ranges or bounds; None if the mask cuts too many blocks."""
+    with torch.inference_mode(False):  # it is used again, maybe in training
+        ranges = find_key_ranges(mask, q, k, offset)
+        return make_table_block_mask(mask, q, k, offset, device) if ranges is None else make_range_block_mask(ranges, k, device)
 
 
-def make_table_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """Build the BlockMask of any mask from the tables of the blocks that it cuts; all such masks share one compiled form.
+def make_table_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> BlockMask | None:
+    """Build the BlockMask of any mask, which reads tables of the blocks that the mask cuts.
 
-    Raises TooLargeError if these tables are larger than TABLE_BYTES.
+    Return None if these tables would be larger than CUT_BYTES.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    offsets = (offset,) if isinstance(offset, int) else offset
-    starts, columns = range(0, q, BLOCK), -(-k // BLOCK)
-    may, must = (torch.zeros(len(starts), columns, dtype=torch.bool, device="cpu") for _ in range(2))
-    for r, start in enumerate(starts):
-        rows = QueryBlock(start, min(start + BLOCK, q), min(offsets), max(offsets))
-        certain = mask.find_certain_keys(rows, k)
-        for i, j in spans.align_spans(mask.find_possible_keys(rows, k), BLOCK, k):
-            for c in range(i // BLOCK, -(-j // BLOCK)):
-                may[r, c], must[r, c] = True, spans.is_superset(certain, spans.clamp_span(c * BLOCK, (c + 1) * BLOCK, k))
-    partial, full = may & ~must, may & must
-    tables = compute_tables(mask, partial, q, k, offset, device)
-    number = torch.where(partial, partial.flatten().cumsum(0).view_as(partial) + 1, full.int()).to(device)
+    batch = mask.batch if isinstance(offset, int) else len(offset)
+    cut, full = [], []
+    for start in range(0, q, BLOCK):
+        rows = QueryBlock(start, min(start + BLOCK, q), *find_extremes(offset))
+        possible, certain = list_touched_blocks(mask.find_possible_keys(rows, k)), list_covered_blocks(mask, rows, k)
+        cut.append(sorted(possible - certain))
+        full.append(sorted(possible & certain))
+        if sum(map(len, cut)) * batch * mask.heads * BLOCK**2 > CUT_BYTES:
+            return None
+    tables = compute_tables(mask, cut, (batch, q, k), offset, device)
+    number = torch.tensor(number_blocks(cut, full, -(-k // BLOCK)), device=device)  # of each block's table
 
     def can_see(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row, head = broadcast_index(b, len(tables)), broadcast_index(h, len(tables[0]))
@@ -153,30 +172,58 @@ def make_table_block_mask(mask: Mask, q: int, k: int, offset: int | tuple[int, .
         return is_visible
 
     return BlockMask.from_kv_blocks(
-        *list_blocks(partial[None], device),
-        *list_blocks(full[None], device),
+        *list_blocks(number[None] > 1, device),
+        *list_blocks(number[None] == 1, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=can_see,
         seq_lengths=(q, k),
     )
 
 
-def compute_tables(mask: Mask, partial: Tensor, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tables of the blocks (r, c) that are partial, in order, after one of an empty and one of a full block.
+def find_extremes(offset: int | tuple[int, ...]) -> tuple[int, int]:
+    """Return the least and the greatest offset of all batch rows."""
+    return (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))
 
-    They are (b or 1, h or 1, 2 + n, BLOCK, BLOCK). Raises TooLargeError if they are larger than TABLE_BYTES.
+
+def list_touched_blocks(keys: Spans) -> set[int]:
+    """Return the blocks that hold any of some keys."""
+    return {block for first, stop in keys for block in range(first // BLOCK, -(-stop // BLOCK))}
+
+
+def list_covered_blocks(mask: Mask, rows: QueryBlock, k: int) -> set[int]:
+    """Return the blocks of which all rows see every key; the last block may be shorter than the others."""
+    spans = mask.find_certain_keys(rows, k)
+    return {
+        block for first, stop in spans for block in range(-(-first // BLOCK), -(-stop // BLOCK) if stop == k else stop // BLOCK)
+    }
+
+
+def number_blocks(cut: list[list[int]], full: list[list[int]], columns: int) -> list[list[int]]:
+    """Return the number of each block's table: 0 if no query sees a key of it, 1 if all see it whole, else its own."""
+    numbers, count = [], 2
+    for partial, whole in zip(cut, full, strict=True):
+        by_column = dict.fromkeys(whole, 1) | dict(zip(partial, itertools.count(count), strict=False))
+        numbers.append([by_column.get(column, 0) for column in range(columns)])
+        count += len(partial)
+    return numbers
+
+
+def compute_tables(
+    mask: Mask, cut: list[list[int]], shape: tuple[int, int, int], offset: int | tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Return the tables of the blocks that a mask cuts, in order, after that of an empty and that of a full block.
+
+    The shape is (b, q, k); the tables are (b, h or 1, 2 + n, BLOCK, BLOCK).
     """
+    batch, q, k = shape
     offsets = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
-    batch, count = mask.batch if isinstance(offset, int) else len(offset), 2 + int(partial.sum())
-    if batch * mask.heads * count * BLOCK**2 > TABLE_BYTES:
-        raise TooLargeError(f"the mask cuts {count - 2} blocks, whose tables take more than {TABLE_BYTES} bytes.")
-    tables = torch.zeros(batch, mask.heads, count, BLOCK, BLOCK, dtype=torch.bool, device=device)
+    tables = torch.zeros(batch, mask.heads, 2 + sum(map(len, cut)), BLOCK, BLOCK, dtype=torch.bool, device=device)
     tables[:, :, 1], done = True, 2
-    for r, row in enumerate(partial):
-        cut = row.nonzero().to(device)  # (n, 1)
+    for r, columns in enumerate(cut):
         queries = torch.arange(r * BLOCK, (r + 1) * BLOCK, device=device).clamp(max=q - 1)
-        keys = (cut * BLOCK + torch.arange(BLOCK, device=device)).flatten().clamp(max=k - 1)
+        starts = torch.tensor(columns, dtype=torch.long, device=device).unsqueeze(-1) * BLOCK
+        keys = (starts + torch.arange(BLOCK, device=device)).flatten().clamp(max=k - 1)
         table = mask.block(queries, keys, offsets).expand(batch, mask.heads, BLOCK, len(keys))
-        tables[:, :, done : done + len(cut)] = table.unflatten(-1, (-1, BLOCK)).transpose(2, 3)
-        done += len(cut)
+        tables[:, :, done : done + len(columns)] = table.unflatten(-1, (len(columns), BLOCK)).transpose(2, 3)
+        done += len(columns)
     return tables

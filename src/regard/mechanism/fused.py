@@ -75,8 +75,9 @@ def attention(
 ) -> Tensor:
     """Compute the context of `attend` with the fastest kernel that can express the request.
 
-    Arguments, shapes and errors are those of attend; `choose` returns the kernel. A mask is never expanded to a q x k table:
-    one block of queries at a time is computed with the keys it may see. Infinities and NaN come out where attend has
+    Arguments, shapes and errors are those of attend; `choose` returns the kernel. A mask is not expanded to a q x k table:
+    one block of queries at a time is computed with the keys it may see; on a GPU only the blocks that it cuts are tables.
+    Infinities and NaN come out where attend has
     them, on a CPU in eager mode; on a GPU, or compiled, checking for them would force a synchronization. Gradients are once
     differentiable.
     """

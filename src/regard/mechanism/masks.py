@@ -206,7 +206,7 @@ class Documents(Mask):
 
     def __init__(self, queries: Sequence[object] | Tensor, keys: Sequence[object] | Tensor | None = None) -> None:
         object.__setattr__(self, "queries", convert_ids(queries))
-        object.__setattr__(self, "keys", self.queries if keys is None else convert_ids(keys))
+        object.__setattr__(self, "keys", self.queries if keys is None else convert_ids(keys).to(self.queries.device))
         object.__setattr__(self, "has_shared_ids", keys is None)
 
     @property
@@ -283,8 +283,8 @@ class Documents(Mask):
             return NotImplemented
         return (
             self.has_shared_ids == other.has_shared_ids
-            and torch.equal(self.queries, other.queries)
-            and torch.equal(self.keys, other.keys)
+            and are_equal(self.queries, other.queries)
+            and are_equal(self.keys, other.keys)
         )
 
     def __hash__(self) -> int:
@@ -362,9 +362,9 @@ class Given(Mask):
                 )
 
     def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
-        table = self.given.to(queries.device)
-        table = table if self.given.shape[2] == 1 else table[:, :, queries]
-        return table if self.given.shape[3] == 1 else table[..., keys]
+        q, k = self.given.shape[2:]
+        table = self.given if q == 1 else self.given[:, :, queries.to(self.given.device)]
+        return (table if k == 1 else table[..., keys.to(table.device)]).to(queries.device)
 
     def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         batch, heads, queries, keys = self.given.shape
@@ -383,13 +383,18 @@ class Given(Mask):
         return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
 
     def __eq__(self, other: object) -> bool:
-        return torch.equal(self.given, other.given) if isinstance(other, Given) else NotImplemented
+        return are_equal(self.given, other.given) if isinstance(other, Given) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.given.shape)
 
     def __repr__(self) -> str:
         return f"Given(table {tuple(self.given.shape)})"
+
+
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same numbers; those of two devices are not compared and count as different."""
+    return one.device == other.device and torch.equal(one, other)
 
 
 def convert_ids(given: Sequence[object] | Tensor) -> Tensor:

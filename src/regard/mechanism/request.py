@@ -29,6 +29,13 @@ class Request(NamedTuple):
     rank: int  # of the input and of every result
     weight: Tensor | None = None  # (d,), of additive scores; None for dot products
 
+    def list_offsets(self) -> int | tuple[int, ...]:
+        """Return the offset of all batch rows, or one for each if they differ; synchronizes with a GPU."""
+        if isinstance(self.offset, int):
+            return self.offset
+        offsets = tuple(self.offset.expand(len(self.q)).tolist())
+        return offsets[0] if len(set(offsets)) == 1 else offsets
+
     def restore_rank(self, result: Tensor) -> Tensor:
         """Return a result of four axes in the rank of the input."""
         return result if self.rank == 4 else result[0] if self.rank == 3 else result[0, 0]
@@ -65,7 +72,7 @@ def make_request(
         check_floating("sinks", sinks)
         if sinks.numel() != h or sinks.dim() > 1:
             raise ShapeError(f"sinks must be (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
-        sinks = sinks.reshape(h).to(q.device)
+        sinks = sinks.reshape(h)
     if type(offset) is not int or offset:
         offset = check_offset(offset, b, q.device)
     mask.check(t, k.shape[2], offset)

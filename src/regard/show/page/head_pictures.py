@@ -87,7 +87,7 @@ def stream_head(entry: RecordingEntry, place: HeadPlace, opened: OpenedHead, ali
 def compute_profile(numbers: Tensor) -> list[float | None]:
     """Compute the means of numbers (n,) in at most 512 bins, None for a bin with a NaN."""
     numbers, n = numbers.cpu(), len(numbers)
-    cuts = bin_edges(0, n, min(n, PROFILE_BINS))
+    cuts = bin_edges(0, n, min(n, PROFILE_BINS)).cpu()
     broken = numbers.isnan()
     sums, lost = (
         torch.cat([x.new_zeros(1, dtype=torch.float64), x.double().cumsum(0)])[cuts] for x in (numbers.nan_to_num(), broken)
