@@ -42,7 +42,7 @@ def run_flex(request: Request) -> Tensor:
         return apply_flex_attention(compile_flex_attention(), request)
     except (torch._dynamo.exc.FailOnRecompileLimitHit, TooLargeError) as error:
         reason = str(error).strip().split("\n")[0]
-        warnings.warn(f"attention is computed in blocks of queries, not by flex_attention: {reason}", stacklevel=4)
+        warnings.warn(f"attention is computed in blocks of queries, not by flex_attention: {reason}", stacklevel=3)
         is_written = request.softcap is not None or not (
             request.sinks is None or kernels.can_hold_sinks(request.scale, request.q.dtype)
         )
