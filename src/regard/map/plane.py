@@ -256,7 +256,8 @@ class Plane:
         return bias[self.b if len(bias) > 1 else 0, self.h if bias.shape[1] > 1 else 0].expand(self.shape)
 
     def can_see(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries may see keys, by index, the two broadcasting."""
+        """Return whether queries may see keys, by index, the two broadcasting; computed on the map's device."""
+        queries, keys = (x.to(self.request.q.device) for x in (queries, keys))
         b, h = (torch.tensor([index], device=queries.device) for index in (self.b, self.h))
         return self.request.mask.can_see(b, h, queries, keys, self.request.offset)
 

@@ -54,8 +54,7 @@ def sample_entries(starts: Tensor, ends: Tensor) -> Tensor:
 
 def can_see_any(plane: Plane, queries: Tensor, keys: Tensor) -> Tensor:
     """Return whether any of some queries (m,) may see any of the keys of each pixel (n, 8)."""
-    flat = keys.reshape(-1).to(plane.q.device)
-    queries = queries.to(plane.q.device).unsqueeze(-1)
+    flat, queries = keys.reshape(-1), queries.unsqueeze(-1)
     seen = plane.can_see(queries, flat).expand(len(queries), len(flat))
     if plane.bias is not None:
         seen = seen & (plane.bias[queries, flat] != -torch.inf)

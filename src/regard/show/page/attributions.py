@@ -186,7 +186,7 @@ def compute_line(m: AttributionMap, heads: Sequence[int], *, q: int | None = Non
         check_index("q", q, queries)
     rows = torch.arange(queries) if q is None else torch.tensor([q])
     columns = torch.tensor([k]) if q is None else torch.arange(keys)
-    h, i, j = (x.to(m.device) for x in torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij"))
+    h, i, j = torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij")
     seen = m.is_visible(torch.zeros_like(h), h, i, j).any(0).flatten()
     return m[torch.zeros_like(h), h, i, j].mean(0).flatten().masked_fill(~seen, torch.nan)
 

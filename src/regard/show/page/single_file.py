@@ -183,7 +183,7 @@ def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -
     q, k = entry.get_shape(place)[2:]
     if 4 * q * k * sum(shape[0] * shape[1] for one in entry.attention_layers for shape in one.shapes) <= MAX_SCORES_BYTES:
         plane = MapView(opened.pyramid.map).get_plane(0, 0)
-        scores = plane.compute_masked_scores(*(torch.arange(n, device=plane.q.device) for n in (q, k)))
+        scores = plane.compute_masked_scores(torch.arange(q), torch.arange(k))
         yield f"{entry.id}/scores?{named}", encode_little_endian(scores, "<f4")
     if max(q, k) <= MAX_STEP_WORDS:
         steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)

@@ -33,8 +33,7 @@ def compute_head_steps(entry: RecordingEntry, place: HeadPlace, q: int | None, m
     focus = last if q is None else q
     if max(queries, keys) > most:
         return compute_row_steps(entry, place, plane, focus, rows[focus], columns)
-    asked, answering = (torch.arange(n, device=plane.q.device) for n in (queries, keys))
-    problem = collect_arguments(plane, asked, answering, entry.get_values(place))
+    problem = collect_arguments(plane, torch.arange(queries), torch.arange(keys), entry.get_values(place))
     return describe_head(entry, place, rows, columns, focus) | problem
 
 
@@ -42,8 +41,7 @@ def compute_row_steps(
     entry: RecordingEntry, place: HeadPlace, plane: Plane, q: int, asks: str, columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return the STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
-    device = plane.q.device
-    query, everywhere = torch.tensor([q], device=device), torch.arange(plane.shape[1], device=device)
+    query, everywhere = torch.tensor([q]), torch.arange(plane.shape[1])
     (row,) = plane.compute_masked_scores(query, everywhere)
     count = min(MAX_ROW_KEYS, int((row != -torch.inf).sum()))
     largest = row.topk(max(count, 1)).indices.sort().values
