@@ -144,6 +144,7 @@ print(kernel_choice.count_float32_lanes(), bool(((small(x) - exact).abs() < exac
     [
         ({"NUMBA_ENABLE_AVX": "0"}, 4),
         ({"NUMBA_CPU_FEATURES": "-avx512f"}, 8),
+        ({"NUMBA_CPU_NAME": "haswell"}, 8),
         ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}, 8),
         ({"NUMBA_CPU_NAME": "generic"}, 4),
     ],
