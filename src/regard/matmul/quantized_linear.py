@@ -107,7 +107,7 @@ class QuantizedLinear(nn.Module):
         scales = None if self.scales is None else self.scales[part]
         is_readable = scales is not None and scales.dtype == SCALES[values.dtype] and not self.columns % BLOCK
         if not is_readable or not threads.can_run_loops():
-            return self.dequantize_rows(part, torch.bfloat16)
+            return self.dequantize_rows(part, torch.bfloat16).contiguous()  # oneDNN takes 1,000 times as long for a view
         from regard.matmul import numba_dequantize  # imports numba, which is installed if this is called
 
         found = values.new_empty(len(values), self.columns, dtype=torch.bfloat16)
