@@ -10,17 +10,19 @@ from torch import Tensor
 from regard.examination import norm_reading, terms
 from regard.examination.bias_reading import describe_slopes, read_slopes
 from regard.examination.call_conventions import parse_role
-from regard.examination.identify.mistakes import ROLE, describe_mixed_heads
+from regard.examination.identify.mistakes import ROLE, SOFTMAX, describe_mixed_heads
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_style, find_mistakes, fit_without_minus, read_rotary
+from regard.observe.interception.handwritten.undivided_contexts import DIVIDED
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
 OFF = 0.02  # of the expected scale
 SCALE = "the scale of the scores"
 ROWS = "rows of weights sum to one, over the keys"
 EACH_ROW = "rows of each softmax sum to one, over the keys"
+DIVIDE = f"Divide by their own sum and nothing else: {SOFTMAX}."
 HEADS = "heads are independent"
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
@@ -181,13 +183,17 @@ def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         if filled > 1:  # one alone is a sink, as of nn.MultiheadAttention's add_zero_attn
             sentence = f"{filled} keys of zeros, beyond the {one.call.q.shape[2]} tokens, have weight"
             return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", FILLED, 1.5, "softmax", one.name)
+        if one.call.note == DIVIDED:
+            sentence = "exponentials of scores are divided by their sum over the keys neither before the values nor after them"
+            return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", DIVIDE, 1.5, "softmax", one.name)
     if not calls or any("gate" in one.call.note for one in calls):  # weights that a gate multiplies after the softmax
         return None
     mixed = next((one.mixed for one in calls if one.mixed), "")
     if mixed:
         return Checked(f"{EACH_ROW}; the heads are mixed after it: {mixed}", f"in {count_calls(calls)}")
     kernels = ", ".join(dict.fromkeys(one.call.kernel for one in calls))
-    return Checked(ROWS, f"in {count_calls(calls)}: a softmax over the keys ({kernels})")
+    sink = " and a sink" if any(one.call.sinks is not None for one in calls) else ""
+    return Checked(ROWS, f"in {count_calls(calls)}: a softmax over the keys{sink} ({kernels})")
 
 
 def count_filled_keys(one: InnerCall) -> int:

@@ -163,6 +163,11 @@ class CallCollector:
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Ignore the end of a module that mixes tokens."""
 
+    def add_note(self, note: str, name: str) -> None:
+        """Add what is known only after a call to those of the module of this name."""
+        for own, call in self.calls:
+            call.note = call.note or (note if own == name else "")
+
     def report_missed(self, missed: MissedCall) -> None:
         """Keep a call that could not be read."""
         self.missed.append(missed)

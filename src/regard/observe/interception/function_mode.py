@@ -23,10 +23,12 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_r
 from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
+from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UndividedContexts
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
-from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, infer_once, report_missed
+from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, find_name, infer_once, report_missed
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
@@ -42,11 +44,13 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
+        self.undivided = UndividedContexts()
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self) -> None:
         """Clear the followed tensors when a forward starts."""
         self.tracker.clear()
+        self.undivided.clear()
         self.opaque_weights.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,6 +64,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 outputs = args[0] if result is None else result
                 handwritten_call = None
+                if self.undivided:
+                    self.follow_undivided(func, name, args, kwargs, outputs)
                 if kernel:
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
@@ -86,6 +92,21 @@ class AttentionFunctionMode(TorchFunctionMode):
         except Exception as error:
             self.report_failure(type(child).__name__, error)
 
+    def follow_undivided(self, *call: Any) -> None:
+        """Follow the contexts that are not yet divided. A failure must not stop the model: they are reported as they are."""
+        try:
+            self.undivided.follow_function(*call)
+        except Exception:
+            self.undivided.contexts.clear()
+
+    def report_undivided(self) -> None:
+        """Note of each call whose context was not divided by the sums of its weights that its map divides by them."""
+        for call, owners in self.undivided.calls.items():
+            call.note = DIVIDED
+            for watcher, name in owners:
+                watcher.add_note(DIVIDED, name)
+        self.undivided.clear()
+
     def report_failure(self, name: str, error: Exception) -> None:
         """Report that nothing is followed any further in this forward."""
         self.tracker.clear()
@@ -101,8 +122,18 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
-        kernel = f"by hand: {call.steps}"
-        context: Tensor = dispatch_call(kernel, lambda: result, lambda: read_handwritten_call(call, self.tracker.table, result))
+        kernel, undivided = f"by hand: {call.steps}", []
+
+        def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
+            found, adapter = read_handwritten_call(call, self.tracker.table, result)
+            if isinstance(found, AttentionCall) and adapter.divisor is not None:
+                undivided.append((found, adapter.divisor))
+            return found, adapter
+
+        context: Tensor = dispatch_call(kernel, lambda: result, read_call)
+        for found, divisor in undivided:
+            owners = [(watcher, find_name(watcher, found.module)) for watcher in STATE.watchers]
+            self.undivided.add(context, found, divisor, [one for one in owners if one[1] is not None])
         return context
 
 

@@ -54,6 +54,9 @@ class Watcher(Protocol):
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Handle the end of a watched module that mixes tokens, as its name states, read or not."""
 
+    def add_note(self, note: str, name: str) -> None:
+        """Handle what is known of a call in the module of this name only after the call."""
+
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""
 

@@ -26,13 +26,13 @@ from regard.observe.interception.handwritten.picked_call import build_picked_cal
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.undivided_contexts import DIVIDED
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
-DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 
 
 class NoSoftmaxError(UnreadableError):
@@ -126,7 +126,10 @@ def read_grouped_call(
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims, out.shape)
 
-    return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
+    adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
+    if total is not None and not call.note:
+        adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
+    return call, adapter
 
 
 def read_picked_call(
@@ -161,14 +164,15 @@ def build_call(
     trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    is_divided_later = trace.function.startswith("exp") and not trace.extent  # unlike exponentials of a log_softmax
-    divisor = matrix.sum(-1, keepdim=True) if is_divided_later else None
+    is_exponential = trace.function.startswith("exp") and not trace.extent  # unlike that of a log_softmax
+    divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
             difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.moved is not None)
             if difference is None:
-                return call, divisor
+                with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
+                return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
             if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.moved is not None) is None:
                 return replace(call, note=DIVIDED if trace.function.startswith("exp") else GATED), total
@@ -190,9 +194,7 @@ def describe_unknown(product_call: HandwrittenCall) -> str:
 def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: str) -> AttentionCall:
     """Return a call whose bias is the logarithm of followed weights. Raises NoSoftmaxError if their rows do not sum to 1."""
     b, h, t, n = matrix.shape
-    total = matrix.sum(-1, dtype=score_dtype(matrix.dtype))
-    tolerance = 8 * n**0.5 * max(trace.eps, torch.finfo(matrix.dtype).eps)
-    if not bool(((matrix >= 0).all(-1) & (((total - 1).abs() < tolerance) | (total == 0)) | total.isnan()).all()):
+    if not has_unit_rows(matrix, trace.eps):
         raise NoSoftmaxError(reason)
     if matrix.nbytes > LIMIT_BYTES:
         raise UnreadableError(f"{reason}, and its weights as they are would take {matrix.nbytes:,} bytes")
@@ -212,6 +214,37 @@ def store_weights(trace: Trace, matrix: Tensor, v: Tensor, kernel: str, reason: 
         can_be_packed=False,
         note=note,
     )
+
+
+def has_unit_rows(matrix: Tensor, rounding: float) -> bool:
+    """Return whether weights are not negative and each row sums to 1, or is 0 or NaN."""
+    total = matrix.sum(-1, dtype=score_dtype(matrix.dtype))
+    tolerance = 8 * matrix.shape[-1] ** 0.5 * max(rounding, torch.finfo(matrix.dtype).eps)
+    is_unit = ((total - 1).abs() < tolerance) | (total == 0)
+    return bool(((matrix >= 0).all(-1) & is_unit | total.isnan()).all())
+
+
+def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCall | None:
+    """Return a call with the sink of each head whose share is what the rows of weights lack of 1; None if there are none.
+
+    exp(s) / (1 + sum exp(s)), for one, is a softmax with a sink of 0.
+    """
+    if call.sinks is not None or call.weight is not None:
+        return None
+    rows = build_sampled_rows(matrix.shape[2], max(1, matrix.shape[2] // SAMPLED_ROWS), matrix.device)
+    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
+    scores = compute_scores(call, call.q.detach()[:, :, rows], call.k.detach(), bias, find_hidden_keys(call, rows))
+    total = matrix[:, :, rows].sum(-1, dtype=scores.dtype)
+    if not bool((total < 1).all()):
+        return None
+    sinks = scores.logsumexp(-1) + (-total).log1p() - total.log()  # by each row; that with the least total is the most precise
+    least = total.transpose(0, 1).flatten(1).argmin(-1, keepdim=True)
+    found = sinks.transpose(0, 1).flatten(1).gather(-1, least).squeeze(-1).to(call.q.dtype)
+    for one in (torch.zeros_like(found), found):
+        with_sinks = replace(call, sinks=one)
+        if compare_rows(with_sinks, matrix, trace.eps, trace.moved is not None) is None:
+            return with_sinks
+    return None
 
 
 def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved: bool) -> float | None:
