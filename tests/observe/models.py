@@ -11,10 +11,13 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
 )
 
 WORDS = 101
+WINDOW = 4  # of mistral
 CACHE = "cache" if "cache" in inspect.signature(GPT2LMHeadModel.forward).parameters else "past_key_values"  # before 5.24
 
 
@@ -29,6 +32,14 @@ def llama() -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 32}
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, vocab_size=WORDS, initializer_range=0.3, **sizes)).eval()
+
+
+def mistral() -> PreTrainedModel:
+    """Four heads that see the last four tokens, of which a cache holds the keys."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = MistralConfig(num_hidden_layers=2, vocab_size=WORDS, initializer_range=0.3, sliding_window=WINDOW, **sizes)
+    return MistralForCausalLM(config).eval()
 
 
 def bart() -> PreTrainedModel:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from observe.models import CACHE, bart, gpt2, llama, words
+from observe.models import CACHE, WINDOW, bart, gpt2, llama, mistral, words
 from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
@@ -68,6 +68,44 @@ def test_edges_are_cut_by_position_while_a_cache_grows():
     weights = recording.map(1).dense()
     assert not weights[:, :, 13:15, :4].any()
     assert weights[:, :, 12, :4].all()
+
+
+def run_in_steps(model, tokens, prompt):
+    """The logits from the last token of the prompt on, of one forward for the prompt and one for each later token."""
+    step = model(tokens[:, :prompt], use_cache=True)
+    found = [step.logits[:, -1:]]
+    for t in range(prompt, tokens.shape[1]):
+        step = model(tokens[:, t : t + 1], **{CACHE: step[CACHE]}, use_cache=True)
+        found.append(step.logits)
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("make", [llama, mistral], ids=["llama", "mistral"])
+@pytest.mark.parametrize(("queries", "keys"), [(None, [0]), (None, [8]), (10, [9]), ([9, 11], slice(7, 9))], ids=str)
+def test_edges_are_cut_by_position_also_where_a_cache_holds_the_last_keys_only(make, queries, keys):
+    model, tokens = make(), words(1, 14)
+    with torch.no_grad(), intervene(model, CutEdges(queries, keys)):
+        torch.testing.assert_close(run_in_steps(model, tokens, 10), logits(model, tokens)[:, 9:], **KEPT)
+
+
+@pytest.mark.parametrize("make", [llama, mistral], ids=["llama", "mistral"])
+@pytest.mark.parametrize("queries", [3, 11, [9, 12], None], ids=str)
+def test_a_residual_stream_is_patched_by_position_also_where_a_cache_holds_the_last_keys_only(make, queries):
+    model, tokens, others = make(), words(1, 14), words(2, 14)[1:]
+    with torch.no_grad(), record(model, keep="residual") as source:
+        model(others)
+    with torch.no_grad(), intervene(model, Patch(recording=source, layer=1, of="residual", queries=queries)):
+        torch.testing.assert_close(run_in_steps(model, tokens, 10), logits(model, tokens)[:, 9:], **KEPT)
+
+
+def test_a_cut_key_that_has_left_a_sliding_window_changes_nothing():
+    model, tokens = mistral(), words(1, 11)
+    with torch.no_grad():
+        plain = run_in_steps(model, tokens, 10)
+        with intervene(model, CutEdges(queries=10, keys=slice(0, 11 - WINDOW))):
+            torch.testing.assert_close(run_in_steps(model, tokens, 10), plain, **KEPT)
+        with intervene(model, CutEdges(queries=10, keys=[11 - WINDOW])):
+            assert not torch.allclose(run_in_steps(model, tokens, 10), plain, **KEPT)
 
 
 def test_a_temperature_divides_the_scores_of_its_head_alone():

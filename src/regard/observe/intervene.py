@@ -5,10 +5,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.errors import ConfigError, OutOfRangeError
 from regard.map.indexing import check_index, check_slice
@@ -19,10 +20,12 @@ from regard.mechanism.masks import Given
 from regard.observe import interception
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import NextHandler
+from regard.observe.interception.thread_state import STATE, NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
+from regard.observe.open_runs import find_cache
 from regard.observe.record import refuse_compiled
 from regard.observe.recording import Recording
 from regard.observe.run import KINDS
@@ -152,9 +155,9 @@ class CutEdges(Change):
     keys: Places = None
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
-        q, k, past = call.q.shape[2], call.k.shape[2], count_past(call, self.kind)
+        q, k, (past, first, total) = call.q.shape[2], call.k.shape[2], locate_tokens(call, self.kind)
         rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
-        columns = mark_positions(self.keys, k, "keys").view(1, 1, 1, -1)
+        columns = functional.pad(mark_positions(self.keys, total, "keys")[first:], (0, k - (total - first))).view(1, 1, 1, -1)
         heads = torch.zeros(1, call.q.shape[1], 1, 1, dtype=torch.bool)
         heads[:, self.find_heads(call)] = True
         cut = [Given(x.to(call.q.device)) for x in (rows, columns, heads)]
@@ -236,7 +239,7 @@ class Patch(Change):
                 )
             groups = context.shape[1] // v.shape[1]
             theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]].to(found.device)
-        rows = self.mark_queries(context.shape[2], count_past(call, self.kind)).to(context.device)
+        rows = self.mark_queries(context.shape[2], locate_tokens(call, self.kind).past).to(context.device)
         patched = context.clone()
         patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
@@ -276,12 +279,38 @@ def compute_recorded_context(recording: Recording, name: str, number: int, kind:
     return recording.map(layer, kind=kind) @ values
 
 
-def count_past(call: AttentionCall, kind: str) -> int:
-    """Return how many tokens of the sequence come before the queries of a call, in a cache."""
+class TokenPositions(NamedTuple):
+    """Positions in the sequence: of a call's first query and of its first key, and the number of keys so far."""
+
+    past: int
+    first: int
+    total: int
+
+
+def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
+    """Return where the queries and keys of a call stand in the sequence.
+
+    A cache of a sliding window holds its last keys only: how many tokens it has had is asked of the cache object, if the
+    calling modules were given one of transformers; without one the first key is taken for the first token.
+    """
     q, k = call.q.shape[2], call.k.shape[2]
-    if kind != "self" or not call.can_use_cache or k <= q:
-        return 0
-    return max(find_visible_end(call.mask, q, k, call.offset) - q, 0)
+    if kind != "self" or not call.can_use_cache:
+        return TokenPositions(0, 0, k)
+    end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
+    total = max(count_cached_tokens(STATE.frames) or 0, end)
+    return TokenPositions(max(total - q, 0), total - end, total)
+
+
+def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:
+    """Return how many tokens the cache of the running attention module has had; None if it has none that can say."""
+    for frame in reversed(frames):
+        layer, cache = getattr(frame.module, "layer_idx", None), find_cache(frame.args, frame.kwargs)
+        if type(layer) is int and cache is not None:
+            try:
+                return int(cache.get_seq_length(layer))
+            except Exception:  # of somebody else's class
+                return None
+    return None
 
 
 @contextmanager
@@ -341,6 +370,9 @@ class Intervention:
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
+    def add_note(self, note: str, name: str) -> None:
+        """Do nothing with what is known of a call after it: its context is changed as it is."""
+
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""
         self.missed[missed.module] = missed.reason
@@ -361,7 +393,7 @@ class Intervention:
         kind = self.layer_numbers.infer_kind(call, name)
         number = self.layer_numbers.assign_number(name, kind)
         if kind == "self" and self.residual_patches:
-            self.layers[name] = number, count_past(call, kind)
+            self.layers[name] = number, locate_tokens(call, kind).past
         meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
         if not meant:
             return proceed(call, adapter)
