@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -234,3 +236,49 @@ def test_heads_that_share_keys_are_heads_and_no_batch_if_groups_come_first():
     weights = (q.transpose(1, 2).flatten(1, 2) @ k.repeat_interleave(2, 1).mT / 3**0.5).softmax(-1)
     (call,) = recording.calls
     torch.testing.assert_close(call.map.dense(), weights.detach(), rtol=0, atol=EQUAL)
+
+
+class Grouped(nn.Module):
+    """Heads in groups that share keys, in an axis behind that of the groups; no attribute states a number of heads."""
+
+    def __init__(self, groups: int, of: int) -> None:
+        super().__init__()
+        self.shape = groups, of
+        self.q, self.k = nn.Linear(C, groups * of * 3), nn.Linear(C, groups * 3)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (*self.shape, 3)).permute(0, 2, 3, 1, 4)
+        k = self.k(x).unflatten(-1, (-1, 3)).transpose(1, 2)[:, :, None]
+        weights = (q @ k.mT / 3**0.5).softmax(-1)
+        self.weights = weights.flatten(1, 2).detach()
+        return (weights @ k).flatten(1, 2).transpose(1, 2).flatten(2)
+
+
+@given(st.integers(1, 3), st.integers(2, 3), st.integers(2, 3), st.integers(1, 5))
+def test_groups_before_their_heads_are_heads_and_no_batch(rows, groups, of, t):
+    part = Grouped(groups, of)
+    recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(rows, t, C)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class HeadsFirst(nn.Module):
+    """Heads in the axis before that of the batch."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.count, self.q, self.k = heads, nn.Linear(C, heads * 3), nn.Linear(C, heads * 3)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (part(x).unflatten(-1, (self.count, 3)).permute(2, 0, 1, 3) for part in (self.q, self.k))
+        weights = (q @ k.mT / 3**0.5).softmax(-1)
+        self.weights = weights.transpose(0, 1).detach()
+        return (weights @ k).permute(1, 2, 0, 3).flatten(2)
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(2, 3), (3, 2), (4, 2)])
+def test_heads_before_the_batch_are_heads_where_the_input_tells_their_sizes_apart(rows, heads):
+    part = HeadsFirst(heads)
+    recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(rows, 5, C)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)

@@ -3,6 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
+import torch
+
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
@@ -50,8 +52,10 @@ def find_groups(
     choice = describe_choice(weights.changes)
     if other & set(queries) or (choice and not queries and row_axes):
         raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
-    batch = [tuple(axis for axis in axes if axis not in queries) for axes in row_axes]
-    before, heads = split_grouped_heads(table, [axes for axes in batch if axes], other)
+    rows = [axes for label, axes in zip(labels, own, strict=True) if label in product.result]
+    of_queries = [n for n, axes in enumerate(rows) if set(axes) & set(queries) or not (axes or queries)]
+    batch = [axes for n, axes in enumerate(rows) if n not in of_queries[-1:]]
+    before, heads = split_grouped_heads(table, batch, other)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
@@ -71,18 +75,20 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
 
 
 def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int]) -> tuple[Axes, Axes]:
-    """Return the axes of batch and of heads, with heads that share values last; `other` are axes of values.
+    """Return the axes of batch and of heads, with heads that share values last.
 
-    Axes that the values lack are of heads if they and the axis of heads make a number of heads that a module states.
+    `batch` are the dimensions of weights but those of queries and keys, without axes where their size is 1; `other` are axes of
+    values. Axes that the values lack are of heads if they and the axis of heads make a number of heads that a module states, or
+    if none states any and they stand behind the dimensions of batch and heads.
     """
-    shared = [axes for axes in batch if not set(axes) & other]
-    own = [axes for axes in batch if set(axes) & other]
+    shared = [axes for axes in batch if axes and not set(axes) & other]
+    own = [axes for axes in batch if axes not in shared]
     if shared and len(own) > 1:
         before, heads = split_heads(table, own)
-        grouped = tuple(axis for axes in (heads, *shared) for axis in axes)
-        if math.prod(table.get_sizes(grouped)) in find_head_counts():
+        grouped, head_counts = tuple(axis for axes in (heads, *shared) for axis in axes), find_head_counts()
+        if math.prod(table.get_sizes(grouped)) in head_counts or (not head_counts and batch == [*own, *shared]):
             return before, grouped
-    return split_heads(table, batch)
+    return split_heads(table, [axes for axes in batch if axes])
 
 
 def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:
@@ -92,6 +98,8 @@ def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:
     if len(batch) == 1:
         return split_single(table, batch[0], head_counts)
     fits = [n for n, size in enumerate(sizes) if size in head_counts and n]
+    if not head_counts and len(batch) == 2 and (shape := find_input_shape()) is not None:
+        fits = [n for n in (0, 1) if sizes[1 - n] in shape[:2] and sizes[n] not in shape[:2]]
     heads = fits[0] if len(fits) == 1 else len(batch) - 1
     return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
 
@@ -102,10 +110,9 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[
     The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
     """
     size = math.prod(table.get_sizes(axes))
-    inputs = [x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 1]
-    shape = next((one for one in inputs if len(one) > 2), None)
+    shape = find_input_shape()
     if shape is None:
-        return ((), axes) if inputs else (axes, ())
+        return ((), axes) if any(x.dim() > 1 for frame in STATE.frames for x in frame.input_tensors) else (axes, ())
     heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
     for n in range(len(axes) + 1):
@@ -115,6 +122,11 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[
         return axes, ()
     outer, inner = table.split_axis(axes[0], size // heads)
     return (outer,), (inner,)
+
+
+def find_input_shape() -> torch.Size | None:
+    """Return the shape of the first input with a batch of the running modules, of the innermost first; None without one."""
+    return next((x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 2), None)
 
 
 def find_head_counts() -> list[int]:
