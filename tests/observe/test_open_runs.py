@@ -190,6 +190,37 @@ def test_a_forward_on_the_same_input_is_a_run_of_its_own_where_cross_attention_c
 # what generate returned
 
 
+@pytest.mark.parametrize("order", [("", "transformer"), ("transformer", ""), ("transformer", "", "transformer")], ids=str)
+def test_forwards_of_a_model_and_of_its_part_are_a_run_each(order):
+    model, texts = gpt2(), [words(1, 5 + 2 * n) for n in range(len(order))]
+    with torch.no_grad(), record(model) as recording:
+        for part, ids in zip(order, texts, strict=True):
+            model.get_submodule(part)(ids, use_cache=False)
+    assert len(recording.runs) == len(order)
+    for run, ids in zip(recording.runs, texts, strict=True):
+        assert_run(run, record_full_forward(model, ids))
+
+
+def test_a_part_continues_the_run_of_its_model_where_it_is_given_its_cache():
+    model, ids = gpt2().double(), words(1, 12)
+    with torch.no_grad(), record(model) as recording:
+        cache = dynamic(model)
+        model(ids[:, :5], **{CACHE: cache})
+        model.transformer(ids[:, 5:9], **{CACHE: cache})
+        model(ids[:, 9:], **{CACHE: cache})
+    (run,) = recording.runs
+    assert_run(run, record_full_forward(model, ids))
+
+
+def test_an_encoder_and_then_the_whole_model_with_its_states_are_one_run():
+    model, ids, given = bart(), words(1, 6), words(1, 8)
+    with torch.no_grad(), record(model) as recording:
+        states = model.get_encoder()(ids)
+        model(encoder_outputs=states, decoder_input_ids=given, use_cache=False)
+    (run,) = recording.runs
+    assert_run(run, record_full_forward(model, ids, decoder_input_ids=given))
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_guidance_is_two_runs_and_the_last_is_that_of_the_prompt(rows):
     model, prompt = gpt2().double(), words(rows, 7)

@@ -162,6 +162,23 @@ def test_a_head_that_is_not_there_is_refused():
         model(**given)
 
 
+@pytest.mark.parametrize("heads", [[2, 2], [3, -1]], ids=str)
+def test_a_head_that_is_named_twice_is_refused(heads):
+    model, given = make_model_and_inputs("llama")
+    with pytest.raises(ConfigError, match=r"heads names head \d twice: \[.*\] of 4 heads"), record(model, heads=heads):
+        model(**given)
+
+
+def test_a_layer_below_0_is_refused_and_one_that_did_not_run_is_no_model_that_was_not_called():
+    model, given = make_model_and_inputs("llama")
+    with pytest.raises(ConfigError, match=r"a layer must be a whole number of at least 0.*got -1"), record(model, layers=[-1]):
+        pass
+    with record(model, layers=[5]) as recording:
+        model(**given)
+    with pytest.raises(ConfigError, match="or no layer of it that record was to keep computed attention"):
+        recording.map(0)
+
+
 def test_half_of_the_bytes_are_stored_in_bfloat16_and_give_nearly_the_same():
     model, given = make_model_and_inputs("llama")
     _, whole = run(model, given, recorded=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
 from regard.map.relative_bias import compress_bias
 from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import default_scale, score_dtype
@@ -52,7 +51,7 @@ class CallStore:
         if is_cached:
             seen = max(find_visible_end(call.mask, new, seen, call.offset), new)
             k = k[:, :, :seen]
-        heads = None if self.selection.heads is None else tuple(head % call.q.shape[1] for head in self.selection.heads)
+        heads = None if self.selection.heads is None else tuple(self.selection.find_heads(call.q.shape[1]))
         history = KVHistory(name, kind, parent_rows, past=seen - new if is_cached else 0, selected_heads=heads)
         self.append_keys(history, call, k, step, graph)
         return history, self.copy_call(call, slice(0, seen), 0, step, graph)
@@ -134,12 +133,8 @@ class CallStore:
         """
         x = cast_for_autocast(call, x)
         if self.selection.heads is not None:
-            share = call.q.shape[1] // x.shape[1]
             count = call.q.shape[1]
-            wrong = [head for head in self.selection.heads if not -count <= head < count]
-            if wrong:
-                raise ConfigError(f"head {wrong[0]} is out of range: the heads are 0 to {count - 1}.")
-            x = x[:, [head % count // share for head in self.selection.heads]]
+            x = x[:, [head // (count // x.shape[1]) for head in self.selection.find_heads(count)]]
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.observe.block_outputs import is_inside
 from regard.observe.kv_history import CacheMatch, KVHistory
 from regard.observe.run import HistoryKey, Run
 
@@ -131,6 +132,12 @@ class OpenRuns:
     def has_root(self, root: str) -> bool:
         """Return whether a root module ran in any open run."""
         return any(root in one.roots for one in self)
+
+    def has_related_root(self, root: str) -> bool:
+        """Return whether a root module, one that holds it, or one that it holds ran in any open run."""
+        return any(
+            not root or not other or is_inside(root, other) or is_inside(other, root) for one in self for other in one.roots
+        )
 
 
 def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -> Candidate | None:

@@ -29,6 +29,8 @@ from regard.observe.serialize import find_version, serialize_recording
 from regard.observe.words import TextPair, Words, select_axis_words
 from regard.terminal_escapes import escape_controls
 
+NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow."
+
 
 @dataclass(eq=False)
 class Recording(HtmlRepr):
@@ -75,8 +77,9 @@ class Recording(HtmlRepr):
     def last(self) -> Run:
         """The last run. Raises ConfigError if nothing was recorded."""
         if not self.runs:
-            why = f" {self.missed[0].module}: {self.missed[0].reason}." if self.missed else " The model was not called."
-            raise ConfigError(f"nothing was recorded.{why}")
+            first = self.missed[0] if self.missed else None
+            why = f"{first.module or 'the model'}: {first.reason}." if first else NEITHER
+            raise ConfigError(f"nothing was recorded. {why}")
         return self.runs[-1]
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:

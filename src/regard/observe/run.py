@@ -240,7 +240,8 @@ def join_differentiable_maps(histories: list[KVHistory]) -> DifferentiableMap:
     """Return the map of one visit with its graph. Raises ConfigError if it makes several calls of attention."""
     if len(histories) > 1:
         raise ConfigError(
-            f"{histories[0].name} calls attention {len(histories)} times in one forward, so its joined map has no graph."
+            f"{histories[0].name or 'the model'} calls attention {len(histories)} times in one forward, "
+            "so its joined map has no graph."
         )
     return histories[0].build_differentiable_map()
 
@@ -281,7 +282,8 @@ def require_packed(histories: list[KVHistory]) -> None:
 def build_many_calls_error(histories: list[KVHistory]) -> ConfigError:
     """Return the error for several calls of one visit that are no single map."""
     return ConfigError(
-        f"{histories[0].name} calls attention {len(histories)} times in one forward: recording[name] has each of them."
+        f"{histories[0].name or 'the model'} calls attention {len(histories)} times in one forward: "
+        "recording[name] has each of them."
     )
 
 

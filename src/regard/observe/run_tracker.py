@@ -57,14 +57,15 @@ class RunTracker:
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Start a forward.
 
-        A module that already ran either continues a run or begins a new one; its first attention call decides.
+        A module that already ran, as itself or in another one, either continues a run or begins a new one; its first attention
+        call decides.
         """
         self.root = self.names[id(module)]
         with disable_modes():
             self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
         self.visits = {}
         self.forwards += 1
-        self.is_undecided = self.runs.has_root(self.root)
+        self.is_undecided = self.runs.has_related_root(self.root)
         if not self.is_undecided:
             self.begin_root()
 
@@ -86,6 +87,8 @@ class RunTracker:
         key = name, kind, *self.count_visit(name, kind)
         if self.is_undecided and kind == "self":
             self.decide_run(key, call)
+        elif self.is_undecided and not self.runs.has_root(self.root):
+            self.begin_forward(key)
         history = self.run.histories.get(key)
         match = None if history is None else self.match_cache(history, call)
         if history is None or match is None:
@@ -138,7 +141,7 @@ class RunTracker:
                 self.continue_run(running)
                 return
         if initial is None:
-            self.begin_run() if self.root in self.runs.current.roots else self.begin_root()
+            self.begin_forward(key)
 
     def update_parent_rows(self, rows: Tensor | None) -> None:
         """Set each row's parent row in the previous step, None if no row moved.
@@ -222,7 +225,7 @@ class RunTracker:
                     break
         chosen = select_run(found, self.cache, lambda: self.cast(call, call.k))
         if chosen is None:
-            self.begin_run() if self.root in self.runs.current.roots else self.begin_root()
+            self.begin_forward(key)
             return
         running, history, match = chosen
         if match.known < history.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
@@ -235,6 +238,11 @@ class RunTracker:
         running.roots[self.root] = running.roots.get(self.root, -1) + 1
         running.add_forward(self.root, self.forwards, self.cache, self.tokens, known)
         self.is_undecided = False
+
+    def begin_forward(self, key: HistoryKey) -> None:
+        """Begin a new run if the current one has had this forward's module or the layer of its first call; else join it."""
+        is_known = key in self.run.histories or key in self.run.implicit_histories
+        self.begin_run() if is_known or self.root in self.runs.current.roots else self.begin_root()
 
     def begin_run(self) -> None:
         """Begin a new run with this forward."""

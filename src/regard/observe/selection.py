@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, MissingNameError
-from regard.mechanism.arguments import check_integer, describe_value
+from regard.mechanism.arguments import check_count, check_integer, describe_value
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,24 @@ class Selection:
         numbers = None
         if given is not None:
             numbers = frozenset(
-                check_integer("a layer", one, " or the path of a module") for one in given if not isinstance(one, str)
+                check_count("a layer", one, 0, alternative=" or the path of a module")
+                for one in given
+                if not isinstance(one, str)
             )
         kept = None if heads is None else [heads] if isinstance(heads, int) else require_list("heads", heads)
         return cls(numbers, paths, None if kept is None else [check_integer("a head", one) for one in kept])
+
+    def find_heads(self, count: int) -> list[int]:
+        """Return the selected heads of `count`. Raises ConfigError for one that there is not, or that is named twice."""
+        named = range(count) if self.heads is None else self.heads
+        wrong = next((head for head in named if not -count <= head < count), None)
+        if wrong is not None:
+            raise ConfigError(f"head {wrong} is out of range: the heads are 0 to {count - 1}.")
+        found = [head % count for head in named]
+        twice = next((head for n, head in enumerate(found) if head in found[:n]), None)
+        if twice is not None:
+            raise ConfigError(f"heads names head {twice} twice: {self.heads} of {count} heads. Name each once.")
+        return found
 
     def has_layer(self, name: str, number: Callable[[], int]) -> bool:
         """Return whether a module is selected, by its path or by its number; `number` is called only if it matters."""
