@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, entropy_bound, sum_bound
-from dense import both, close
+from dense import Dense, both, close
 from regard import AttentionMap, Causal, ConfigError, Everything, Given, Padding, ShapeError, Window
 from regard.compiled.threads import can_run_loops
 from regard.map import plane, small_maps
@@ -360,3 +360,78 @@ def test_scores_from_sums_of_one_pass_are_those_from_the_weights(seed, mask, win
     assert ours.keys() == theirs.keys()
     for name, found in ours.items():
         assert_within(found, theirs[name], sum_bound(torch.float32, 2 * t, t), name)
+
+
+NUMBERS = [torch.finfo(torch.float32).min, -1e9, -1e4]
+
+
+@st.composite
+def hiding_biases(draw, b, h, t):
+    """A bias, what of it hides as numbers, and which keys it shows: (b, h, t, t) with left or right padding, or at random."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    places, number = torch.arange(t), draw(st.sampled_from(NUMBERS))
+    rest = draw(
+        st.sampled_from(
+            [
+                torch.zeros(1, 1, t, t),
+                (places - places[:, None]).abs() * -torch.tensor([2.0**-n for n in range(h)]).view(1, h, 1, 1),
+                torch.randn(b, h, t, t, generator=generator),
+            ]
+        )
+    )
+    pads = torch.randint(t + 1, (b, 1, 1, 1), generator=generator)
+    seen = {
+        "causal": (places <= places[:, None]).expand(b, 1, t, t),
+        "left": (places <= places[:, None]) & (places >= pads),
+        "right": (places <= places[:, None]) & (places < pads),
+        "both sides": ((places < pads) & (places[:, None] < pads)).expand(b, 1, t, t),
+        "random": torch.rand(b, h, t, t, generator=generator) < 0.6,
+    }[draw(st.sampled_from(["causal", "left", "right", "both sides", "random"]))]
+    rest, seen = rest.expand(b, h, t, t), seen.expand(b, h, t, t)
+    filled = rest.masked_fill(~seen, number)
+    return rest, draw(st.sampled_from([filled, rest + torch.zeros_like(rest).masked_fill(~seen, number)])), seen
+
+
+@settings(max_examples=60)
+@given(hiding_biases(B, H, 7), st.integers(0, 2**32 - 1))
+def test_a_number_that_hides_is_no_key_that_a_query_sees(found, seed):
+    rest, bias, seen = (x.double() if x.is_floating_point() else x for x in found)
+    q, k = torch.randn(2, B, H, 7, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    look = MapView(AttentionMap(q, k, bias=bias))
+    weights = (q @ k.mT / D**0.5 + rest).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+    dense = Dense(weights, seen, [list(range(7))] * B)
+
+    def nats(b, h, i):
+        return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
+
+    def is_after_first(b, h, i):
+        return dense.sees(b, h, i, i - 1)
+
+    close(detectors.entropy(look), dense.mean(nats))
+    close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
+    close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: weights[b, h, i, dense.find_first_visible_key(b)]))
+    close(detectors.weight_on_previous(look), dense.mean(lambda b, h, i: weights[b, h, i, i - 1], is_after_first))
+    close(look.visible_counts.mean(), dense.mean(lambda b, h, i: dense.visible[b, h, i].sum()))
+    assert look.is_counted.tolist() == [[[dense.counts(b, h, i) for i in range(7)] for h in range(H)] for b in range(B)]
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(0, 2**32 - 1), st.sampled_from([2, 13]), st.booleans())
+def test_every_score_is_the_same_of_a_mask_and_of_numbers_that_hide(data, seed, b, own):
+    t = 7
+    rest, bias, seen = data.draw(hiding_biases(b, H, t))
+    q, k = torch.randn(2, b, H, t, D, generator=torch.Generator().manual_seed(seed))
+    tokens, options = torch.arange(t).expand(b, t) % 4, HeadOptions(offsets=(2,), needle=slice(2, 4), window=2)
+
+    def list_scores(m):
+        scores = compute_scores(MapView(m, tokens, own), options)
+        chances = {f"chance of {name}": x.chance for name, x in scores.items() if getattr(x, "chance", None) is not None}
+        return {name: x if isinstance(x, torch.Tensor) else x.mean() for name, x in scores.items()} | chances
+
+    expected = list_scores(AttentionMap(q, k, Given(seen), bias=rest))
+    as_infinite = list_scores(AttentionMap(q, k, bias=rest.masked_fill(~seen, -torch.inf)))
+    as_numbers = list_scores(AttentionMap(q, k, bias=bias))
+    assert expected.keys() == as_infinite.keys() == as_numbers.keys()
+    for name, score in expected.items():
+        for other in (as_infinite, as_numbers):
+            assert_within(other[name], score, sum_bound(torch.float32, 2 * t, t), name)

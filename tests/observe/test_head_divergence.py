@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounds import sum_bound, unit_roundoff
+from bounds import assert_within, sum_bound, unit_roundoff
 from dense import both, close
-from regard import AttentionMap, Causal, ConfigError, ShapeError
+from regard import AttentionMap, Causal, ConfigError, Given, ShapeError
 from regard.observe import head_divergence
 from regard.observe.head_divergence import jensen_shannon, similarity
 from strategies import requests
@@ -91,6 +91,17 @@ def test_similarity_is_the_mean_over_the_queries_that_count_in_both_heads(asked)
     close(found.divergence, expected)
     assert found.heads == tuple((0, one) for one in range(h))
     assert found.is_exact
+
+
+@pytest.mark.parametrize("number", [torch.finfo(torch.float32).min, -1e9])
+def test_similarity_leaves_out_queries_that_a_finite_number_masks_out_everywhere(number):
+    torch.manual_seed(4)
+    q, k = torch.randn(2, 2, H, T, D)
+    places, pads = torch.arange(T), torch.tensor([7, 0]).view(2, 1, 1, 1)
+    shown = (places <= places[:, None]) & (places >= pads)
+    found = similarity(AttentionMap(q, k, bias=torch.zeros(shown.shape).masked_fill(~shown, number)))
+    expected = similarity(AttentionMap(q, k, Given(shown)))
+    assert_within(found.divergence, expected.divergence, sum_bound(torch.float32, T, math.log(2)))
 
 
 def maps(seed, heads=H):

@@ -8,7 +8,7 @@ import torch
 
 from bounds import sum_bound
 from dense import Recorded, close
-from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError
+from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError, record
 from regard.observe import detectors, patterns
 from regard.observe.head_kinds import Head, heads, infer_kind
 from regard.observe.map_view import MapView
@@ -23,6 +23,13 @@ def maps(layers=2, mask=None, seed=1):
     torch.manual_seed(seed)
     mask = Causal() if mask is None else mask
     return [AttentionMap(torch.randn(B, H, T, D).double(), torch.randn(B, G, T, D).double(), mask) for _ in range(layers)]
+
+
+class MaskedLayer(torch.nn.Module):
+    """Attention of tokens to each other under a mask of numbers."""
+
+    def forward(self, x, mask):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
 
 def tensor_of(numbers):
@@ -144,6 +151,36 @@ def test_a_batch_row_that_sees_nothing_leaves_the_score_to_the_others():
     for row, other in zip(found, alone, strict=True):
         assert row.scores == pytest.approx(other.scores)
         assert row.kind == other.kind
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5])
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize("number", [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_queries_on_padding_do_not_count_whatever_number_hides_it(number, is_left, slope):
+    torch.manual_seed(5)
+    t, pads, places = 13, 5, torch.arange(13)
+    real = torch.stack([places >= pads if is_left else places < t - pads, torch.ones(t, dtype=torch.bool)])
+    shown = (places <= places[:, None]) & real[:, None, None]
+    distances = -slope * (places[:, None] - places).abs() * torch.arange(1, H + 1).view(H, 1, 1)
+    x, layer = torch.randn(B, H, t, D), MaskedLayer()
+    with record(layer) as recording:
+        layer(x, distances.expand(B, H, t, t).masked_fill(~shown, number))
+    weights = (x.double() @ x.double().mT / D**0.5 + distances).masked_fill(~shown, -torch.inf).softmax(-1).nan_to_num()
+    entropy = torch.special.entr(weights).sum(-1)
+    first = torch.stack([weights[0, ..., pads if is_left else 0], weights[1, ..., 0]])
+    shares = {
+        "entropy": entropy,
+        "breadth": entropy.exp() / shown.sum(-1),
+        "first token": first,
+        "itself": weights.diagonal(0, 2, 3),
+    }
+    for head, row in enumerate(heads(recording)):
+        for name, each in shares.items():
+            mean = torch.stack([rows[head, counted].mean() for rows, counted in zip(each, real, strict=True)]).mean()
+            assert row.scores[name] == pytest.approx(float(mean), abs=sum_bound(torch.float32, 4 * t, t))
+            assert row.scores[name].count == int(real.sum())
+        chance = torch.stack([(1 / shown[n, 0].sum(-1))[real[n]].mean() for n in range(B)]).mean()
+        assert row.scores["itself"].chance == pytest.approx(float(chance))
 
 
 def test_cross_attention_has_the_scores_that_mean_something_there():

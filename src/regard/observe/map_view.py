@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Concatenate, ParamSpec, Protocol, cast
@@ -12,6 +13,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview, Statistics
+from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.arguments import check_instance, describe_value
@@ -26,9 +28,9 @@ P = ParamSpec("P")
 class MapView:
     """A view of one map that caches what detectors need: `detector(m)` makes its own, `detector(look)` shares one.
 
-    A query counts if it sees something and, where keys are its own tokens (`own`), sees its own too, unless no query of its
-    batch row and head does: so a query on padding does not count. tokens are ids of the keys, (b, k). `queries`, a slice,
-    restricts the means to these queries.
+    A query may see a key that the mask shows and the bias does not hide. It counts if it sees something and, where keys are its
+    own tokens (`own`), sees its own too, unless no query of its batch row and head does: so a query on padding does not count.
+    tokens are ids of the keys, (b, k). `queries`, a slice, restricts the means to these queries.
     """
 
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True, queries: slice = slice(None)) -> None:
@@ -89,12 +91,32 @@ class MapView:
 
     @cached_property
     def is_token(self) -> Tensor:
-        """Whether a query is at a token rather than at padding, (b, h, q)."""
-        b, h, q, _ = self.map.shape
+        """Whether a query is at a token rather than at padding, which is masked out everywhere or from itself, (b, h, q)."""
         if not self.own:
-            return torch.ones(1, 1, q, dtype=torch.bool, device=self.map.device).expand(b, h, q)
+            return self.can_see_any_key
         own = take_distinct(self.is_visible(self.positions))
-        return (own | ~own.any(-1, keepdim=True)).expand(b, h, q)
+        has_none = ~own.any(-1, keepdim=True)
+        if not has_none.any():
+            return own.expand(self.map.shape[:3])
+        return apply_to_distinct(torch.logical_and, (own | has_none).expand(self.map.shape[:3]), self.can_see_any_key)
+
+    @cached_property
+    def can_see_any_key(self) -> Tensor:
+        """Whether a query may see any key, (b, h, q); True for all if no finite bias hides keys.
+
+        A query from which the mask or -inf hides all has no weights, which tells. The softmax of finite numbers has weights.
+        """
+        b, h, q, k = self.map.shape
+        if self.hiding_bias == -math.inf:
+            return torch.ones(1, 1, q, dtype=torch.bool, device=self.map.device).expand(b, h, q)
+        queries, keys = (torch.arange(size, device=self.map.device) for size in (q, k))
+        parts = queries.unsqueeze(-1).split(max(1, BLOCK_NUMBERS // max(b * h * k, 1)))
+        return torch.cat([take_distinct(self.can_see_all(part, keys)).any(-1) for part in parts], -1).expand(b, h, q)
+
+    @cached_property
+    def hiding_bias(self) -> float:
+        """The largest number in the bias that hides its key; -inf if no other number does."""
+        return find_hiding_bias(self.map._request)
 
     @cached_property
     def is_real_key(self) -> Tensor:
@@ -245,17 +267,14 @@ class MapView:
         if request.bias is not None:
             places = zip((b, h, queries, keys), request.bias.shape, strict=True)
             index = tuple(x if size > 1 else x.new_zeros(()) for x, size in places)
-            seen = seen & (request.bias[index] != -torch.inf)
+            seen = seen & ~(request.bias[index] <= self.hiding_bias)
         return seen.expand(shape)
 
     def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether queries may see keys, by index, the two broadcasting.
-
-        A query may see a key if the mask shows it and the bias is not -inf.
-        """
+        """Return whether queries may see keys, by index, the two broadcasting."""
         plane = self.get_plane(row, head)
         seen = plane.can_see(queries, keys).expand(torch.broadcast_shapes(queries.shape, keys.shape))
-        return seen if plane.bias is None else seen & (plane.bias[queries, keys] != -torch.inf)
+        return seen if plane.bias is None else seen & ~(plane.bias[queries, keys] <= self.hiding_bias)
 
     @property
     def has_shared_mask(self) -> bool:

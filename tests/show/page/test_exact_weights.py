@@ -59,6 +59,24 @@ def test_a_column_is_the_mean_of_heads(entry):
     assert seen.tolist() == [q >= 3 for q in range(T)]
 
 
+@pytest.mark.parametrize("number", [torch.finfo(torch.float64).min, -1e9])
+def test_a_number_hides_a_key_only_where_it_has_no_weight(number):
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(B, n, T, D, dtype=torch.float64, generator=generator) for n in (H, G))
+    causal = torch.ones(T, T, dtype=torch.bool).tril()
+    shown = causal & (torch.arange(T) >= 3)  # the bias hides all keys from three queries on padding
+    numbers = rows_and_keys(q, k, bias=torch.zeros(1, 1, T, T, dtype=torch.float64).masked_fill(~shown, number))
+    entry, place = RecordingEntry("r1", numbers), HeadPlace(b=0, head=1)
+    for query in (1, 7):
+        weights, seen = exact_weights.get_row(entry, place, query)
+        assert torch.equal(seen, weights > 0)
+        assert torch.equal(seen, (shown if query >= 3 else causal)[query])
+        cell = exact_weights.get_cell(entry, place, query, 5)
+        assert cell["visible"] is bool(seen[5])
+        assert cell["of"] == int(seen.sum())
+    assert exact_weights.get_column([entry.get_map(place)], 1)[1].tolist() == [n in (1, 2) for n in range(T)]
+
+
 def test_the_largest_have_their_places_and_none_is_zero():
     words = ["a", "b", "c", "d"]
     found = exact_weights.list_largest(torch.tensor([0.25, math.nan, 0.75, 0]), words, 4)

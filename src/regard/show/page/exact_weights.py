@@ -24,8 +24,8 @@ def get_cell(entry: RecordingEntry, place: HeadPlace, q: int, k: int) -> dict[st
     check_index("k", k, m.shape[3])
     look, keys = MapView(m), torch.arange(m.shape[3], device=m.device)
     query = torch.tensor([q], device=m.device)
-    seen = look.can_see(0, 0, query.unsqueeze(-1), keys)[0]
     weights = m[0, 0, q]
+    seen = look.can_see(0, 0, query.unsqueeze(-1), keys)[0] | (weights > 0)  # a row whose bias hides every key has weights
     weight = float(weights[k])
     found: dict[str, Any] = {
         "weight": convert_number(weight),
@@ -50,7 +50,8 @@ def get_row(entry: RecordingEntry, place: HeadPlace, q: int, heads: Sequence[int
 def get_map_row(m: AttentionMap, q: int) -> tuple[Tensor, Tensor]:
     """Compute the weights (k,) of a row of a map of one matrix, and which keys its query may see."""
     keys, query = torch.arange(m.shape[3], device=m.device), torch.tensor([[q]], device=m.device)
-    return m[0, 0, q], MapView(m).can_see(0, 0, query, keys)[0]
+    weights = m[0, 0, q]
+    return weights, MapView(m).can_see(0, 0, query, keys)[0] | (weights > 0)
 
 
 def get_column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
@@ -61,8 +62,9 @@ def get_column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
     _, _, q, keys = maps[0].shape
     check_index("k", k, keys)
     queries, key = torch.arange(q, device=maps[0].device).unsqueeze(-1), torch.tensor([k], device=maps[0].device)
-    seen = [MapView(m).can_see(0, 0, queries, key)[:, 0] for m in maps]
-    return torch.stack([m[0, 0, :, [k]].squeeze(-1) for m in maps]).mean(0), torch.stack(seen).any(0)
+    weights = torch.stack([m[0, 0, :, [k]].squeeze(-1) for m in maps])
+    seen = torch.stack([MapView(m).can_see(0, 0, queries, key)[:, 0] for m in maps]) | (weights > 0)
+    return weights.mean(0), seen.any(0)
 
 
 def list_largest(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:

@@ -1,0 +1,65 @@
+"""Masks inside a bias: -1e9 or the smallest number of a dtype, added to the scores, hides a key as -inf does."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.map.relative_bias import RelativeBias
+from regard.mechanism.request import Request
+from regard.mechanism.scores import score_dtype
+
+BLOCK_NUMBERS = 2**22  # entries of a bias that are compared at a time
+SPARE = 1.001  # times a bound of the scores: more than they are rounded by
+
+
+def find_hiding_bias(request: Request) -> float:
+    """Return the largest number in the bias that hides its key as -inf does; -inf if no other number does.
+
+    Numbers that hide lie below a gap: beside any number above it their weight underflows to 0, for every query and key of the
+    request. A bias that falls with distance has no such gap, since its steps are small. A row in which every number hides is
+    masked out everywhere, though its softmax has weights; so 0, which hides nothing, counts as one of the numbers.
+    """
+    if request.bias is None or not request.bias.numel():
+        return -math.inf
+    blocks, exact = split_entries(request.bias), torch.finfo(score_dtype(request.q.dtype))
+    underflow = 1 + math.log(2) - math.log(exact.smallest_normal) - math.log(exact.eps)
+    found, lowest = -math.inf, find_lowest(blocks, -math.inf)
+    if lowest < -underflow:
+        reach = underflow + 2 * SPARE * bound_scores(request)
+        while lowest < -underflow:
+            hiding, shown = find_highest(blocks, lowest / 2), find_lowest(blocks, lowest / 2)
+            if not shown - hiding > reach - 2 * exact.eps * lowest:  # nor if the bound is NaN
+                break
+            found, lowest = hiding, shown
+    return found
+
+
+def split_entries(bias: Tensor) -> tuple[Tensor, ...]:
+    """Return the numbers of a bias in blocks, without the repeats of axes along which it is expanded."""
+    entries = bias.diagonals if isinstance(bias, RelativeBias) else bias
+    distinct = entries[tuple(slice(None) if stride else slice(1) for stride in entries.stride())]
+    blocks: tuple[Tensor, ...] = distinct.flatten().split(BLOCK_NUMBERS)
+    return blocks
+
+
+def find_lowest(blocks: tuple[Tensor, ...], above: float) -> float:
+    """Return the smallest number larger than `above`, or 0 if that is smaller."""
+    return float(torch.stack([block.where(block > above, 0).amin() for block in blocks]).amin())
+
+
+def find_highest(blocks: tuple[Tensor, ...], most: float) -> float:
+    """Return the largest number of at most `most`; -inf if there is none."""
+    return float(torch.stack([block.where(block <= most, -math.inf).amax() for block in blocks]).amax())
+
+
+def bound_scores(request: Request) -> float:
+    """Return a bound of the size of the scores before the bias is added; not finite if queries or keys are not."""
+    exact = score_dtype(request.q.dtype)
+    if request.weight is not None:  # times tanh
+        bound = float(request.weight.abs().sum(dtype=exact))
+    else:
+        longest = [torch.linalg.vector_norm(x, dim=-1, dtype=exact).amax() if x.numel() else 0 for x in (request.q, request.k)]
+        bound = float(longest[0]) * float(longest[1])
+    bound *= abs(request.scale)
+    return bound if request.softcap is None else min(bound, request.softcap)
