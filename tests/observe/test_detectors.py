@@ -149,8 +149,10 @@ def test_the_needle_weight_is_the_weight_of_questions_on_the_needle(asked, data)
     inside = slice(needle.start, needle.stop)
     mass = dense.mean(lambda b, h, i: dense.weights[b, h, i, inside].sum(), lambda b, h, i: i in questions)
     close(detectors.weight_on_needle(m, inside, questions), mass)
-    most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
-    close(detectors.needle_hit_rate(m, inside, questions), most)
+    rows = dense.weights[:, :, questions].sort(-1, descending=True).values
+    if k == 1 or not ((rows[..., 0] > 0) & (rows[..., 0] - rows[..., 1] < 1e-12)).any():  # a softcap may make all scores equal
+        most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
+        close(detectors.needle_hit_rate(m, inside, questions), most)
     for ask in (detectors.weight_on_needle, detectors.needle_hit_rate):
         with pytest.raises(ConfigError, match="not empty"):
             ask(m, slice(start, start), questions)
