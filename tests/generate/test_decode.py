@@ -192,6 +192,14 @@ def writer():
     return model
 
 
+def test_a_model_without_the_end_of_its_tokenizer_generates_without_an_end():
+    model = gpt2(vocabulary=256, width=32, heads=2)
+    model.text = BytePair.train([], 257)
+    assert model.text.end == 256
+    assert len(list(model.generate([3, 1], 5, temperature=0))) == 5
+    assert model.get_end_settings()["end"] is None
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
     prompt = "né"
