@@ -12,8 +12,8 @@ from regard.errors import ConfigError
 from regard.generate.beams import MAX_BEAMS, check_penalty
 from regard.generate.sampling import Sampling, check_seed
 from regard.generate.sequence_reader import Model, PrefixCache
-from regard.generate.speculate import Lookup
-from regard.mechanism.arguments import check_count, check_integer, describe_value
+from regard.generate.speculate import Lookup, check_draft
+from regard.mechanism.arguments import check_count, check_instance, check_integer, describe_value
 
 Stop = int | str | Sequence[int | str] | Set[int | str] | Tensor
 
@@ -54,6 +54,10 @@ class Settings(Sampling):
             raise ConfigError(f'past must be "refuse" or "slide", got {self.past!r}.')
         if self.beams > 1 and (self.draft is not None or self.has_sampling_options):
             raise ConfigError("beam search does not sample: temperature, top_k, top_p, min_p and draft cannot be used with it.")
+        if self.after is not None:
+            check_instance("after", self.after, PrefixCache, "Use PrefixCache.read(model, tokens).")
+        if self.draft is not None and not isinstance(self.draft, Lookup):
+            check_draft(self.draft)
         if self.end is not None:
             object.__setattr__(self, "end", check_integer("end", self.end, ", a token, or None"))
         if any(word == "" for word in self.stops):
