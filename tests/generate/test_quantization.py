@@ -99,6 +99,22 @@ def test_it_is_recorded_and_changed_like_the_model():
         assert not torch.equal(SMALL(tokens), inside)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_a_model_of_another_dtype_keeps_it_and_is_as_near_as_that_of_its_numbers(to, dtype):
+    tokens = torch.tensor(rows(17, 17, vocabulary=101))
+    small = quantise(gpt2(dtype=dtype, layers=3, heads=2, width=64, vocabulary=101, context=64), to)
+    later = quantise(MODEL, to).to(dtype)
+    for model in (small, later):
+        exact = restore(model)(tokens)
+        assert model.tokens(tokens).dtype == model(tokens).dtype == dtype
+        allowed = (restore(model, dtype)(tokens).double() - exact).square().mean()
+        assert (model(tokens).double() - exact).square().mean() <= 1.5 * allowed + 1e-12  # exact's are float32
+    generated = stack_tokens(small.generate(rows(5, vocabulary=101), 8, temperature=0))
+    assert generated.shape == (1, 8)
+
+
 @pytest.mark.slow
 def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
     sorter = GPT2.load("sorter")

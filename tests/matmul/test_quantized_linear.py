@@ -274,6 +274,28 @@ def test_a_matrix_that_was_cast_is_read_as_it_is(count, to, dtype):
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 
 
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "rows"), [(1, 7), (1, 521), (5, 521), (139, 521)])
+def test_a_layer_of_16_bits_gives_vectors_of_its_dtype_rounded_a_few_times(count, rows, dtype, to):
+    weight, bias, x = (one.to(dtype) for one in (numbers(rows, 127), numbers(rows), numbers(count, 127, seed=3)))
+    matrix = QuantizedLinear.from_weight(weight, bias, to)
+    found, size = matrix(x), F.linear(x.double().abs(), dequantize(matrix).abs(), bias.double().abs())
+    assert found.dtype == dtype
+    allowed = rounding(matrix, x.float()) + activation_bounds(matrix, x.float()) + gamma(dtype, 3) * size  # W, product, bias
+    assert_within(found, exact(matrix, x), allowed)
+
+
+@NEEDS_LOOPS
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_vector_of_16_bits_is_that_of_float32_rounded_once(dtype, to):
+    matrix = QuantizedLinear.from_weight(numbers(521, 127).to(dtype), numbers(521).to(dtype), to)
+    x = numbers(1, 127, seed=3).to(dtype)
+    assert matrix.can_run_compiled(x.float())
+    assert torch.equal(matrix(x), matrix(x.float()).to(dtype))
+
+
 @pytest.mark.parametrize("n", [127, 1536])
 def test_a_weight_that_lies_across_in_memory_is_read_in_order(n):
     weight = numbers(n, 521).T

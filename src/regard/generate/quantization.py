@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -39,23 +40,26 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class QuantizedEmbedding(nn.Module):
-    """A quantized matrix as an embedding."""
+    """A quantized matrix as an embedding, whose vectors are of a dtype that `to` changes as that of a weight."""
 
-    def __init__(self, matrix: QuantizedLinear) -> None:
+    def __init__(self, matrix: QuantizedLinear, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.matrix = matrix
+        self.like: Tensor
+        self.register_buffer("like", matrix.values.new_empty(0, dtype=dtype), persistent=False)
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the vectors of these tokens."""
-        return self.matrix.dequantize_rows(index)
+        return self.matrix.dequantize_rows(index, self.like.dtype)
 
 
 def quantise(model: M, to: str = "int8") -> M:
     """Copy a model in evaluation mode, with its linear layers and token embedding in "bfloat16", "float16", "int8" or "int4".
 
     int8 has 16 scales for each 768 numbers of a row, int4 a scale and an offset for each 32.
-    The copy is called, generates and is recorded like the model; the other weights are shared with it. Its outputs differ by
-    the rounding of the weights, and it cannot be trained. A linear layer given itself is returned as a QuantizedLinear.
+    The copy is called, generates and is recorded like the model; the other weights are shared with it. Its outputs have the
+    model's dtype, and differ by the rounding of the weights; it cannot be trained. A linear layer given itself is returned as
+    a QuantizedLinear.
 
     Subclasses of nn.Linear and nn.Embedding, layers with hooks, and those of nn.MultiheadAttention and
     nn.TransformerEncoderLayer, which read their weights, stay as they are; a warning names such linear layers. Raises
@@ -91,7 +95,7 @@ def quantize_tokens(model: nn.Module, to: str) -> None:
         return
     tied = cast(TiedModel, model)
     matrix = QuantizedLinear.from_weight(tokens.weight, to=to)
-    tied.tokens = QuantizedEmbedding(matrix)
+    tied.tokens = QuantizedEmbedding(matrix, tokens.weight.dtype)
     if getattr(model, "head", matrix) is None:
         tied.head = matrix
 

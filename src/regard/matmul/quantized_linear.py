@@ -21,6 +21,7 @@ LEAST_COUNT = {
     torch.uint8: 48,
 }  # fewest vectors for bfloat16 products, by dtype
 MOST_EXACT = 2**14  # most integers of a matrix with which vectors are used as they are; compiled products of more are faster
+NARROW = (torch.bfloat16, torch.float16)  # dtypes of vectors that are widened for compiled products
 HALVES = (torch.float32, torch.bfloat16)  # what such products read
 MOST_RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
 TINY = torch.finfo(torch.float32).tiny
@@ -65,6 +66,8 @@ class QuantizedLinear(nn.Module):
         Raises ConfigError if a number is too large for float16.
         """
         weight, bias = weight.detach().float(), None if bias is None else bias.detach().clone()
+        if bias is not None and bias.dtype in NARROW:
+            bias = bias.float()  # which compiled products read
         if to == "int4":
             return cls(*round_to_int4(weight), bias, weight.shape[1])
         if to == "int8":
@@ -84,6 +87,8 @@ class QuantizedLinear(nn.Module):
             found = x.new_empty(*x.shape[:-1], len(self.values))
             launch_product([self.values, self.scales, self.bias, self.group_scales], x, found)
             return found
+        if x.dtype in NARROW and x.device.type == "cpu" and self.can_run_compiled(wide := x.float()):
+            return self.forward(wide).to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if len(self.values) <= ROWS:
             return linear(x, self.dequantize_rows(slice(None), x.dtype), bias).to(x.dtype)
