@@ -126,6 +126,19 @@ def test_the_likeliest_tokens_stand_under_each(folder, capsys):
             assert f"'{piece}'" in under
 
 
+@pytest.mark.parametrize("flags", [["--top", "7"], ["--look"], ["--top", "5", "--look"]])
+@pytest.mark.parametrize("columns", [31, 40, 53])
+def test_no_line_of_a_narrow_terminal_ends_inside_a_quoted_token(folder, capsys, monkeypatch, columns, flags):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run_generate(capsys, "the cat", "--model", folder, "--seed", "3", "--tokens", "5", *flags)
+    lines = [line for line in out.splitlines() if line.startswith("    ")]
+    assert code == 0
+    assert len(lines) > 5
+    for line in lines:
+        assert len(line) <= columns
+        assert re.fullmatch(r"    (looked at )?\d\.\d\d '.*'", line)
+
+
 def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers(folder, capsys):
     model = GPT2.load(folder)
     prompt = model.text.encode("the cat sat on the mat")

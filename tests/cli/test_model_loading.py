@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -23,6 +24,12 @@ def test_a_folder_of_our_own_and_one_of_transformers_are_told_apart(folder, tmp_
     GPT2(Sizes(layers=1, heads=1, width=4, context=5, vocabulary=7)).save(tmp_path / "ours")
     assert isinstance(load_model(str(tmp_path / "ours")), GPT2Adapter)
     assert isinstance(load_model(str(folder)), TransformersModel)
+
+
+@pytest.mark.parametrize(("ends", "expected"), [(5, [5]), (999, []), ([5, 999, 3], [5, 3]), (None, [11])])
+def test_a_text_ends_at_the_tokens_of_the_config_that_the_model_has(ends, expected):
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=17), generation_config=SimpleNamespace(eos_token_id=ends))
+    assert TransformersModel("", model, SimpleNamespace(eos_token_id=11)).list_ends() == expected
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import regard
 from example_count import limit_examples
 from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
-from regard.generate import choices
+from regard.generate import Lookup, choices
 from regard.generate.decode import PieceDecoder
 from regard.text import BytePair
 
@@ -192,6 +192,14 @@ def writer():
     return model
 
 
+def test_a_model_without_the_end_of_its_tokenizer_generates_without_an_end():
+    model = gpt2(vocabulary=256, width=32, heads=2)
+    model.text = BytePair.train([], 257)
+    assert model.text.end == 256
+    assert len(list(model.generate([3, 1], 5, temperature=0))) == 5
+    assert model.get_end_settings()["end"] is None
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
     prompt = "né"
@@ -234,6 +242,11 @@ def test_a_model_without_text_says_so():
         ({"beams": 2, "temperature": 0.7}, "beam search does not sample"),
         ({"stop": ""}, "must have at least one character"),
         ({"stop": "x"}, "to stop at 'x' the model needs a vocabulary"),
+        ({"draft": 3}, r"draft must be Lookup\(\) or a model .*; got 3"),
+        ({"draft": "lookup"}, r"draft must be Lookup\(\) or a model .*; got 'lookup'"),
+        ({"draft": Lookup}, r"draft must be Lookup\(\) or a model .*; got the class Lookup"),
+        ({"draft": torch.nn.Linear(3, 3)}, r"draft must be Lookup\(\) or a model .*; got a Linear"),
+        ({"after": 3}, r"after must be a PrefixCache, got 3\. Use PrefixCache\.read"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_at_once(asked, says):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import regard
 from bounds import assert_within
@@ -98,6 +99,22 @@ def test_it_is_recorded_and_changed_like_the_model():
         assert not torch.equal(SMALL(tokens), inside)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_a_model_of_another_dtype_keeps_it_and_is_as_near_as_that_of_its_numbers(to, dtype):
+    tokens = torch.tensor(rows(17, 17, vocabulary=101))
+    small = quantise(gpt2(dtype=dtype, layers=3, heads=2, width=64, vocabulary=101, context=64), to)
+    later = quantise(MODEL, to).to(dtype)
+    for model in (small, later):
+        exact = restore(model)(tokens)
+        assert model.tokens(tokens).dtype == model(tokens).dtype == dtype
+        allowed = (restore(model, dtype)(tokens).double() - exact).square().mean()
+        assert (model(tokens).double() - exact).square().mean() <= 1.5 * allowed + 1e-12  # exact's are float32
+    generated = stack_tokens(small.generate(rows(5, vocabulary=101), 8, temperature=0))
+    assert generated.shape == (1, 8)
+
+
 @pytest.mark.slow
 def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
     sorter = GPT2.load("sorter")
@@ -117,6 +134,85 @@ def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
 def test_what_cannot_be_rounded_is_said(ask, says):
     with pytest.raises(ConfigError, match=says):
         ask()
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class DoubledWords(nn.Embedding):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def double_first(layer):
+    layer.register_forward_pre_hook(lambda _, given: (2 * given[0],))
+    return layer
+
+
+def double_by_forward(layer):
+    layer.forward = lambda x: 2 * nn.Linear.forward(layer, x)
+    return layer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize(
+    "make", [Doubled, lambda *size: double_first(nn.Linear(*size)), lambda *size: double_by_forward(nn.Linear(*size))]
+)
+def test_a_layer_that_computes_something_else_stays_as_it_is_and_is_named(make, to):
+    model, x = nn.Sequential(nn.Linear(7, 5), make(5, 11)), torch.randn(3, 7)
+    with pytest.warns(UserWarning, match=r"not quantized: 1 \(\w+ of Sequential\)"):
+        small = quantise(model, to)
+    assert isinstance(small[0], QuantizedLinear)
+    assert torch.equal(small(x), model[1](small[0](x)))
+    with pytest.raises(ConfigError, match=r"no linear layer of Sequential can be quantized, not 0 \("):
+        quantise(nn.Sequential(make(5, 11)), to)
+
+
+@torch.no_grad()
+def test_an_embedding_that_computes_something_else_stays_as_it_is():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.head = DoubledWords(13, 7), nn.Linear(7, 13)
+
+        def forward(self, tokens):
+            return self.head(self.tokens(tokens))
+
+    model, tokens = Model(), torch.tensor([[3, 1, 2]])
+    small = quantise(model)
+    assert torch.equal(small(tokens), small.head(model.tokens(tokens)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "attention",
+    [nn.TransformerEncoderLayer(32, 4, 61, batch_first=True), nn.TransformerDecoderLayer(32, 4, 61, batch_first=True)],
+)
+def test_a_module_of_torch_that_reads_its_weights_keeps_them(attention):
+    model, x = nn.ModuleList([attention, nn.Linear(32, 5)]).eval(), torch.randn(2, 3, 32)
+    arguments = [x] if isinstance(attention, nn.TransformerEncoderLayer) else [x, x]
+    with pytest.warns(UserWarning, match=r"self_attn\.out_proj"):
+        small = quantise(model)
+    assert isinstance(small[1], QuantizedLinear)
+    assert (small[0](*arguments) - attention(*arguments)).abs().max() < 0.05
+    with pytest.raises(ConfigError, match="no linear layer of MultiheadAttention can be quantized, not out_proj"):
+        quantise(nn.MultiheadAttention(32, 4))
+
+
+@torch.no_grad()
+def test_a_layer_given_itself_or_under_two_names_is_quantized():
+    layer, x = nn.Linear(7, 5), torch.randn(3, 7)
+    matrix = quantise(layer)
+    assert isinstance(matrix, QuantizedLinear)
+    assert not matrix.training
+    model = nn.ModuleDict({"first": layer, "second": layer})
+    small = quantise(model)
+    assert small["first"] is small["second"]
+    assert torch.equal(small["second"](x), matrix(x))
+    assert torch.equal(matrix(x), QuantizedLinear.from_weight(layer.weight, layer.bias)(x))
 
 
 PEAK = """

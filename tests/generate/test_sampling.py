@@ -53,6 +53,28 @@ def test_temperature_zero_is_certain_of_the_likeliest_token():
     assert torch.equal(greedy.compute_probabilities(logits(), [[]] * B), torch.eye(N).double()[logits().argmax(-1)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [2**-21, 1e-30, 1e-40, 5e-324])
+@pytest.mark.parametrize("asked", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1e-20}])
+def test_a_temperature_just_above_zero_is_nearly_certain_of_the_likeliest(temperature, asked, dtype):
+    scores, history = logits().to(dtype), [[1], [5], []]
+    expected = Sampling(temperature=0, **asked).compute_probabilities(scores, history)
+    found = Sampling(temperature=temperature, **asked).compute_probabilities(scores, history)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_likeliest_of_equal_logits_share_a_very_low_temperature():
+    found = Sampling(temperature=1e-40).compute_probabilities(torch.tensor([[3.0, 7.0, 7.0, -torch.inf]]), [[]])
+    assert found.tolist() == [[0, 0.5, 0.5, 0]]
+
+
+@given(st.floats(1e-20, 1e20), st.floats(2**-21, 2**20), st.integers(0, 99))
+def test_no_penalty_and_no_temperature_makes_an_overflow(penalty, temperature, seed):
+    scores = logits(seed).float()
+    found = Sampling(repetition_penalty=penalty, temperature=temperature).compute_probabilities(scores, [range(N)] * B)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B))
+
+
 def test_the_likeliest_token_is_that_after_the_penalty():
     scores = torch.tensor([[2.0, 1.9, -5.0]])
     assert Sampling(temperature=0, repetition_penalty=1.1).choose(scores, [[0]], RowGenerators(0, 1)).tolist() == [1]
@@ -136,6 +158,8 @@ def test_logits_that_are_no_numbers_are_reported(asked):
         ({"top_p": 1.5}, "top_p is a probability"),
         ({"min_p": -0.1}, "min_p is a probability"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 1e-40}, r"repetition_penalty must be above 0, from 1e-20 to 1e\+20, .*; got 1e-40"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
     ],
 )
 def test_a_setting_outside_what_is_possible_is_refused(asked, says):

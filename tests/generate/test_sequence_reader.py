@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,14 @@ def test_an_opening_is_one_sequence_that_the_context_holds():
         PrefixCache.read(MODEL, [1] * (CONTEXT + 1))
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("size", [1, 5])
+def test_an_opening_of_a_model_with_other_layers_is_refused(size, layers):
+    opening = PrefixCache.read(gpt2(layers=layers), [1] * size)
+    with pytest.raises(ShapeError, match=rf"layers={layers}, this model has layers=2\. Read it with this model"):
+        MODEL.generate([3], 2, after=opening)
+
+
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
@@ -95,6 +104,9 @@ def test_an_opening_is_one_sequence_that_the_context_holds():
         ([1, 2], [[1, 2]]),
         ([[1], [2, 3]], [[1], [2, 3]]),
         ([torch.tensor([1]), (2, 3)], [[1], [2, 3]]),
+        ([torch.tensor(1), torch.tensor(2)], [[1, 2]]),
+        ([np.int64(1), torch.tensor(2), 3], [[1, 2, 3]]),
+        ([[torch.tensor(1)], [2, np.uint8(3)]], [[1], [2, 3]]),
     ],
 )
 def test_tokens_come_in_many_forms(tokens, found):
@@ -112,6 +124,8 @@ def test_tokens_come_in_many_forms(tokens, found):
         ([-1], DataError, "-1 is not a token"),
         (["a"], DataError, "'a' is not a token"),
         ([[1], 2], DataError, "is not a token"),
+        ([torch.tensor(1.0)], DataError, r"a tensor of torch.float32 \(\) is not a token"),
+        ([1, True], DataError, "True is not a token"),
     ],
 )
 def test_tokens_that_are_none_are_reported(tokens, error, says):

@@ -2,10 +2,13 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from generate.small_models import table
 from regard import ConfigError
-from regard.generate import Settings
+from regard.generate import Settings, generate
 
 PAGE = Path(__file__).parents[2] / "docs" / "generate.md"
 
@@ -45,6 +48,65 @@ def test_a_string_is_found_across_tokens_and_inside_one():
 def test_one_stop_is_as_good_as_a_list_of_one(stop):
     asked = Settings(stop=stop, text=Letters())
     assert asked.stops == (list(stop) if isinstance(stop, list | tuple) else [stop])
+
+
+INTEGERS = [5, np.int64(5), np.uint8(5), torch.tensor(5), torch.tensor([5])]
+NO_STOPS = [
+    5.0,
+    True,
+    b"5",
+    np.float32(5),
+    torch.tensor(5.0),
+    torch.tensor(True),
+    {"5": 5},
+    object(),
+    int,
+    torch.ones(1, 3).to_sparse(),
+    torch.ones(2, dtype=torch.int64, device="meta"),
+]
+
+
+@pytest.mark.parametrize("token", INTEGERS)
+def test_an_integer_of_any_library_is_a_token_to_end_at(token):
+    for settings in (Settings(stop=token), Settings(stop=[3, token]), Settings(end=token)):
+        assert 5 in settings.end_tokens
+        assert all(type(one) is int for one in settings.end_tokens)
+        assert settings.has_ended([1, 5])
+    assert type(Settings(end=token).padding_token([1])) is int
+
+
+@pytest.mark.parametrize("stop", [np.array([5, 7]), torch.tensor([5, 7]), {5, 7}, range(5, 9, 2), (5, np.int32(7))])
+def test_several_tokens_of_any_library_are_those_to_stop_at(stop):
+    assert Settings(stop=stop).end_tokens == {5, 7}
+
+
+@pytest.mark.parametrize("wrong", NO_STOPS)
+def test_what_is_no_token_is_no_end(wrong):
+    with pytest.raises(ConfigError, match="stop must be a whole number or a text, or a list of them, got"):
+        Settings(stop=wrong)
+    with pytest.raises(ConfigError, match="stop must be a whole number or a text, or a list of them, got"):
+        Settings(stop=[3, wrong])
+    with pytest.raises(ConfigError, match="end must be a whole number, a token, or None, got"):
+        Settings(end=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["5", [5], torch.tensor([[5, 5]]), 2.5])
+def test_an_end_is_one_token_and_no_list_is_a_stop_in_a_list(wrong):
+    with pytest.raises(ConfigError, match="end must be a whole number"):
+        Settings(end=wrong, text=Letters())
+    if not isinstance(wrong, str):
+        with pytest.raises(ConfigError, match="stop must be"):
+            Settings(stop=[wrong])
+
+
+@pytest.mark.parametrize("name", ["stop", "end"])
+@pytest.mark.parametrize("token", [-1, 17, 10**30])
+def test_an_end_outside_the_vocabulary_is_refused_before_anything_is_read(name, token):
+    model = table(17)
+    with pytest.raises(ConfigError, match=rf"{name} has .* not a token of this model: they are numbered from 0 to 16"):
+        generate(model, [1, 2], 3, **{name: token})
+    assert not model.calls
+    assert len(list(generate(model, [1, 2], 3, **{name: 16}, temperature=0))) > 0
 
 
 def test_what_follows_an_end_is_the_end_of_text_or_where_there_is_none_the_same_again():

@@ -10,10 +10,10 @@ from bounds import assert_within, gamma, sum_bound, unit_roundoff
 from regard.compiled import threads
 from regard.compiled.kernel_choice import count_least_paired_vectors
 from regard.compiled.matrix_formats import LARGEST
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.matmul import QuantizedLinear, round_for_product
 from regard.matmul.float32_linear import LEAST, load_compiled_products
-from regard.matmul.quantized_linear import MOST, ROWS, WEIGHTS
+from regard.matmul.quantized_linear import MOST, MOST_EXACT, ROWS, WEIGHTS
 from skips import NEEDS_BFLOAT16, NEEDS_LOOPS
 
 INTEGERS = ("int8", "int4")
@@ -50,7 +50,7 @@ def uses_integers(matrix, x):
     """Whether a product is one of integers."""
     is_integer = not matrix.values.is_floating_point() and not matrix.is_bfloat16_faster(x)
     is_integer = is_integer and not multiplies_pairs(matrix, x)
-    return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns >= LEAST
+    return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns > MOST_EXACT
 
 
 def activation_bounds(matrix, x):
@@ -148,6 +148,37 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 
 
+@NEEDS_LOOPS
+@pytest.mark.parametrize("to", INTEGERS)
+@pytest.mark.parametrize(("rows", "n"), [(129, 127), (1, 16411), (67, 769), (192, 192)])
+@pytest.mark.parametrize("count", [1, 5, 41])
+def test_products_of_more_integers_than_are_exact_are_compiled(to, rows, n, count):
+    assert MOST_EXACT - 5 < rows * n < LEAST
+    matrix, x = QuantizedLinear.from_weight(numbers(rows, n), numbers(rows), to), numbers(count, n, seed=3)
+    assert matrix.can_run_compiled(x) == (rows * n > MOST_EXACT)
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
+
+
+@pytest.mark.parametrize("count", [1, 33])
+@pytest.mark.parametrize("to", INTEGERS)
+@pytest.mark.parametrize(("rows", "n"), [(5, 3), (128, 128), (21, 779), (8, 1537)])
+def test_products_of_few_integers_use_vectors_as_they_are(to, rows, n, count):
+    matrix, x = QuantizedLinear.from_weight(numbers(rows, n), numbers(rows), to), numbers(count, n, seed=3)
+    assert_within(matrix(x), exact(matrix, x), rounding(matrix, x))
+
+
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize(("rows", "n"), [(5, 3), (131, 521)])
+def test_vectors_that_are_not_floating_or_of_another_width_are_refused(to, rows, n):
+    matrix = QuantizedLinear.from_weight(numbers(rows, n), to=to)
+    for kind in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(ConfigError, match=rf"the vectors must be of a floating dtype, got {kind}"):
+            matrix(torch.ones(2, n, dtype=kind))
+    for shape in ((2, n - 1), (2, n + 1), (n, 2), ()):
+        with pytest.raises(ShapeError, match=rf"the vectors must be \(\.\.\., {n}\), as the rows of the matrix; got \("):
+            matrix(torch.ones(shape))
+
+
 @NEEDS_BFLOAT16
 @pytest.mark.parametrize("to", [*INTEGERS, "bfloat16"])
 @pytest.mark.parametrize("biased", [True, False])
@@ -242,6 +273,28 @@ def test_it_is_saved_and_moved_with_its_model(to):
 def test_a_matrix_that_was_cast_is_read_as_it_is(count, to, dtype):
     matrix, x = QuantizedLinear.from_weight(numbers(521, 127), numbers(521), to).to(dtype), numbers(count, 127)
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
+
+
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "rows"), [(1, 7), (1, 521), (5, 521), (139, 521)])
+def test_a_layer_of_16_bits_gives_vectors_of_its_dtype_rounded_a_few_times(count, rows, dtype, to):
+    weight, bias, x = (one.to(dtype) for one in (numbers(rows, 127), numbers(rows), numbers(count, 127, seed=3)))
+    matrix = QuantizedLinear.from_weight(weight, bias, to)
+    found, size = matrix(x), F.linear(x.double().abs(), dequantize(matrix).abs(), bias.double().abs())
+    assert found.dtype == dtype
+    allowed = rounding(matrix, x.float()) + activation_bounds(matrix, x.float()) + gamma(dtype, 3) * size  # W, product, bias
+    assert_within(found, exact(matrix, x), allowed)
+
+
+@NEEDS_LOOPS
+@pytest.mark.parametrize("to", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_vector_of_16_bits_is_that_of_float32_rounded_once(dtype, to):
+    matrix = QuantizedLinear.from_weight(numbers(521, 127).to(dtype), numbers(521).to(dtype), to)
+    x = numbers(1, 127, seed=3).to(dtype)
+    assert matrix.can_run_compiled(x.float())
+    assert torch.equal(matrix(x), matrix(x.float()).to(dtype))
 
 
 @pytest.mark.parametrize("n", [127, 1536])

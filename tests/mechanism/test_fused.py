@@ -1,5 +1,6 @@
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -315,3 +316,28 @@ def test_shapes_can_be_had_without_numbers():
     q, k, v = (x.to("meta") for x in tensors(q=LONG, k=LONG))
     for mask in (Everything(), Causal(), Window(40)):
         assert attention(q, k, v, mask).shape == (B, H, LONG, E)
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 5.0}, {"scale": 0.0}, {"softcap": 5.0, "mask": Window(3)}, {"softcap": 5.0, "bias": 2.0}]
+)
+def test_transforms_of_torch_func_compute_the_gradients_of_attend(options):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, seed = (torch.randn(3, 2, 5, 7, generator=generator, dtype=torch.float64) for _ in range(4))
+    options = {"mask": Causal(), **options}
+    if "bias" in options:
+        options["bias"] = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+
+    def loss(function, q, k, v, seed):
+        return (function(q, k, v, **options) * seed).sum()
+
+    def attended(*tensors, **options):
+        return attend(*tensors, **options).context
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(loss(attended, *leaves, seed), leaves)
+    found = torch.func.grad(partial(loss, attention), argnums=(0, 1, 2))(q, k, v, seed)
+    of_each = torch.func.vmap(torch.func.grad(partial(loss, attention), argnums=(0, 1, 2)))(q, k, v, seed)
+    for one in (found, of_each):
+        for a, b in zip(one, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)

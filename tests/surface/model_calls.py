@@ -85,6 +85,13 @@ SETTINGS: dict[str, Wrong] = {
     "beams": SIZE,
     "seed": without(COUNT, "none", "negative"),
 }
+SETTINGS |= {
+    "repetition_penalty": NUMBER | constant(negative=-1.0, infinity=float("inf"), nothing=0.0, overflowing=1e-40),
+    "stop": wrong.FRACTIONS | wrong.DTYPES | constant(bytes=b"1", an_object=object(), a_dict={"a": 1}, huge=10**30),
+    "end": without(COUNT, "none"),
+    "draft": without(OBJECT, "none"),
+    "after": without(OBJECT, "none"),
+}
 SETTINGS["seed"] = without(COUNT, "none", "negative", "huge", "beyond floats")
 TOKENS: Wrong = (
     wrong.NONE

@@ -65,6 +65,11 @@ def test_the_end_of_a_files_line_is_no_letter_unless_the_alphabet_has_it():
             Letters("ABC").encode(text)
 
 
+def test_letters_that_an_error_lists_are_quoted_unless_they_are_letters_or_digits():
+    with pytest.raises(DataError, match=r"which reads only '\\n', ' ', \"'\", ',', 7, A, é\."):
+        Letters("\n ',7Aé").encode("x")
+
+
 @pytest.mark.parametrize(
     "ask", [lambda one: one.encode("ABD"), lambda one: one.encode("A", allowed=["X"]), lambda one: one.decode([3])]
 )

@@ -24,7 +24,7 @@ from regard.generate.sequence_reader import find_device
 from regard.generate.settings import Tokenizer
 from regard.malloc import keep_freed_memory
 from regard.models import GPT2, TransformersDecoder
-from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal import escape_text, open_console, print_entries, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
 from regard.text.transformers_tokenizer import TransformersTokenizer
@@ -105,11 +105,10 @@ def print_choices(
         line = Text.assemble((quote_token(one.word), "bold"), f"  {one.probability:.2f}")
         console.print(line, no_wrap=True, overflow="crop")
         if options.top:
-            shown = "  ".join(f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest)
-            print_wrapped(console, Text(f"    {shown}", style="dim"), hang=4)
+            print_entries(console, [f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest], 4, "dim")
         if looked:
-            shown = "  ".join(f"{near.weight:.2f} {quote_token(near.word)}" for near in looked)
-            print_wrapped(console, Text(f"    looked at {shown}", style="dim"), hang=4)
+            first, *others = (f"{near.weight:.2f} {quote_token(near.word)}" for near in looked)
+            print_entries(console, [f"looked at {first}", *others], 4, "dim")
 
 
 def record_attended(

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -150,10 +151,14 @@ class TransformersModel:
         return TransformersDecoder(self.model) if find_family(self.model) is not None and self.device.type == "cpu" else None
 
     def list_ends(self) -> list[int]:
-        """List the tokens that end a text: those of the generation config if it has any, else the tokenizer's."""
+        """List the tokens that end a text: those of the generation config if it has any, else the tokenizer's.
+
+        Those that the model has no logit for are left out, as transformers does.
+        """
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ends = self.tokenizer.eos_token_id if ends is None else ends
-        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+        vocabulary = getattr(self.model.config, "vocab_size", math.inf)
+        return [end for end in (ends if isinstance(ends, list) else [ends]) if end is not None and end < vocabulary]
 
     def choose_tokens(self, ids: Sequence[int], count: int, ends: Sequence[int], options: Settings) -> Iterator[TokenChoice]:
         """Generate the next tokens by the model's own forward and cache, as `choices` does."""

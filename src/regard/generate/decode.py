@@ -158,6 +158,7 @@ def make_reader(
     """Return a reader, and the first tokens it is to read for each sequence."""
     if not isinstance(most, int) or most < 0:
         raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe_value(most)}.")
+    options.check_end_tokens(model.config.vocabulary)
     after = options.after
     rows = list_token_rows(tokens, model.config.vocabulary, empty=after is not None)
     before = 0 if after is None else len(after.tokens)

@@ -11,6 +11,8 @@ from regard.mechanism.arguments import check_integer, check_number, check_sequen
 
 STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: keeps the seeds of rows, and of the next seed's rows, far apart
 SEEDS = 2**63
+LOW_TEMPERATURE = 2**-20  # below it, logits divided by the temperature may overflow
+LARGEST_PENALTY = 1e20  # largest repetition penalty, and one over the least: with more, logits may overflow
 LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # that torch accepts
 
 
@@ -37,8 +39,11 @@ class Sampling:
         for name in ("top_p", "min_p"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is a probability, from 0 to 1; got {describe_value(getattr(self, name))}.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ConfigError(f"repetition_penalty must be above 0, and 1 is none; got {self.repetition_penalty!r}.")
+        if not 1 / LARGEST_PENALTY <= self.repetition_penalty <= LARGEST_PENALTY:
+            limits = f"from {1 / LARGEST_PENALTY:g} to {LARGEST_PENALTY:g}"
+            raise ConfigError(
+                f"repetition_penalty must be above 0, {limits}, and 1 is none; got {describe_value(self.repetition_penalty)}."
+            )
 
     def compute_scores(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits (b, n) whose softmax is the distribution to draw from, -inf for excluded tokens.
@@ -50,7 +55,7 @@ class Sampling:
             likeliest = scores.argmax(-1, keepdim=True)
             return torch.full_like(scores, -torch.inf).scatter(-1, likeliest, 0)
         if self.temperature != 1:
-            scores = scores / self.temperature
+            scores = divide_by_temperature(scores, self.temperature)
         if self.top_k and self.top_k < scores.shape[-1]:
             scores = scores.masked_fill(scores < scores.topk(self.top_k).values[..., -1:], -torch.inf)
         if self.top_p < 1:
@@ -115,6 +120,14 @@ def draw_tokens(probabilities: Tensor, u: Tensor) -> Tensor:
     sums = probabilities.double().cumsum(-1)
     total = check_logits(sums[:, -1:])
     return torch.searchsorted(sums, u.to(sums.device).unsqueeze(-1) * total, right=True).squeeze(-1)
+
+
+def divide_by_temperature(scores: Tensor, temperature: float) -> Tensor:
+    """Divide scores (b, n) by a temperature above 0; by a very low one, their differences to the greatest of a row."""
+    if temperature >= LOW_TEMPERATURE:
+        return scores / temperature
+    least = torch.finfo(scores.dtype).tiny  # a smaller number may be rounded to 0
+    return (scores - scores.amax(-1, keepdim=True)) / max(temperature, least)
 
 
 def keep_nucleus(scores: Tensor, p: float) -> Tensor:

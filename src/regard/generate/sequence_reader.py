@@ -1,7 +1,9 @@
 """Reader: a model that reads sequences a few tokens at a time, and gives the logits of what may come next in each."""
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +82,15 @@ class PrefixCache:
         reader.read(rows)
         return cls(tuple(rows[0]), reader.cache)
 
+    def check_layers(self, model: Model) -> None:
+        """Raise ShapeError if a model has more or fewer layers than the one that read the tokens."""
+        layers = len(self.cache.keys_and_values)
+        if layers != model.config.layers:
+            raise ShapeError(
+                f"the opening was read by a model with layers={layers}, this model has layers={model.config.layers}. Read it "
+                "with this model: PrefixCache.read(model, tokens)."
+            )
+
 
 class SequenceReader:
     """A model and the tokens of each sequence it has read, at most `room` of them with keys and values in a cache.
@@ -95,6 +106,8 @@ class SequenceReader:
         self.device = find_device(model)
         self.rows: TokenLists = [[] for _ in range(count)]
         self.cache = Cache(model.config.layers, self.capacity)
+        if after is not None:
+            after.check_layers(model)
         if after is not None and len(after.tokens) > 1:
             # the last token is read again with each row, so that a row may be empty
             self.rows = [list(after.tokens[:-1]) for _ in range(count)]
@@ -146,15 +159,21 @@ def list_token_rows(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool
             raise ShapeError(f"tokens are whole numbers (t,) or (b, t), got {tokens.dtype} {tuple(tokens.shape)}.")
         tokens = tokens.to_dense().tolist()
     check_sequence("tokens", tokens)
-    nested = len(tokens) > 0 and all(isinstance(one, Sequence | Tensor) for one in tokens)
-    found = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
-    if not all(found) and not empty:
+    nested = len(tokens) > 0 and all(isinstance(one, Sequence) or (isinstance(one, Tensor) and one.dim()) for one in tokens)
+    rows = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
+    if not all(rows) and not empty:
         raise ShapeError("a sequence has no tokens; it needs at least one, for example the end of text.")
-    for token in itertools.chain(*found):
-        if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise DataError(
-                f"{describe_value(token)} is not a token of this model: they are numbered from 0 to {vocabulary - 1}."
-            )
+    return [[parse_token(token, vocabulary) for token in row] for row in rows]
+
+
+def parse_token(token: Any, vocabulary: int) -> int:
+    """Return a whole number of any library as a token of a vocabulary; raise DataError if it is none."""
+    found = token if type(token) is int else None
+    if found is None and not isinstance(token, bool) and getattr(token, "dtype", None) is not torch.bool:
+        with suppress(TypeError, RuntimeError):  # tensors and arrays that are not one number
+            found = operator.index(token)
+    if found is None or not 0 <= found < vocabulary:
+        raise DataError(f"{describe_value(token)} is not a token of this model: they are numbered from 0 to {vocabulary - 1}.")
     return found
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.generate.sampling import RowGenerators, Sampling, draw_tokens
 from regard.generate.sequence_reader import Model, SequenceReader
+from regard.mechanism.arguments import describe_value
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ def make_guesser(draft: Model | Lookup, model: Model, capacity: int, sampling: S
             f"a draft must have the model's vocabulary, {model.config.vocabulary} tokens; it has {draft.config.vocabulary}."
         )
     return ModelGuesser(draft, capacity, sampling, generators)
+
+
+def check_draft(draft: object) -> None:
+    """Raise ConfigError if a draft is not a model with its sizes."""
+    sizes = getattr(draft, "config", None)
+    if not callable(draft) or not all(hasattr(sizes, name) for name in ("layers", "context", "vocabulary")):
+        raise ConfigError(
+            f"draft must be Lookup() or a model whose config has layers, context and vocabulary; got {describe_value(draft)}."
+        )
 
 
 def speculate_tokens(

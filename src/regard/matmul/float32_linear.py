@@ -73,7 +73,8 @@ def load_compiled_products() -> Any:
 
 def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> None:
     """Set output (..., rows) to x matrixᵀ + bias: its numbers, scales, bias and scales of groups, all contiguous."""
-    x, several, (rows, columns) = x.contiguous(), torch.get_num_threads(), (output.shape[-1], x.shape[-1])
+    x, (rows, columns) = x.contiguous(), (output.shape[-1], x.shape[-1])
+    several = torch.get_num_threads() if rows * x.numel() >= LEAST else 1  # of little work, waiting for threads takes longer
     count, shorts = x.numel() // columns, count_shorts(columns)
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from regard.compiled import threads
 from regard.compiled.kernel_choice import is_bfloat16_product_faster
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
@@ -20,6 +20,8 @@ LEAST_COUNT = {
     torch.int8: 128,
     torch.uint8: 48,
 }  # fewest vectors for bfloat16 products, by dtype
+MOST_EXACT = 2**14  # most integers of a matrix with which vectors are used as they are; compiled products of more are faster
+NARROW = (torch.bfloat16, torch.float16)  # dtypes of vectors that are widened for compiled products
 HALVES = (torch.float32, torch.bfloat16)  # what such products read
 MOST_RESTORED = 2**22  # numbers of 8 or 4 bits that are restored at a time
 TINY = torch.finfo(torch.float32).tiny
@@ -33,9 +35,9 @@ class QuantizedLinear(nn.Module):
     (rows, n / 2) of uint8 hold two integers from -8 to 7, n padded to a multiple of 64: each 32 of them have a scale and an
     offset in scales (rows, 2, n / 32), bfloat16. Source of these groups: Q4_1 of llama.cpp.
 
-    x is used as it is, except for integers and a large W: then float32 vectors are rounded to integers of 16 bits times a scale
-    each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs and W,
-    unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
+    x is used as it is, except for more than MOST_EXACT integers: then float32 vectors are rounded to integers of 16 bits, times
+    a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs
+    and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class QuantizedLinear(nn.Module):
         Raises ConfigError if a number is too large for float16.
         """
         weight, bias = weight.detach().float(), None if bias is None else bias.detach().clone()
+        if bias is not None and bias.dtype in NARROW:
+            bias = bias.float()  # which compiled products read
         if to == "int4":
             return cls(*round_to_int4(weight), bias, weight.shape[1])
         if to == "int8":
@@ -76,16 +80,30 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., n) to (..., rows)."""
+        self.check_vectors(x)
         if self.is_bfloat16_faster(x):
             return self.multiply_in_bfloat16(x)
-        found = x.new_empty(*x.shape[:-1], len(self.values))
         if self.can_run_compiled(x):
+            found = x.new_empty(*x.shape[:-1], len(self.values))
             launch_product([self.values, self.scales, self.bias, self.group_scales], x, found)
             return found
+        if x.dtype in NARROW and x.device.type == "cpu" and self.can_run_compiled(wide := x.float()):
+            return self.forward(wide).to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        if len(self.values) <= ROWS:
+            return linear(x, self.dequantize_rows(slice(None), x.dtype), bias).to(x.dtype)
+        found = x.new_empty(*x.shape[:-1], len(self.values))
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
             found[..., part] = linear(x, self.dequantize_rows(part, x.dtype))
-        return found if self.bias is None else found.add_(self.bias.to(found.dtype))
+        return found if bias is None else found.add_(bias)
+
+    def check_vectors(self, x: Tensor) -> None:
+        """Raise ConfigError or ShapeError if x is not floating, or its last axis has another size than the rows of W."""
+        if not x.is_floating_point():
+            raise ConfigError(f"the vectors must be of a floating dtype, got {x.dtype}. Convert them, e.g. by .float().")
+        if x.shape[-1:] != (self.columns,):
+            raise ShapeError(f"the vectors must be (..., {self.columns}), as the rows of the matrix; got {tuple(x.shape)}.")
 
     def multiply_in_bfloat16(self, x: Tensor) -> Tensor:
         """Compute x Wᵀ + b by oneDNN's products of bfloat16, with sums in float32; the outputs are rounded to bfloat16."""
@@ -133,7 +151,8 @@ class QuantizedLinear(nn.Module):
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
         kind = self.values.dtype
-        if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < LEAST or kind not in DTYPES:
+        least = LEAST if kind.is_floating_point else MOST_EXACT + 1
+        if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < least or kind not in DTYPES:
             return False
         if not self.is_on_device(x.device):  # torch raises the error
             return False
@@ -152,10 +171,7 @@ class QuantizedLinear(nn.Module):
             return values.to(dtype)
         scales = self.scales[index].to(wide).unsqueeze(-1)
         if self.group_scales is not None:
-            column = torch.arange(self.columns, device=values.device)
-            places = column // SPAN * GROUPS + column % (2 * GROUPS) // 2  # of the scale of each column
-            found: Tensor = values.to(wide).mul_((scales * self.group_scales[index])[..., places])
-            return found.to(dtype)
+            return dequantize_int8(values, scales * self.group_scales[index]).to(dtype)
         scales, offsets = scales.unbind(-3)  # (..., n / 32, 1) each
         pairs = values.view(torch.int8).unflatten(-1, (-1, 1, GROUP))  # of a number and the one 32 after it
         integers = torch.cat([(pairs << 4) >> 4, pairs >> 4], -2).flatten(-3, -2)  # (..., n / 32, 32)
@@ -200,6 +216,16 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     group_scales = (largest / (127 * steps).clamp_min(TINY)).ceil_().clamp_max_(255)  # rounded up, so that none exceeds 127
     values = (groups / (steps * group_scales).clamp_min(TINY)).round_().clamp_(-127, 127).to(torch.int8)
     return values.view(rows, -1)[:, :n], scales, group_scales.to(torch.uint8).view(rows, -1)
+
+
+def dequantize_int8(values: Tensor, scales: Tensor) -> Tensor:
+    """Multiply integers (..., n) by the scales of their groups (..., g), in the dtype of the scales."""
+    n, width = values.shape[-1], 2 * GROUPS
+    span = SPAN if n > SPAN else -(-n // width) * width
+    values = nn.functional.pad(values, (0, -n % span)) if n % span else values
+    pairs = scales.unsqueeze(-1).expand(*scales.shape, 2).reshape(*scales.shape[:-1], -1, 1, width)  # one for each column
+    found = values.to(scales.dtype).view(*values.shape[:-1], pairs.shape[-3], -1, width).mul_(pairs).flatten(-3)
+    return found[..., :n]
 
 
 def round_to_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

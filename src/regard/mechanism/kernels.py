@@ -53,8 +53,13 @@ def run_formula(request: Request) -> Tensor:
 
 
 def run_formula_in_blocks(request: Request) -> Tensor:
-    """Compute the formula one block of queries at a time; weights are recomputed for the gradient, not saved."""
-    return run_in_blocks(request, run_checkpointed_formula if torch.is_grad_enabled() else run_formula)
+    """Compute the formula one block of queries at a time; weights are recomputed for the gradient, not saved.
+
+    Inside a transform of torch.func, which has no checkpoints, they are saved.
+    """
+    is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    can_checkpoint = torch.is_grad_enabled() and not is_transformed
+    return run_in_blocks(request, run_checkpointed_formula if can_checkpoint else run_formula)
 
 
 def run_checkpointed_formula(request: Request) -> Tensor:

@@ -144,8 +144,11 @@ class GPT2(nn.Module):
         return CompiledDecoder(self, describe_gpt2) if is_standard else self
 
     def get_end_settings(self) -> dict[str, Any]:
-        """Return the settings of generate that define the end of a text."""
-        return {} if self.text is None else {"text": self.text, "end": self.text.special.get("<|endoftext|>")}
+        """Return the settings of generate that define the end of a text, if the model can end it."""
+        if self.text is None:
+            return {}
+        end = self.text.special.get("<|endoftext|>")
+        return {"text": self.text, "end": None if end is None or end >= self.config.vocabulary else end}
 
 
 class Block(nn.Module):

@@ -5,11 +5,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.compiled import threads
 from regard.matmul import QuantizedLinear
 from regard.matmul.float32_linear import LEAST, load_compiled_products
+from regard.matmul.quantized_linear import MOST_EXACT
 from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2 import GPT2
 
@@ -39,10 +40,17 @@ def list_loops(model: nn.Module) -> list[Callable[[], Any]]:
     if not threads.can_run_loops() or any(x.device.type != "cpu" for x in tensors):
         return []
     is_own = isinstance(model, GPT2) or any(isinstance(part, QuantizedLinear) for part in model.modules())
-    has_products = is_own and any(x.numel() >= LEAST and x.dtype != torch.float64 for x in tensors)
+    has_products = is_own and any(has_compiled_product(x) for x in tensors)
     reading = getattr(model, "reading", lambda: None)()
     has_decoder = isinstance(reading, CompiledDecoder) and reading.can_compile()
     return [get_product_loop] * has_products + [get_decoder_loop] * has_decoder
+
+
+def has_compiled_product(x: Tensor) -> bool:
+    """Return whether products with the numbers of a matrix are compiled; a byte of int4 holds two."""
+    if x.dtype in (torch.int8, torch.uint8):
+        return x.numel() * (2 if x.dtype == torch.uint8 else 1) > MOST_EXACT
+    return x.numel() >= LEAST and x.dtype != torch.float64
 
 
 def get_product_loop() -> Any:

@@ -114,6 +114,19 @@ def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
         console.print(line, no_wrap=True, overflow="crop")
 
 
+def print_entries(console: Console, entries: Sequence[str], hang: int, style: str) -> None:
+    """Print entries two spaces apart on indented lines, as many as they need; only one wider than a line is broken."""
+    width = min(console.width, MAX_PROSE_CELLS)
+    lines: list[str] = []
+    for entry in entries:
+        if lines and cell_len(f"{lines[-1]}  {entry}") <= width:
+            lines[-1] += f"  {entry}"
+        else:
+            lines.append(" " * hang + entry)
+    for line in lines:
+        print_wrapped(console, Text(line, style=style), hang)
+
+
 def get_palette(console: Console) -> str | None:
     """Return the colors available for heat: "truecolor", "256", or None where they are too few."""
     return console.color_system if console.color_system in ("256", "truecolor") else None

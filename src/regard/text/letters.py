@@ -71,7 +71,8 @@ class Letters:
                 raise KeyError(next(iter(allowed)))  # an alphabet has no special tokens
             return list(map(self._numbers.__getitem__, text))
         except KeyError as error:
-            letters = ", ".join(self.alphabet[:SHOWN]) + (", ..." if self.vocabulary > SHOWN else "")
+            shown = (letter if letter.isalnum() else repr(letter) for letter in self.alphabet[:SHOWN])
+            letters = ", ".join(shown) + (", ..." if self.vocabulary > SHOWN else "")
             raise DataError(f"{error.args[0]!r} is not a letter of this model, which reads only {letters}.") from None
 
     @staticmethod
