@@ -16,10 +16,11 @@ EXTRA = 8  # keys that a module adds of its own, at most
 
 
 class ModuleOutput(NamedTuple):
-    """The output of the module of this name."""
+    """The output of the module of this name, or its inputs times a matrix that it holds itself (`is_of_inputs`)."""
 
     name: str
     output: Tensor
+    is_of_inputs: bool = False
 
 
 class ProjectionSource(NamedTuple):
