@@ -63,6 +63,14 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
 
 
 @pytest.mark.slow
+def test_sarif_is_one_json_document_and_what_the_file_prints_is_on_standard_error(file, capfd):
+    code, out, err = run_examine([f"{file}:Leaking", "--args", 14, 6, "--format", "sarif"], capfd)
+    assert code == 1
+    assert json.loads(out)["version"] == "2.1.0"
+    assert "running" in err
+
+
+@pytest.mark.slow
 def test_a_verdict_that_lacks_something_ends_with_3_unless_it_may(capfd):
     asked = ["regard:CausalAttention", "--args", 7, 5, 9, 0.0, "--sample", "2,1,7"]
     code, out, _ = run_examine(asked, capfd)
