@@ -150,7 +150,7 @@ def get_expected_scale(one: InnerCall, stated: float | None) -> float:
 
 def is_near(scale: float, expected: float) -> bool:
     """Return whether two scales are equal up to OFF."""
-    return abs(scale / expected - 1) < OFF
+    return abs(scale - expected) <= OFF * abs(expected)
 
 
 def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) -> Finding | Unknown:

@@ -49,7 +49,7 @@ def report_unknown_scale(case: Case) -> Unknown:
 def report_training_scale(case: Case) -> Iterator[Finding]:
     """Yield the finding of a scale that differs between training and evaluation."""
     for one, other in zip(case.inner_calls, case.training_calls, strict=False):
-        if one.scale is not None and other.scale is not None and abs(one.scale / other.scale - 1) > call_checks.OFF:
+        if one.scale is not None and other.scale is not None and not call_checks.is_near(one.scale, other.scale):
             sentence = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
             cure = "Use one scale in both: no temperature that depends on self.training."
             yield Finding("wrong scale", sentence, cure, 2.05, "training scale")
