@@ -117,3 +117,33 @@ def test_a_scale_is_compared_with_any_expected_one_also_with_0(expected):
 def test_columns_of_an_odd_width_are_no_pairs(width):
     q, k = torch.randn(2, 2, 3, 7, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     assert not fit_without_minus(q, k)
+
+
+def test_heads_of_width_1_have_a_right_scale_of_1_and_are_no_reason_to_doubt():
+    torch.manual_seed(0)
+    report = regard.examine(ScaledHeads(5, 1, 1.0))
+    assert report
+    assert any("1 = 1 / √1" in one.what for one in report.checked)
+    assert "multiplied by 2" in run_probe(ScaledHeads(5, 1, 2.0)).evidence
+    assert run_probe(ScaledHeads(5, 1, 2.0), scale=2.0).what == "the scale of the scores"
+
+
+def test_the_scale_of_heads_of_width_1_is_read_in_the_call_of_a_kernel():
+    class Residual(nn.MultiheadAttention):
+        def forward(self, x):
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            return x + super().forward(x, x, x, attn_mask=hidden, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    assert run_probe(Residual(5, 5, batch_first=True)).what == "the scale of the scores, 1"
+
+
+def test_a_scale_that_heads_of_width_1_do_not_show_is_unknown_for_that_reason():
+    class Residual(ScaledHeads):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    torch.manual_seed(0)
+    one = run_probe(Residual(5, 1, 1.0))
+    assert isinstance(one, Unknown)
+    assert "heads have width 1" in one.what

@@ -62,7 +62,8 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     if wrong is not None:
         yield Finding(wrong.kind, formula.describe_evidence(match, "scale"), wrong.cure, 2.1, "scale")
     elif match.is_verified("scale"):
-        yield Checked(WHAT, formula.describe_equality(match))
+        what = f"{WHAT}, 1 = 1 / √1 for heads of width 1" if match.width == match.expected_scale == 1 else WHAT
+        yield Checked(what, formula.describe_equality(match))
     elif not match.has_deviation("norm"):
         needs = "a layer whose weights are not zero, or more tokens"
         yield Unknown(f"{WHAT}: every scale gives the same outputs", needs, is_required=True)
