@@ -63,6 +63,22 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
 
 
 @pytest.mark.slow
+def test_sarif_is_one_json_document_and_what_the_file_prints_is_on_standard_error(file, capfd):
+    code, out, err = run_examine([f"{file}:Leaking", "--args", 14, 6, "--format", "sarif"], capfd)
+    assert code == 1
+    assert json.loads(out)["version"] == "2.1.0"
+    assert "running" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_report_is_as_wide_as_the_terminal_or_80_columns(columns, file, monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run_examine([f"{file}:Leaking", "--args", 14, 6], capfd)
+    assert 0.75 * min(columns, 80) < max(map(len, out.splitlines())) <= min(columns, 80)
+
+
+@pytest.mark.slow
 def test_a_verdict_that_lacks_something_ends_with_3_unless_it_may(capfd):
     asked = ["regard:CausalAttention", "--args", 7, 5, 9, 0.0, "--sample", "2,1,7"]
     code, out, _ = run_examine(asked, capfd)

@@ -94,3 +94,16 @@ def test_a_kernel_is_a_function_that_returns_a_context():
         regard.examine_kernel(3)
     with pytest.raises(regard.ConfigError, match="a kernel returns a context"):
         regard.examine_kernel(lambda q, k, v: None)
+
+
+@pytest.mark.parametrize("change", [lambda lse: lse + 0.01, lambda lse: lse * 1.001])
+def test_what_is_nearly_the_log_sum_exp_is_not_taken_for_a_largest_score(change):
+    def nearly(q, k, v):
+        context, lse = with_lse(q, k, v)
+        return context, change(lse)
+
+    (finding,) = regard.examine_kernel(nearly).findings
+    assert finding.kind == "wrong log-sum-exp"
+    assert "differs by" in finding.evidence
+    (stated,) = regard.examine_kernel(with_lse, outputs=("max",)).findings
+    assert "it is the log-sum-exp, not the largest score" in stated.evidence

@@ -1,11 +1,13 @@
 """The slice of a projection that each head comes from is found by norms, and said to be unknown where all norms are equal."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from examination.wrong_calls import Rotary, turn_halves
 from regard.examination import examine
+from regard.examination.inner_calls import record_inner_calls
 from regard.examination.projection_source import ModuleOutput, find_source
 
 
@@ -48,3 +50,38 @@ def test_a_module_that_rotates_is_not_the_source_of_what_it_rotates():
     what = [one.what for one in examine(RotaryByModule()).checked]
     assert "queries and keys come from their own projections" in what
     assert any(one.startswith("rotary positions: 6 columns in pairs of columns i and i + d / 2") for one in what)
+
+
+class NormedQueriesAndKeys(nn.Module):
+    """Norms of queries and keys of each head, and a module after the softmax, whose output is (b, h, t, t)."""
+
+    def __init__(self, after, softmax, h=4, d=6):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(h * d, h * d) for _ in range(4))
+        self.norms = nn.ModuleList([nn.RMSNorm(d), nn.RMSNorm(d)])
+        self.after, self.softmax, self.h = after, softmax, h
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = self.norms[0](q) @ self.norms[1](k).mT * q.shape[-1] ** -0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = self.after(self.softmax(scores.masked_fill(hidden, -torch.inf)))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def divide_exponentials(scores):
+    e = (scores - scores.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("softmax", [nn.Softmax(-1), divide_exponentials])
+@pytest.mark.parametrize("after", [nn.Identity(), nn.Dropout(0.0)])
+@pytest.mark.parametrize("tokens", [6, 7])  # heads are 6 wide
+def test_weights_are_no_source_of_keys_if_heads_are_as_wide_as_there_are_tokens(after, softmax, tokens):
+    torch.manual_seed(0)
+    layer = NormedQueriesAndKeys(after, softmax).eval()
+    x = torch.randn(2, tokens, 24)
+    (call,) = record_inner_calls(layer, lambda: layer(x)).calls
+    assert {call.q_source.name, call.k_source.name} <= {"norms.0", "norms.1"}
+    assert abs(call.scale - 6**-0.5) < 1e-5
+    assert examine(layer, sample=x)

@@ -90,3 +90,24 @@ def test_control_characters_in_names_are_written_as_escapes():
         assert not any(ord(letter) < 32 or ord(letter) in range(127, 160) for letter in text.replace("\n", ""))
         assert "\u202e" not in text
         assert "\\x1b]52;c" in text
+
+
+@pytest.mark.parametrize("width", [31, 40, 59, 60, 79])
+def test_a_report_fits_any_width_and_says_the_same(width):
+    findings = LEAK, Finding("dropout in evaluation", "twice the same input", "self.training")
+    table = report(*findings).format_table(width)
+    assert max(map(len, table.splitlines())) <= width
+    text = " ".join(table.split())
+    for part in (findings[0].kind, LEAK.evidence.strip(), LEAK.cure.strip(), findings[1].kind, "the scale"):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 47, 80])
+def test_a_picture_fits_the_width_and_has_every_table(width):
+    tokens = 16 if width > 40 else 5
+    seen = torch.ones(tokens, tokens, dtype=torch.bool)
+    drawn = Visibility(seen.tril(), seen, torch.ones(tokens, tokens), tuple(f"t{i}" for i in range(tokens))).draw(width)
+    assert max(map(len, drawn.splitlines())) <= width
+    assert [word for word in drawn.split() if len(word) > 3] == ["expected", "found", "difference"]
+    assert drawn.count("■") == tokens * (tokens + 1) // 2 + tokens**2
+    assert drawn.count("+") == tokens * (tokens - 1) // 2

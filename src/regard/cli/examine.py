@@ -55,7 +55,10 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
     warnings = [f"-W{one}" for one in sys.warnoptions]
     arguments = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
     command = [sys.executable, "-P", *warnings, "-c", PROCESS, *arguments]
-    with exit_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
+    with (
+        exit_on_sigterm(),
+        subprocess.Popen(command, stdout=2 if options.json or options.format == "sarif" else None) as process,
+    ):
         try:
             while not lines.stat().st_size and process.poll() is None:
                 time.sleep(0.02)  # while PyTorch is imported

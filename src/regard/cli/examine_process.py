@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import io
 import json
+import shutil
 import signal
 import sys
 import traceback
@@ -29,7 +30,7 @@ from regard.examination import interruption, whole_model
 from regard.examination.baseline import apply_allowances, format_baseline, list_allowances, read_baseline
 from regard.examination.examine import examine_step_by_step, examine_within_limit
 from regard.examination.progress import ExaminationProgress, Line
-from regard.examination.report import Report
+from regard.examination.report import WIDTH, Report
 from regard.examination.time_limit import UNLIMITED
 from regard.mechanism import Mask
 from regard.show.report_html import render_document
@@ -111,7 +112,9 @@ def render_report(report: Report, options: argparse.Namespace, subject: object =
         return render_sarif(report, subject)
     if options.format == "github":
         return f"{render_annotations(report, subject)}\n{report}".lstrip()
-    return json.dumps(report.json(), allow_nan=False) if options.json else str(report)
+    if options.json:
+        return json.dumps(report.json(), allow_nan=False)
+    return report.format_table(min(shutil.get_terminal_size().columns, WIDTH))
 
 
 def open_ignoring_broken_pipe(handle: int) -> TextIO:

@@ -23,10 +23,12 @@ NO_CACHE = re.compile(r"^use|position|pos$|len|size|mask|index|implementation") 
 OFFSET_ARGUMENTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones
 POSITION_ARGUMENTS = (*OFFSET_ARGUMENTS, "input_pos", "position_ids", "positions", "cache_position")
 TOKENS = 6
+DEEPEST = 5  # a tensor in containers and objects of a cache
 SLACK = 1e3  # times rounding: other shapes are summed in another order
 LEAST = 2e-6  # of the largest output: layers may compute in float32 inside
 COARSE = 1e-2  # of the largest output, above which no error could be detected
 WHAT = "decoding with its cache equals the full forward"
+SINGLE, SEVERAL = "token by token", "several tokens at a time"
 CURE = (
     "Append the new keys and values to the cached ones, cat((past, new), dim=-2), and give each query its position among all "
     "tokens: is_causal=True counts from the first key, so it hides cached keys. Or raise if several tokens are passed."
@@ -95,19 +97,18 @@ def check_decoding(request: CacheRequest, whole: Tensor, format_token: Callable[
     """Check whether decoding with some form of cache gives the full forward's outputs `whole`; None if no form is accepted."""
     t, wrong = request.x.shape[1], None
     noise = get_tolerance(request) * float(whole.abs().max())
-    several = request.x.dim() > 2 and t > 3  # not for ids: some models keep states that take one token at a time
+    several = (t // 3, t - t // 3 - 1, 1)  # a prompt, the next tokens at once, and the last one
     for form, placed in itertools.product(FORMS, (False, True)):
         output = run_steps(request, form, (1,) * t, placed)
         if output is None:
             continue
-        evidence = describe_difference(output, whole, noise, "token by token", format_token)
-        if evidence is None and several:
-            output = run_steps(request, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
-            evidence = (
-                None if output is None else describe_difference(output, whole, noise, "several tokens at a time", format_token)
-            )
+        evidence = describe_difference(output, whole, noise, SINGLE, format_token)
+        output = run_steps(request, form, several, placed) if evidence is None and several[1] > 1 and several[0] else None
+        if output is not None:
+            evidence = describe_difference(output, whole, noise, SEVERAL, format_token)
         if evidence is None:
-            return Checked(WHAT, f"a difference of {noise:.0e} would be detected")
+            what = WHAT if output is not None else f"{WHAT}, {SINGLE}"  # refusing several tokens is allowed
+            return Checked(what, f"a difference of {noise:.0e} would be detected")
         wrong = wrong or Finding("wrong cache", evidence, CURE, cause="cache")
     return wrong
 
@@ -215,14 +216,22 @@ def make_regard_step(request: CacheRequest) -> Step:
 
 
 def make_returned_cache_step(request: CacheRequest) -> Step:
-    """Make the step with a cache that the module returns and takes again."""
+    """Make the step with a cache that the module returns and takes again.
+
+    A model of ids whose cache has a state of one size, as a recurrence has, is given several tokens at first only: many such
+    models begin anew with them.
+    """
     past, count = None, 0
 
     def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
         nonlocal past, count
+        is_checked = past is not None and part.shape[1] > 1 and request.x.dim() == 2
+        before = {name: one.clone() for name, one in iterate_cached(past)} if is_checked else {}
         count += part.shape[1]
         returned = request.module(part, **{request.name: past}, **given, **make_cache_arguments(request))
         past = find_returned_cache(returned, request.name, count)
+        if is_checked and has_state(before, dict(iterate_cached(past))):
+            raise TypeError("it keeps a state that may take one token at a time")
         return request.read(returned, part)
 
     return run_step
@@ -282,3 +291,23 @@ def can_hold_tensor(one: Any) -> bool:
             isinstance(each, Tensor) or can_hold_tensor(each) for each in (one.values() if isinstance(one, dict) else one)
         )
     return hasattr(one, "__dict__")
+
+
+def iterate_cached(cache: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating tensors of more than one axis in a cache, with their places in it."""
+    if isinstance(cache, Tensor):
+        if cache.is_floating_point() and cache.dim() > 1:
+            yield name, cache
+    elif depth < DEEPEST and can_hold_tensor(cache):
+        parts = (
+            cache if isinstance(cache, dict) else dict(enumerate(cache)) if isinstance(cache, (list, tuple)) else vars(cache)
+        )
+        for key, one in parts.items():
+            yield from iterate_cached(one, f"{name}.{key}", depth + 1)
+
+
+def has_state(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
+    """Return whether a tensor of a cache changes without growing, as the state of a recurrence does."""
+    return any(
+        name in after and after[name].shape == one.shape and not torch.equal(after[name], one) for name, one in before.items()
+    )

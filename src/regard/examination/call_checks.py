@@ -152,7 +152,7 @@ def get_expected_scale(one: InnerCall, stated: float | None) -> float:
 
 def is_near(scale: float, expected: float) -> bool:
     """Return whether two scales are equal up to OFF."""
-    return abs(scale / expected - 1) < OFF
+    return abs(scale - expected) <= OFF * abs(expected)
 
 
 def report_scale(one: InnerCall, stated: float | None, may_be_intended: bool) -> Finding | Unknown:
@@ -247,6 +247,9 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
             wrong = describe_mixed_heads("share", "tiled")
             does = wrong.does if letter == "k" else wrong.does.replace("key heads", "heads of values, not of keys,")
             return Finding(wrong.kind, f"in {one.name or 'the layer'} {does}", wrong.cure, 1.6, "heads", one.name)
+    crossed = find_crossed_heads(q, k)
+    if crossed:
+        return Finding("mixed heads", f"in {one.name or 'the layer'} {crossed}", ORDER, 1.6, "heads", one.name)
     other = None if one.v_source is None else find_other_place(k, one.v_source)
     if other is not None:
         does = "head {} of the keys is part {} of {}, but head {} of the values is part {} of {}".format(*other)
@@ -269,9 +272,28 @@ def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | N
     return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
 
 
+def find_crossed_heads(q: ProjectionSource, k: ProjectionSource) -> str:
+    """Return the first head of queries that meets the keys of another head, or of another group of heads, in words, else ""."""
+    heads, rest = divmod(len(q.slices), len(k.slices))
+    group, more = divmod(len(set(q.slices)), len(set(k.slices)))
+    if rest or more or not (q.slice_count and k.slice_count):
+        return ""
+    queries, keys = list_places(q), [place for place in list_places(k) for _ in range(heads)]
+    for i, (own, met) in enumerate(zip(queries, keys, strict=True)):
+        if own // group != met:
+            return f"head {i} of the queries is part {own} of {q.name}, but the keys that it meets are part {met} of {k.name}"
+    return ""
+
+
+def list_places(source: ProjectionSource) -> list[int]:
+    """Return the place of each head among the parts of its projection that are used."""
+    used = sorted(set(source.slices))
+    return [used.index(part) for part in source.slices]
+
+
 def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, ...] | None:
     """Return the first head whose values have another place among the parts of their projection than its keys, in words."""
-    places = [[sorted(set(source.slices)).index(part) for part in source.slices] for source in (k, v)]
+    places = [list_places(source) for source in (k, v)]
     if not (k.slice_count and v.slice_count) or len(places[0]) != len(places[1]) or places[0] == places[1]:
         return None
     i = next(i for i, (one, other) in enumerate(zip(*places, strict=True)) if one != other)
@@ -280,6 +302,9 @@ def find_other_place(k: ProjectionSource, v: ProjectionSource) -> tuple[object, 
 
 def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     """Check that queries and keys come from the projections of their names; None if names do not tell."""
+    exchanged = next((found for one in calls if (found := find_exchanged_values(one)) is not None), None)
+    if exchanged is not None:
+        return exchanged
     named = [(one, read_role(one.q_source), read_role(one.k_source)) for one in calls]
     if not named or any((q, k) not in (("q", "k"), ("k", "q")) for _, q, k in named):
         return None
@@ -290,6 +315,17 @@ def check_roles(calls: Sequence[InnerCall]) -> Finding | Checked | None:
             sentence = f"queries come from {one.q_source.name}, and keys from {one.k_source.name}: they are exchanged"
             return Finding("wrong roles", sentence, ROLE, 1.5, "roles", one.name)
     return Checked(ROLES, f"in {count_calls(calls)}, by their names and norms")
+
+
+def find_exchanged_values(one: InnerCall) -> Finding | None:
+    """Return the finding of values and of queries or keys that come from the projections of one another, by their names."""
+    sources = {"queries": one.q_source, "keys": one.k_source, "values": one.v_source}
+    roles = [read_role(source) for source in sources.values()]
+    if sorted(roles) != ["k", "q", "v"] or roles[2] == "v":
+        return None
+    parts = [f"{who} from {source.name}" for who, source in sources.items() if source is not None]
+    sentence = f"in {one.name or 'the layer'} {parts[0]}, {parts[1]} and {parts[2]}: they are exchanged"
+    return Finding("wrong roles", sentence.replace(" queries from", " queries come from", 1), ROLE, 1.5, "roles", one.name)
 
 
 def read_role(source: ProjectionSource | None) -> str:

@@ -102,6 +102,8 @@ def explain_unread_calls(case: Case) -> tuple[str, str]:
         return f"in {missed.module or 'the layer'} {missed.reason}", NO_SOFTMAX
     for one in recorded.calls:
         where = one.name or "the layer"
+        if one.is_stored_as_weights and one.call.v is not None and one.call.v.shape[-1] == 1:
+            return f"in {where} heads have width 1, and products of single numbers do not tell what scores are made of", ALONE
         if one.is_stored_as_weights:
             return f"in {where} {one.call.note.partition(', so ')[0]}", ALONE
         if one.q_source is None or one.k_source is None:

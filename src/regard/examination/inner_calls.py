@@ -15,6 +15,7 @@ from regard.examination.changed_sources import find_changed_source, find_decayed
 from regard.examination.functional_projections import watch_projections
 from regard.examination.latent_reading import AbsorbedQueries, read_absorbed_queries
 from regard.examination.localize import hook_parts
+from regard.examination.normalization_order import NormalizationWatcher, select_earlier
 from regard.examination.output_reading import OutputReading, read_output
 from regard.examination.projection_source import ModuleOutput, ProjectionSource, arrange_tokens, find_source
 from regard.map.scored_matrix import ScoredMatrix
@@ -129,11 +130,12 @@ class CallCollector:
 
     can_change_calls, needs_graph = False, False
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher) -> None:
         self.names = {id(module): name for name, module in modules.items()}
-        self.calls: list[tuple[str, AttentionCall]] = []
+        self.order = order
+        self.calls: list[tuple[str, AttentionCall, int]] = []  # with the number of outputs before its weights
         self.missed: list[MissedCall] = []
-        self.matrices: list[tuple[WeightMatrix, list[AttentionCall]]] = []
+        self.matrices: list[tuple[WeightMatrix, list[AttentionCall], int]] = []
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Ignore the start of a forward."""
@@ -143,7 +145,7 @@ class CallCollector:
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:
         """Run a call unchanged and keep it."""
-        self.calls.append((name, keep_copy(call)))
+        self.calls.append((name, keep_copy(call), self.order.count_earlier_outputs(call.kernel)))
         return proceed(call, adapter)
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
@@ -158,7 +160,8 @@ class CallCollector:
             weights = torch.stack(rows).unflatten(0, (b, h))
             mixing = mechanism.mixing if isinstance(mechanism, ScoredMatrix) else None
             softmaxes = [keep_copy(one) for one in call.read_softmaxes()]
-            self.matrices.append((WeightMatrix(name, mechanism.title, weights.double(), mixing), softmaxes))
+            made = WeightMatrix(name, mechanism.title, weights.double(), mixing)
+            self.matrices.append((made, softmaxes, self.order.count_earlier_outputs(call.kernel)))
 
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Ignore the end of a module that mixes tokens."""
@@ -186,7 +189,9 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
     """
     modules = dict(module.named_modules())
     refuse_compiled(modules)
-    collector, outputs = CallCollector(modules), list[ModuleOutput]()
+    outputs = list[ModuleOutput]()
+    order: NormalizationWatcher = NormalizationWatcher(outputs)
+    collector = CallCollector(modules, order)
 
     def keep_output(name: str, part: nn.Module, inputs: tuple[Any, ...], _: object, output: object) -> None:
         outputs.extend(ModuleOutput(name, one.detach().clone()) for one in list_tensors(output))  # it may be changed in place
@@ -206,6 +211,7 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
         with (
             hook_parts(module, keep_output),
             watch_projections(module, keep_projection),
+            order,
             interception.watch_modules(collector, modules),
             torch.no_grad(),
         ):
@@ -213,12 +219,12 @@ def record_inner_calls(module: nn.Module, run: Callable[[], object]) -> Recorded
     finally:
         own.remove()
 
-    def trace(name: str, call: AttentionCall) -> InnerCall:
-        return add_module(trace_sources(name, call, outputs), modules, outputs, returned)
+    def trace(name: str, call: AttentionCall, count: int) -> InnerCall:
+        return add_module(trace_sources(name, call, outputs, select_earlier(outputs, count)), modules, outputs, returned)
 
     matrices = []
-    for one, softmaxes in collector.matrices:
-        traced = tuple(replace(trace(one.name, call), mixed=one.title) for call in softmaxes)
+    for one, softmaxes, count in collector.matrices:
+        traced = tuple(replace(trace(one.name, call, count), mixed=one.title) for call in softmaxes)
         matrices.append(one._replace(softmaxes=traced))
     return RecordedCalls([trace(*one) for one in collector.calls], collector.missed, matrices)
 
@@ -274,9 +280,9 @@ def project_inputs(name: str, part: nn.Module, inputs: tuple[Any, ...]) -> list[
         if weight.shape[1] == x.shape[2]:
             bias = own.get(one.replace("weight", "bias"))
             has_bias = bias is not None and bias.shape == weight.shape[:1]
-            found.append(ModuleOutput(place, F.linear(x, weight, bias if has_bias else None).detach()))
+            found.append(ModuleOutput(place, F.linear(x, weight, bias if has_bias else None).detach(), is_of_inputs=True))
         if weight.shape[0] == x.shape[2]:
-            found.append(ModuleOutput(place, (x @ weight).detach()))
+            found.append(ModuleOutput(place, (x @ weight).detach(), is_of_inputs=True))
     return found
 
 
@@ -286,9 +292,14 @@ def list_tensors(output: object) -> list[Tensor]:
     return [one for one in parts if one.is_floating_point() and one.dim() > 1 and one.numel() <= MOST_NUMBERS]
 
 
-def trace_sources(name: str, call: AttentionCall, outputs: Sequence[ModuleOutput]) -> InnerCall:
-    """Return a call with the outputs of its own module's parts, or else of a module around it, that its q and k come from."""
-    q_source, k_source = find_sources(call, outputs, name)
+def trace_sources(
+    name: str, call: AttentionCall, outputs: Sequence[ModuleOutput], earlier: Sequence[ModuleOutput]
+) -> InnerCall:
+    """Return a call with the outputs of its own module's parts, or else of a module around it, that its q and k come from.
+
+    `earlier` are the outputs before the call's weights: those of its q and k, but values may be made later.
+    """
+    q_source, k_source = find_sources(call, earlier, name)
     own = select_inside(outputs, name)
     q_named, k_named = find_named_output(call.q, own, "q"), find_named_output(call.k, own, "k")
     v_source = None if call.v is None else find_source(call.v, own)

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.examination.identify.mistakes import AXES, MASK, NORMS, SOFTMAX
 from regard.examination.inner_calls import RecordedCalls, WeightMatrix
+from regard.examination.least_squares import solve_least_squares
 from regard.examination.mixing_functions import follow_modules
 from regard.examination.report import Finding
 
@@ -98,7 +99,9 @@ def find_added_context(module: nn.Module, run: Callable[[], object], recorded: R
             run()
     for where, made in recorder.sums:
         first, second = (x.double().flatten() for x in recorder.contexts[where])
-        factors = torch.linalg.lstsq(torch.stack((first, second), 1), made.double().flatten().unsqueeze(1)).solution.flatten()
+        factors = solve_least_squares(torch.stack((first, second), 1), made.double().flatten())
+        if factors is None:
+            continue
         fits = (factors[0] * first + factors[1] * second - made.double().flatten()).abs().max() < 1e-4 * made.abs().max()
         if fits and bool((factors > 1e-3).all()) and has_lambda(module.get_submodule(where)):
             does = f"the second context is added to the first, times {float(factors[1] / factors[0]):.3g}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.identify.projection_layouts import parse_role
+from regard.examination.least_squares import solve_least_squares
 from regard.examination.projection_source import ModuleOutput
 from regard.mechanism.heads import share
 from regard.observe.interception.attention_call import AttentionCall
@@ -141,14 +142,17 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
     column_count = min(len(columns), math.ceil(4 * h * h / (b * q)))
     if not 1 < h <= MOST_HEADS or column_count * b * q < h * h:
         return None
-    target = y[..., :column_count].reshape(-1, 1)
+    target = y[..., :column_count].flatten()
     for product, what in PAIRS.items():
         pairs = torch.einsum(product, weights, values, columns[:column_count]).flatten(0, 2).flatten(1)
-        factors = torch.linalg.lstsq(pairs, target).solution.view(h, h)
+        solved = solve_least_squares(pairs, target)
+        if solved is None:
+            return None
+        factors = solved.view(h, h)
         chosen = factors.argmax(1)
         selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)
         i = next((i for i, j in enumerate(chosen.tolist()) if i != j), None)
-        if i is not None and is_near(factors, selected) and is_near(pairs @ selected.view(-1, 1), target):
+        if i is not None and is_near(factors, selected) and is_near(pairs @ selected.flatten(), target):
             return OutputReading(what.format(int(chosen[i]), i, last), SAME.format(last), "mixed heads")
     return None
 

@@ -16,10 +16,11 @@ EXTRA = 8  # keys that a module adds of its own, at most
 
 
 class ModuleOutput(NamedTuple):
-    """The output of the module of this name."""
+    """The output of the module of this name, or its inputs times a matrix that it holds itself (`is_of_inputs`)."""
 
     name: str
     output: Tensor
+    is_of_inputs: bool = False
 
 
 class ProjectionSource(NamedTuple):
@@ -50,7 +51,7 @@ def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource 
     A module that rotates heads keeps the norms of the projection: outputs in heads whose names state no role come after others.
     """
     near = NEAR.get(x.dtype)
-    if near is None or x.shape[-1] < 2:
+    if near is None:
         return None
     for one in sorted(outputs, key=lambda one: one.output.dim() != 4 or bool(parse_role(one.name.rpartition(".")[2])))[::-1]:
         for part in iterate_parts(x, one.output):

@@ -12,6 +12,8 @@ from regard.terminal_escapes import escape_controls
 
 WIDTH = 80  # columns of the table
 MARGIN = 23  # columns for the kind of a finding
+NARROW, HANG = 60, 2  # below so many columns a kind has a line of its own, and the text below it so many fewer columns
+LEAST_WIDTH = 20  # columns
 BRIEF = 230  # characters that pytest shows of an asserted value
 SIDE = 16  # tokens; the text has no picture of more
 
@@ -76,21 +78,33 @@ class Visibility:
         """Whether the picture shows anything other than what was expected."""
         return bool(self.difference.any()) or not bool(self.measured_rows.all())
 
-    def draw(self) -> str:
-        """Draw expected, found and difference side by side, a line for each query.
+    def draw(self, width: int = WIDTH) -> str:
+        """Draw expected, found and difference, a line for each query: side by side, or one below the other if too wide.
 
         ■ sees, · does not, + may not but does, - may but does not, ? was not measured.
         """
         q, k = self.expected.shape
         words = self.words[len(self.words) - q :]
-        width, room = max(map(len, words)), max(2 * k, len("difference")) + 2
-        lines = ["".join([f"{'':{width}}  ", *(f"{title:{room}}" for title in ("expected", "found", "difference"))])]
-        for i in range(q):
-            found, difference = (format_marks(table[i], "■+"[n]) for n, table in enumerate((self.found.int(), self.difference)))
-            if not self.measured_rows[i]:
-                found = difference = "? " * k
-            lines.append(f"{words[i]:{width}}  {format_marks(self.expected[i].int(), '■'):{room}}{found:{room}}{difference}")
-        return "\n".join(line.rstrip() for line in lines)
+        margin, room = max(map(len, words)) + 2, max(2 * k, len("difference")) + 2
+        columns = self.format_columns()
+        names = [f"{word:{margin}}" for word in ("", *words)]
+        rows = ["".join(f"{one:{room}}" for one in row) for row in zip(*columns, strict=True)]
+        wide = [f"{name}{row}".rstrip() for name, row in zip(names, rows, strict=True)]
+        if max(map(len, wide)) <= width:
+            return "\n".join(wide)
+        blocks = [[f"{name}{one}".rstrip() for name, one in zip(names, column, strict=True)] for column in columns]
+        return "\n\n".join("\n".join(lines) for lines in blocks)
+
+    def format_columns(self) -> list[list[str]]:
+        """Return the title and the marks of each query's row, of what is expected, found and different."""
+        expected = [format_marks(row, "■") for row in self.expected.int()]
+        found, difference = (
+            [format_marks(row, sign) for row in t] for sign, t in (("■", self.found.int()), ("+", self.difference))
+        )
+        unmeasured = "? " * self.expected.shape[1]
+        for i in (~self.measured_rows).nonzero().flatten().tolist():
+            found[i] = difference[i] = unmeasured
+        return [["expected", *expected], ["found", *found], ["difference", *difference]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,16 +151,22 @@ class Report(HtmlRepr):
 
     def __str__(self) -> str:
         """Return the report as a table of at most 80 columns, with control characters in names as escapes."""
-        parts = [[self.verdict + f" (expects {self.expects})"]]
-        parts += [[*format_entry(one.kind, one.evidence), *format_entry("", one.cure)] for one in self.findings]
+        return self.format_table(WIDTH)
+
+    def format_table(self, width: int) -> str:
+        """Return the report as a table of at most this many columns, with control characters in names as escapes."""
+        width = max(width, LEAST_WIDTH)
+        parts = [wrap_text(self.verdict + f" (expects {self.expects})", width)]
+        parts += [[*format_entry(one.kind, one.evidence, width), *format_entry("", one.cure, width)] for one in self.findings]
         missing = self.missing if self.is_inconclusive else ()
-        parts += [format_results("inconclusive", missing)] if missing else []
+        parts += [format_results("inconclusive", missing, width)] if missing else []
         rest = tuple(one for one in self.unknown if one not in missing)
         if self.findings and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.has_differences:
-            parts.append(self.reach.draw().splitlines())
-        parts += [lines for lines in (format_results("checked", self.checked), format_results("cannot tell", rest)) if lines]
+            parts.append(self.reach.draw(width).splitlines())
+        results = (format_results("checked", self.checked, width), format_results("cannot tell", rest, width))
+        parts += [lines for lines in results if lines]
         if self.notes:
-            parts.append(format_entry("called", "; ".join(self.notes)))
+            parts.append(format_entry("called", "; ".join(self.notes), width))
         return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in parts)
 
     @property
@@ -171,20 +191,26 @@ class Report(HtmlRepr):
         }
 
 
-def format_results(title: str, results: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
+def format_results(title: str, results: tuple[Checked, ...] | tuple[Unknown, ...], width: int) -> list[str]:
     """Format what was checked or cannot be determined; items that end with the same words are joined under one title."""
     groups: dict[str, list[str]] = {}
     for one in results:
         groups.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
     between = ": " if title == "checked" else ". Needed: "
     texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in groups.items()]
-    return [line for n, text in enumerate(texts) for line in format_entry(title if n == 0 else "", text)]
+    return [line for n, text in enumerate(texts) for line in format_entry(title if n == 0 else "", text, width)]
 
 
-def format_entry(title: str, text: str) -> list[str]:
-    """Format a title in the margin and text beside it, in as many lines as needed."""
-    lines = textwrap.wrap(text, WIDTH - MARGIN, break_on_hyphens=False) or [""]
-    return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(lines)]
+def format_entry(title: str, text: str, width: int) -> list[str]:
+    """Format a title in the margin and text beside it, or below it where lines are short, in as many lines as needed."""
+    if width < NARROW:
+        return [*([title] if title else []), *(f"{'':{HANG}}{line}" for line in wrap_text(text, width - HANG))]
+    return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(wrap_text(text, width - MARGIN))]
+
+
+def wrap_text(text: str, width: int) -> list[str]:
+    """Return text as lines of at most this many columns, one at least."""
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def format_marks(row: Tensor, sign: str) -> str:

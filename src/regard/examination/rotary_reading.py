@@ -87,6 +87,8 @@ def describe_style(style: str) -> str:
 
 def fit_without_minus(projected: Tensor, rotated: Tensor) -> bool:
     """Return whether each pair (a, b) became (a cos + b sin, b cos + a sin): rotate_half without its minus."""
+    if projected.shape[-1] % 2:
+        return False
     for style in STYLES:
         before, after = (pair_columns(x, style) for x in (projected, rotated))
         total, difference = before.real + before.imag, before.real - before.imag

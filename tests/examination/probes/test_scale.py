@@ -8,8 +8,10 @@ from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Plain, nothing, wrong
 from examination.identify.test_weight_reading import Shown
 from regard import Everything
+from regard.examination.call_checks import is_near
 from regard.examination.probes.scale import check_case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.rotary_reading import fit_without_minus
 
 
 def run_probe(subject, *args, **options):
@@ -81,3 +83,67 @@ def test_keys_of_zero_leave_the_scale_unknown():
         layer.W_key.weight.zero_()
         layer.W_key.bias.zero_()
     assert isinstance(run_probe(layer), Unknown)
+
+
+class ScaledHeads(nn.Module):
+    """Causal heads written by hand, with any factor on the scores."""
+
+    def __init__(self, heads, width, scale):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(heads * width, heads * width) for _ in range(4))
+        self.heads, self.factor = heads, scale
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.mT * self.factor).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_scale_of_0_is_a_wrong_scale():
+    torch.manual_seed(0)
+    findings = regard.examine(ScaledHeads(3, 5, 0.0)).findings
+    assert [one.kind for one in findings if one.cause == "scale"] == ["wrong scale"]
+    assert "multiplied by 0, not by 1 / √5" in findings[0].evidence
+
+
+@pytest.mark.parametrize("expected", [0.0, 0.5])
+def test_a_scale_is_compared_with_any_expected_one_also_with_0(expected):
+    assert is_near(expected, expected)
+    assert not is_near(expected + 0.1, expected)
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_columns_of_an_odd_width_are_no_pairs(width):
+    q, k = torch.randn(2, 2, 3, 7, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    assert not fit_without_minus(q, k)
+
+
+def test_heads_of_width_1_have_a_right_scale_of_1_and_are_no_reason_to_doubt():
+    torch.manual_seed(0)
+    report = regard.examine(ScaledHeads(5, 1, 1.0))
+    assert report
+    assert any("1 = 1 / √1" in one.what for one in report.checked)
+    assert "multiplied by 2" in run_probe(ScaledHeads(5, 1, 2.0)).evidence
+    assert run_probe(ScaledHeads(5, 1, 2.0), scale=2.0).what == "the scale of the scores"
+
+
+def test_the_scale_of_heads_of_width_1_is_read_in_the_call_of_a_kernel():
+    class Residual(nn.MultiheadAttention):
+        def forward(self, x):
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            return x + super().forward(x, x, x, attn_mask=hidden, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    assert run_probe(Residual(5, 5, batch_first=True)).what == "the scale of the scores, 1"
+
+
+def test_a_scale_that_heads_of_width_1_do_not_show_is_unknown_for_that_reason():
+    class Residual(ScaledHeads):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    torch.manual_seed(0)
+    one = run_probe(Residual(5, 1, 1.0))
+    assert isinstance(one, Unknown)
+    assert "heads have width 1" in one.what

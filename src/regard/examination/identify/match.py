@@ -150,7 +150,8 @@ def find_match(candidates: Iterable[Fit], other: TrialTarget, close: float, size
 
 def is_same_scale(variant: Variant, given: ProjectedInputs) -> bool:
     """Return whether a variant only has another name for the right scale at this length: 1 / √t, where t is d."""
-    return set(variant.deviations) == {"scale"} and get_scale(variant, given) == given.scale and variant.scale != "after"
+    is_before = variant.scale != "after" or given.width == 1  # a division by √1 after the softmax is none
+    return set(variant.deviations) == {"scale"} and get_scale(variant, given) == given.scale and is_before
 
 
 def filter_fits(candidates: Iterable[Fit], other: TrialTarget, close: float) -> Iterator[Fit]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, iterate_trials, make_target
+from regard.examination.least_squares import solve_least_squares
 from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant
@@ -146,8 +147,10 @@ def fit_slope(case: Case, by_values: bool = False) -> Slope | None:
     if seen.shape[-1] == seen.shape[-2]:
         features.append(center_rows((scores[0] - scores[1]).mT, seen).flatten())
     a = torch.stack(features, -1)
-    fitted = torch.linalg.lstsq(a, change.flatten()[:, None]).solution
-    rest = float((a @ fitted).squeeze(-1).sub(change.flatten()).norm() / change.norm().clamp_min(1e-300))
+    fitted = solve_least_squares(a, change.flatten())
+    if fitted is None:
+        return None
+    rest = float((a @ fitted).sub(change.flatten()).norm() / change.norm().clamp_min(1e-300))
     return Slope(float(fitted[0]), float(fitted[1]) if len(fitted) > 1 else 0.0) if rest < LINEAR else None
 
 

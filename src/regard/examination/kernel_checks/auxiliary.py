@@ -95,6 +95,10 @@ def check_auxiliary(given: Auxiliary, exact: AttentionFormula, plain: AttentionF
             return role
     for role in roles:
         wrong = name_mistake(given.tensor, role, exact)
+        near = "" if wrong is None or given.role else find_nearest_role(given.tensor, roles, exact)
+        if near not in ("", role):  # nobody said that it is another one
+            given = given._replace(role=near)
+            break
         if wrong is not None:
             return Finding(f"wrong {WORDS[role]}", f"with {where} {wrong.does}", wrong.cure, 1.5, f"auxiliary {role}")
     if not given.role:
@@ -157,6 +161,7 @@ def is_right(found: Tensor, expected: Tensor, plain: Tensor, largest: float) -> 
 
 def name_mistake(x: Tensor, role: str, exact: AttentionFormula) -> WrongAuxiliary | None:
     """Return the known mistake that gives a tensor, None if there is none."""
+    limit = measure_role_error(x, role, exact)  # a mistake that changes nothing here explains nothing
     lists = {"weights": list_weight_mistakes, "entropy": list_entropy_mistakes, "sink": list_sink_mistakes}
     for wrong in lists[role](exact) if role in lists else list_row_mistakes(role, exact):
         expected = take_mean(wrong.tensor, x, role)
@@ -164,9 +169,27 @@ def name_mistake(x: Tensor, role: str, exact: AttentionFormula) -> WrongAuxiliar
         known = expected.isfinite()
         if found is None or not known.any() or bool(found[known].isnan().any()):
             continue
+        if limit <= measure_error(found, expected):
+            continue
         if measure_error(found, expected) < NEAR * max(float(expected[known].abs().max()), 1e-3):
             return wrong
     return None
+
+
+def measure_role_error(x: Tensor, role: str, exact: AttentionFormula) -> float:
+    """Return the largest difference of a tensor from what its role should hold; infinite for another shape."""
+    right = take_mean(compute_role(role, exact), x, role)
+    found = arrange_rows(x, right)
+    return math.inf if found is None else measure_error(found, right)
+
+
+def find_nearest_role(x: Tensor, roles: Sequence[str], exact: AttentionFormula) -> str:
+    """Return the role whose tensor comes nearest to x, "" if none comes near."""
+    errors = {role: measure_role_error(x, role, exact) for role in roles}
+    best = min(errors, key=errors.__getitem__)
+    right = compute_role(best, exact)
+    known = right[right.isfinite()]
+    return best if known.numel() and errors[best] < NEAR * max(float(known.abs().max()), 1e-3) else ""
 
 
 def list_row_mistakes(role: str, exact: AttentionFormula) -> Iterator[WrongAuxiliary]:

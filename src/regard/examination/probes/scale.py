@@ -49,7 +49,7 @@ def report_unknown_scale(case: Case) -> Unknown:
 def report_training_scale(case: Case) -> Iterator[Finding]:
     """Yield the finding of a scale that differs between training and evaluation."""
     for one, other in zip(case.inner_calls, case.training_calls, strict=False):
-        if one.scale is not None and other.scale is not None and abs(one.scale / other.scale - 1) > call_checks.OFF:
+        if one.scale is not None and other.scale is not None and not call_checks.is_near(one.scale, other.scale):
             sentence = f"scores are multiplied by {one.scale:.4g} in evaluation, but by {other.scale:.4g} in training"
             cure = "Use one scale in both: no temperature that depends on self.training."
             yield Finding("wrong scale", sentence, cure, 2.05, "training scale")
@@ -62,7 +62,8 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     if wrong is not None:
         yield Finding(wrong.kind, formula.describe_evidence(match, "scale"), wrong.cure, 2.1, "scale")
     elif match.is_verified("scale"):
-        yield Checked(WHAT, formula.describe_equality(match))
+        what = f"{WHAT}, 1 = 1 / √1 for heads of width 1" if match.width == match.expected_scale == 1 else WHAT
+        yield Checked(what, formula.describe_equality(match))
     elif not match.has_deviation("norm"):
         needs = "a layer whose weights are not zero, or more tokens"
         yield Unknown(f"{WHAT}: every scale gives the same outputs", needs, is_required=True)

@@ -1,0 +1,83 @@
+"""Heads of queries meet keys of their own place or group; queries, keys and values come from the projections of their names."""
+
+import pytest
+import torch
+from torch import nn
+
+from regard import examine
+
+H, D = 4, 5
+
+
+class Heads(nn.Module):
+    """Causal heads, of which `change` may exchange queries, keys and values (b, h or g, t, d) before keys are shared."""
+
+    def __init__(self, change, groups=H):
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(H * D, H * D), nn.Linear(H * D, H * D)
+        self.k_proj, self.v_proj = nn.Linear(H * D, groups * D), nn.Linear(H * D, groups * D)
+        self.change = change
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (-1, D)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.change(q, k, v)
+        k, v = (y.repeat_interleave(H // y.shape[1], 1) for y in (k, v))
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def examine_new(*args, residual=False):
+    torch.manual_seed(0)
+    layer = Heads(*args)
+    return examine(Residual(layer) if residual else layer)
+
+
+class Residual(nn.Module):
+    """A layer with a norm before it and a residual around it, whose formula is read in its calls."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.norm = layer, nn.LayerNorm(H * D)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_heads_in_their_order_are_right_in_groups_of_any_size(groups, residual):
+    assert examine_new(lambda q, k, v: (q, k, v), groups, residual=residual)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("change", "groups", "said"),
+    [
+        (lambda q, k, v: (q.flip(1), k, v), 4, "head 0 of the queries is part 3 of"),
+        (lambda q, k, v: (q.roll(1, 1), k, v), 4, "head 0 of the queries is part 3 of"),
+        (lambda q, k, v: (q.flip(1), k, v), 2, "head 0 of the queries is part 3 of"),
+        (lambda q, k, v: (q[:, [0, 2, 1, 3]], k, v), 2, "head 1 of the queries is part 2 of"),
+        (lambda q, k, v: (q, k, v.roll(1, 1)), 4, "head 0 of the values is part 3 of"),
+    ],
+)
+def test_heads_that_meet_those_of_another_place_are_mixed(change, groups, said, residual):
+    (finding,) = examine_new(change, groups, residual=residual).findings
+    assert finding.kind == "mixed heads"
+    assert said in finding.evidence
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda q, k, v: (q, v, k), "q_proj, keys from v_proj and values from k_proj"),
+        (lambda q, k, v: (v, k, q), "v_proj, keys from k_proj and values from q_proj"),
+        (lambda q, k, v: (k, v, q), "k_proj, keys from v_proj and values from q_proj"),
+    ],
+)
+def test_values_that_are_exchanged_with_queries_or_keys_are_found_by_name(change, said, residual):
+    findings = examine_new(change, residual=residual).findings
+    assert [one.kind for one in findings] == ["wrong roles"]
+    names = findings[0].evidence.replace("layer.", "")
+    assert said in names
