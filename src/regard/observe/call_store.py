@@ -45,15 +45,21 @@ class CallStore:
         step: int,
         parent_rows: dict[int, Tensor],
         graph: CallGraph | None,
+        length: int | None,
     ) -> tuple[KVHistory, StoredCall]:
-        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call."""
+        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call.
+
+        `length` is the number of tokens that the cache stated to hold before.
+        """
         k, new, seen = call.k, call.q.shape[2], call.k.shape[2]
         is_cached = kind == "self" and call.can_use_cache and seen > new
         if is_cached:
             seen = max(find_visible_end(call.mask, new, seen, call.offset), new)
             k = k[:, :, :seen]
         heads = None if self.selection.heads is None else tuple(head % call.q.shape[1] for head in self.selection.heads)
-        history = KVHistory(name, kind, parent_rows, past=seen - new if is_cached else 0, selected_heads=heads)
+        past = seen - new if is_cached else 0
+        start = None if length is None and past else (length or 0) - past
+        history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads)
         self.append_keys(history, call, k, step, graph)
         return history, self.copy_call(call, slice(0, seen), 0, step, graph)
 

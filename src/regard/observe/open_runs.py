@@ -168,12 +168,12 @@ def find_cache(args: Any, kwargs: Any) -> Any:
     return None
 
 
-def has_cached_keys(cache: Any) -> bool:
-    """Return whether a cache says that it holds keys; False for one that cannot say."""
+def read_cache_length(cache: Any) -> int | None:
+    """Return the number of tokens that a cache states to hold; None if it states none."""
     try:
-        return int(cache.get_seq_length()) > 0
+        return int(cache.get_seq_length())
     except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
-        return False
+        return None
 
 
 def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:

@@ -192,7 +192,8 @@ class RecordingWatcher:
             call = fold_unwritten_slots(call)
         key, history, match = tracker.place_call(call, name, kind)
         if history is None or match is None:
-            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows, graph)
+            parent_rows, length = tracker.run.parent_rows, tracker.length
+            history, stored = self.store.create_history(call, name, kind, tracker.step, parent_rows, graph, length)
         else:
             history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)

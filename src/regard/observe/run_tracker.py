@@ -16,7 +16,8 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers
-from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, has_cached_keys, select_run
+from regard.observe.mask_inference import find_visible_end
+from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
 from regard.observe.run import IMPLICIT, HistoryKey, Run
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
@@ -39,6 +40,7 @@ class RunTracker:
         self.root = ""  # of the modules called from outside, the one that runs
         self.is_undecided = False  # whether it is not yet decided if this forward continues a run
         self.cache: Any = None  # the cache among this forward's arguments
+        self.length: int | None = None  # the number of tokens that it held when this forward started, if it states it
         self.tokens: Tensor | None = None  # the token ids of this forward
         self.forwards = self.returned_at = 0
         self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
@@ -62,6 +64,7 @@ class RunTracker:
         self.root = self.names[id(module)]
         with disable_modes():
             self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
+            self.length = read_cache_length(self.cache)
         self.visits = {}
         self.forwards += 1
         self.is_undecided = self.runs.has_root(self.root)
@@ -134,7 +137,7 @@ class RunTracker:
         for running in self.runs:
             history = running.run.implicit_histories.get(key)
             is_same = history is not None and history.match_state(initial) is not None
-            if is_same or (initial is None and running.has_cache(self.cache) and has_cached_keys(self.cache)):
+            if is_same or (initial is None and running.has_cache(self.cache) and self.length):
                 self.continue_run(running)
                 return
         if initial is None:
@@ -202,7 +205,10 @@ class RunTracker:
                 return None
             if isinstance(call.offset, Tensor) and (call.offset != call.offset.flatten()[0]).any():
                 raise UnreadableError(RAGGED)
-            return history.match_cache(call.k, new, lambda x: self.cast(call, x), call.parent_rows)
+            if self.length is None and n > history.total + new:  # slots: those that no query sees are unwritten, or cut off
+                n = find_visible_end(call.mask, new, n, call.offset)
+            keys = call.k[:, :, :n]
+            return history.match_cache(keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
         if history.total != n:
             return None
         if self.is_undecided and torch.equal(self.cast(call, call.q), history.stored_calls[0].q):
