@@ -188,9 +188,10 @@ class RecordingWatcher:
         self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
-        if kind == "self":
-            call = fold_unwritten_slots(call)
         key, history, match = tracker.place_call(call, name, kind)
+        if kind == "self":
+            before = (tracker.length or 0) if match is None else match.slot
+            call = fold_unwritten_slots(call, before + call.q.shape[2])
         if history is None or match is None:
             parent_rows, length = tracker.run.parent_rows, tracker.length
             history, stored = self.store.create_history(call, name, kind, tracker.step, parent_rows, graph, length)
