@@ -163,3 +163,17 @@ def test_so_are_those_of_a_cache_that_states_no_length(form, has_positions, data
             for layer in model[1:]:
                 layer.cut(cut)
     assert_one_run(build_own_model(form, has_positions), recording, join_tokens(steps))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_guesses_that_were_rejected_leave_every_layer(name):
+    model, prompt = build_model(name), torch.tensor([[3, 7, 7, 7, 7, 3, 7, 7, 3]])
+    guessing = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    with Widened():
+        with record(model) as recording:
+            output = model.generate(prompt, suppress_tokens=[0, 1, 2], **guessing)
+        fed = [call.map.shape[2] for call in recording.calls if call.name == recording.layers()[0]]
+        tokens = recording.map(0).shape[2]
+        assert output.shape[1] - 1 <= tokens <= output.shape[1] < sum(fed)
+        assert recording.last.rows == [0]
+        assert_one_run(model, recording, output[:, :tokens], use_cache=False)

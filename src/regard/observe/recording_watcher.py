@@ -39,6 +39,10 @@ ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
 )
+OTHER_TOKENS = (
+    "sequence {} of its output has other tokens than were read, and is not a row of the map: record a forward over it, "
+    "model(sequences)"
+)
 
 
 class RecordingWatcher:
@@ -106,8 +110,10 @@ class RecordingWatcher:
             run.rows = rows
             runs.remove(run)
             runs.append(run)
+        has_beams = any(len(call.stored.q) > prompts for call in run.softmax_calls)
+        reason = ENDED if has_beams else OTHER_TOKENS
         for n in [n for n, row in enumerate(rows) if row is None]:
-            self.report_missed(MissedCall("generate", root, ENDED.format(n)))
+            self.report_missed(MissedCall("generate", root, reason.format(n)))
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Record a recurrence that ran in the module of this name."""

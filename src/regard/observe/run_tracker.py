@@ -74,10 +74,15 @@ class RunTracker:
     def match_sequences(self, root: str, sequences: Tensor, prompts: int, among: list[Run]) -> tuple[list[int | None], Run]:
         """Return the batch row of each sequence that `generate` returned, None if it has none, and the run they belong to.
 
-        No rows if there is no such run among those of forwards since the last `generate`.
+        Guesses of the last forward that are no part of a sequence are removed. No rows if there is no such run among those of
+        forwards since the last `generate`.
         """
         since, self.returned_at = self.returned_at, self.forwards
         recent = [one for one in self.runs if one.last > since and one.run in among]
+        for one in recent:
+            rejected = one.count_rejected_tokens(root, sequences)
+            if rejected and not one.run.implicit_histories:
+                one.cut_tokens(root, rejected)
         found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
         rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
         return rows, run
