@@ -9,10 +9,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 
 from observe.family import Widened
-from observe.models import CACHE
+from observe.models import CACHE, bart, words
 from observe.recording_checks import EQUAL
 from regard.observe import record
 
@@ -177,3 +177,27 @@ def test_guesses_that_were_rejected_leave_every_layer(name):
         assert output.shape[1] - 1 <= tokens <= output.shape[1] < sum(fed)
         assert recording.last.rows == [0]
         assert_one_run(model, recording, output[:, :tokens], use_cache=False)
+
+
+@pytest.mark.parametrize("keep", [None, "values"])
+@torch.no_grad()
+def test_tokens_that_were_cut_leave_cross_attention_too(keep):
+    model, source, ids = bart().double(), words(1, 7), words(1, 11)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    with record(model, keep=keep) as recording:
+        encoded = model.get_encoder()(source)
+        for first, last, cut in ((0, 3, 0), (3, 8, 4), (4, 6, 0), (6, 11, 2)):
+            model(encoder_outputs=encoded, decoder_input_ids=ids[:, first:last], **{CACHE: cache})
+            cache.crop(-cut)
+        model(encoder_outputs=encoded, decoder_input_ids=ids[:, 9:], **{CACHE: cache})
+    with record(model, keep=keep) as expected:
+        model(source, decoder_input_ids=ids, use_cache=False)
+    assert len(recording.runs) == 1
+    for kind in ("self", "cross"):
+        for layer in range(3):
+            ours, theirs = (one.map(layer, kind=kind, part="decoder") for one in (recording, expected))
+            assert ours.shape == theirs.shape
+            assert (ours.dense() - theirs.dense()).abs().max() < EQUAL
+            if keep:
+                values = [one.values(layer, kind=kind, part="decoder") for one in (recording, expected)]
+                torch.testing.assert_close(*values, rtol=0, atol=EQUAL)

@@ -155,6 +155,16 @@ class KVHistory:
             left -= rows
         return shorter
 
+    def drop_queries(self, count: int) -> "KVHistory":
+        """Return the history of cross attention without its last `count` queries, whose tokens were cut from the decoder."""
+        left, stored_calls = sum(stored.q.shape[2] for stored in self.stored_calls) - count, list[StoredCall]()
+        for stored in self.stored_calls:
+            rows = min(stored.q.shape[2], left)
+            if rows > 0:
+                stored_calls.append(replace(truncate_call(stored, rows, stored.stop), v=stored.v))
+            left -= rows
+        return replace(self, stored_calls=stored_calls) if stored_calls else self
+
     def check_unchanged(self) -> None:
         """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""
         for stored in self.stored_calls:

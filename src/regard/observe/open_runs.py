@@ -94,8 +94,9 @@ class OpenRun:
         assert ids is not None
         for key, history in self.run.histories.items():
             last = history.stored_calls[-1]
-            if history.kind == "self" and (last.step, last.q.shape[2]) == (step, ids.shape[1]):
-                self.run.histories[key] = history.crop(history.total - count)
+            if (last.step, last.q.shape[2]) == (step, ids.shape[1]):
+                is_self = history.kind == "self"
+                self.run.histories[key] = history.crop(history.total - count) if is_self else history.drop_queries(count)
         self.tokens[root][-1] = step, ids[:, :-count]
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:

@@ -38,6 +38,7 @@ class RunTracker:
         self.layer_numbers = LayerNumbers()
         self.runs = OpenRuns()
         self.root = ""  # of the modules called from outside, the one that runs
+        self.dropped = 0  # the number of tokens that were cut from the run's cache before this forward
         self.is_undecided = False  # whether it is not yet decided if this forward continues a run
         self.cache: Any = None  # the cache among this forward's arguments
         self.length: int | None = None  # the number of tokens that it held when this forward started, if it states it
@@ -66,6 +67,7 @@ class RunTracker:
             self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
             self.length = read_cache_length(self.cache)
         self.visits = {}
+        self.dropped = 0
         self.forwards += 1
         self.is_undecided = self.runs.has_root(self.root)
         if not self.is_undecided:
@@ -104,6 +106,8 @@ class RunTracker:
             self.report(MissedCall(call.kernel, name, ROUNDS))
         if kind == "self":
             self.update_parent_rows(match.rows)
+        elif self.dropped:
+            history = history.drop_queries(self.dropped)
         return key, history, match
 
     def place_recurrence(self, call: RecurrenceCall, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
@@ -238,6 +242,7 @@ class RunTracker:
         running, history, match = chosen
         if match.known < history.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
             running = running.fork()  # its own cache may continue as well
+        self.dropped = history.total - match.known
         self.continue_run(running, match.known - history.past)
 
     def continue_run(self, running: OpenRun, known: int | None = None) -> None:
