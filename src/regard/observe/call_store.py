@@ -44,15 +44,21 @@ class CallStore:
         step: int,
         parent_rows: dict[int, Tensor],
         graph: CallGraph | None,
+        length: int | None,
     ) -> tuple[KVHistory, StoredCall]:
-        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call."""
+        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call.
+
+        `length` is the number of tokens that the cache stated to hold before.
+        """
         k, new, seen = call.k, call.q.shape[2], call.k.shape[2]
         is_cached = kind == "self" and call.can_use_cache and seen > new
         if is_cached:
             seen = max(find_visible_end(call.mask, new, seen, call.offset), new)
             k = k[:, :, :seen]
         heads = None if self.selection.heads is None else tuple(self.selection.find_heads(call.q.shape[1]))
-        history = KVHistory(name, kind, parent_rows, past=seen - new if is_cached else 0, selected_heads=heads)
+        past = seen - new if is_cached else 0
+        start = None if length is None and past else (length or 0) - past
+        history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads)
         self.append_keys(history, call, k, step, graph)
         return history, self.copy_call(call, slice(0, seen), 0, step, graph)
 
@@ -143,22 +149,22 @@ def cast_for_autocast(call: AttentionCall, x: Tensor) -> Tensor:
     return autocast_tensor(x.detach()) if is_autocast_on(x.device) and call.weight is None else x.detach()
 
 
-def fold_unwritten_slots(call: AttentionCall) -> AttentionCall:
+def fold_unwritten_slots(call: AttentionCall, filled: int) -> AttentionCall:
     """Return a call without the last slots of its cache whose keys and values are 0, where its queries see them.
 
     Each has the score 0 and adds nothing to the context, as a sink does. A sink is the same for all queries; their number of
     unwritten slots is not, so the bias of each row is lowered instead. The call itself if there are none, or if one query does
-    not see them.
+    not see them. `filled` is the number of slots that are known to be written: a token's key and value may be 0 too.
     """
     new, n = call.q.shape[2], call.k.shape[2]
-    can_be_cache = call.can_use_cache and call.weight is None and n > new and call.q.numel() > 0
+    can_be_cache = call.can_use_cache and call.weight is None and n > max(new, filled) and call.q.numel() > 0
     if not can_be_cache or call.k[0, 0, -1].any():
         return call
     queries, slots = (torch.arange(count, device=call.k.device) for count in (new, n))
     if not call.mask.block(queries[[0, -1]], slots[-1:], call.offset).all():
         return call
-    filled = call.k.ne(0).any(-1).flatten(0, 1).any(0).nonzero()
-    written = max(new, int(filled.max()) + 1 if len(filled) else 0)
+    nonzero = call.k.ne(0).any(-1).flatten(0, 1).any(0).nonzero()
+    written = max(new, filled, int(nonzero.max()) + 1 if len(nonzero) else 0)
     if written == n or (call.v is not None and call.v[:, :, written:].any()):
         return call
     seen = call.mask.block(queries, slots[written:], call.offset)

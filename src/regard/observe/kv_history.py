@@ -61,6 +61,7 @@ class KVHistory:
     keys: list[Tensor] = field(default_factory=list)  # (b, g, n, d), new at some step
     steps: list[int] = field(default_factory=list)  # of each entry of `keys`
     past: int = 0  # number of keys before the first query
+    start: int | None = None  # number of tokens of the text before its first key, as the length of its cache states it
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
     block: str | None = None  # the path of the module whose outputs are kept as the residual stream
 
@@ -75,24 +76,50 @@ class KVHistory:
         return self.stored_calls[-1].stop if self.stored_calls else sum(x.shape[2] for x in self.keys)
 
     def match_cache(
-        self, k: Tensor, new: int, cast_and_select: Callable[[Tensor], Tensor], parents: Tensor | None = None
+        self,
+        k: Tensor,
+        new: int,
+        cast_and_select: Callable[[Tensor], Tensor],
+        parents: Tensor | None = None,
+        length: int | None = None,
     ) -> "CacheMatch | None":
         """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
 
-        The last `new` keys of the cache are new. `parents` states the parent row of each row, if known, for rows that
-        match several.
+        `new` of the keys are new. `parents` states the parent row of each row, if known, for rows that match several, and
+        `length` the number of tokens that the cache stated to hold before.
         """
-        total, before = self.total, k.shape[2] - new
-        places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
+        before = k.shape[2] - new
+        stated = None if length is None or self.start is None else length - self.start
         found = []
-        for known, slot in places:
-            if known > 0 and slot >= 0:
-                same = match_rows(self.get_key(known - 1), cast_and_select(k[:, :, slot : slot + 1])[:, :, 0], parents)
-                if same is not None:
-                    found.append(CacheMatch(known, known - 1 - slot, slot + 1, *same))
-                    if not same.distance:
-                        break
-        return min(found, key=lambda match: match.distance, default=None)  # keys of two words may be similar
+        for known in self.propose_lengths(before, stated):
+            slot = min(known, before)  # of the first new key
+            same = match_rows(self.get_key(known - 1), cast_and_select(k[:, :, slot - 1 : slot])[:, :, 0], parents)
+            if same is not None:
+                found.append(CacheMatch(known, known - slot, slot, *same))
+                if known == stated and not same.distance:
+                    break
+        nearest = min((match.distance for match in found), default=0.0)  # keys of two words may be similar
+        best = [match for match in found if not match.distance > nearest]  # NaN is not
+        if len(best) < 2:
+            return next(iter(best), None)
+        theirs = cast_and_select(k[:, :, :before])
+        return min(best, key=lambda match: self.measure_distance(match, theirs))
+
+    def propose_lengths(self, before: int, stated: int | None) -> list[int]:
+        """Return how many of the history's keys may remain in a cache with room for `before` of them, the likeliest first.
+
+        A cache with less room than the history has keys was cut to its first keys, or holds the last keys of a window.
+        """
+        proposed = dict.fromkeys([stated or 0, min(self.total, before), self.total])
+        return [known for known in proposed if min(known, before) > 0 and known <= self.total]
+
+    def measure_distance(self, match: CacheMatch, k: Tensor) -> float:
+        """Return how far the keys of a cache are from those that they match in the history, relative to their norm."""
+        keys = self.join_keys(match.known, self.stored_calls[-1].step, match.first)
+        keys = keys if match.rows is None else keys[match.rows]
+        theirs = k[:, :, : keys.shape[2]].float()
+        size = theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny)
+        return float((keys.float() - theirs).norm() / size)
 
     def get_key(self, index: int) -> Tensor:
         """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
@@ -127,6 +154,16 @@ class KVHistory:
                 shorter.stored_calls.append(truncate_call(stored, rows, known))
             left -= rows
         return shorter
+
+    def drop_queries(self, count: int) -> "KVHistory":
+        """Return the history of cross attention without its last `count` queries, whose tokens were cut from the decoder."""
+        left, stored_calls = sum(stored.q.shape[2] for stored in self.stored_calls) - count, list[StoredCall]()
+        for stored in self.stored_calls:
+            rows = min(stored.q.shape[2], left)
+            if rows > 0:
+                stored_calls.append(replace(truncate_call(stored, rows, stored.stop), v=stored.v))
+            left -= rows
+        return replace(self, stored_calls=stored_calls) if stored_calls else self
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""

@@ -67,23 +67,47 @@ class OpenRun:
             last=self.last,
         )
 
+    def join_tokens(self, root: str) -> Tensor | None:
+        """Return the tokens (b, t) that a root module has read, after those that are unknown; None if all of them are."""
+        parts = self.tokens.get(root, [])
+        unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
+        parts = parts[unknown + 1 :]
+        history, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0] if parts else 0
+        fed = [history.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
+        return torch.cat(fed, 1).cpu() if len({len(ids) for ids in fed}) == 1 else None
+
+    def count_rejected_tokens(self, root: str, sequences: Tensor) -> int:
+        """Return how many of the last tokens that a root module has read are guesses that `generate` did not return.
+
+        Only a generation of one sequence guesses, and the first token of a forward is no guess.
+        """
+        rows = self.join_tokens(root)
+        if rows is None or len(rows) != 1 or len(sequences) != 1:
+            return 0
+        n = min(rows.shape[1], sequences.shape[1])
+        same = (rows[0, :n] == sequences[0, :n].cpu()).cumprod(0).sum()
+        rejected, (_, last) = rows.shape[1] - int(same), self.tokens[root][-1]
+        return rejected if last is not None and rejected < last.shape[1] else 0
+
+    def cut_tokens(self, root: str, count: int) -> None:
+        """Remove the last `count` tokens that a root module has read, which are of its last forward."""
+        step, ids = self.tokens[root][-1]
+        assert ids is not None
+        for key, history in self.run.histories.items():
+            last = history.stored_calls[-1]
+            if (last.step, last.q.shape[2]) == (step, ids.shape[1]):
+                is_self = history.kind == "self"
+                self.run.histories[key] = history.crop(history.total - count) if is_self else history.drop_queries(count)
+        self.tokens[root][-1] = step, ids[:, :-count]
+
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
         """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
 
         Rows and sequences of one prompt are adjacent. Equal rows are each used once, if possible. The list is empty if the
         tokens are unknown.
         """
-        parts = self.tokens.get(root, [])
-        unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
-        parts = parts[unknown + 1 :]
-        if not parts:
-            return []
-        history, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0]
-        fed = [history.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
-        if len({len(ids) for ids in fed}) > 1:
-            return []
-        rows, found = torch.cat(fed, 1).cpu(), list[int | None]()
-        if prompts < 1 or len(rows) % prompts or len(sequences) % prompts:
+        rows, found = self.join_tokens(root), list[int | None]()
+        if rows is None or prompts < 1 or len(rows) % prompts or len(sequences) % prompts:
             return []
         n, each = min(rows.shape[1], sequences.shape[1]), len(rows) // prompts
         for number, sequence in enumerate(sequences.cpu()):
@@ -175,12 +199,12 @@ def find_cache(args: Any, kwargs: Any) -> Any:
     return None
 
 
-def has_cached_keys(cache: Any) -> bool:
-    """Return whether a cache says that it holds keys; False for one that cannot say."""
+def read_cache_length(cache: Any) -> int | None:
+    """Return the number of tokens that a cache states to hold; None if it states none."""
     try:
-        return int(cache.get_seq_length()) > 0
+        return int(cache.get_seq_length())
     except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
-        return False
+        return None
 
 
 def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:

@@ -39,6 +39,10 @@ ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
 )
+OTHER_TOKENS = (
+    "sequence {} of its output has other tokens than were read, and is not a row of the map: record a forward over it, "
+    "model(sequences)"
+)
 
 
 class RecordingWatcher:
@@ -106,8 +110,10 @@ class RecordingWatcher:
             run.rows = rows
             runs.remove(run)
             runs.append(run)
+        has_beams = any(len(call.stored.q) > prompts for call in run.softmax_calls)
+        reason = ENDED if has_beams else OTHER_TOKENS
         for n in [n for n, row in enumerate(rows) if row is None]:
-            self.report_missed(MissedCall("generate", root, ENDED.format(n)))
+            self.report_missed(MissedCall("generate", root, reason.format(n)))
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Record a recurrence that ran in the module of this name."""
@@ -188,11 +194,13 @@ class RecordingWatcher:
         self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
-        if kind == "self":
-            call = fold_unwritten_slots(call)
         key, history, match = tracker.place_call(call, name, kind)
+        if kind == "self":
+            before = (tracker.length or 0) if match is None else match.slot
+            call = fold_unwritten_slots(call, before + call.q.shape[2])
         if history is None or match is None:
-            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows, graph)
+            parent_rows, length = tracker.run.parent_rows, tracker.length
+            history, stored = self.store.create_history(call, name, kind, tracker.step, parent_rows, graph, length)
         else:
             history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)

@@ -16,7 +16,8 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
 from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
 from regard.observe.layer_numbers import LayerNumbers
-from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, has_cached_keys, select_run
+from regard.observe.mask_inference import find_visible_end
+from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
 from regard.observe.run import IMPLICIT, HistoryKey, Run
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
@@ -37,8 +38,10 @@ class RunTracker:
         self.layer_numbers = LayerNumbers()
         self.runs = OpenRuns()
         self.root = ""  # of the modules called from outside, the one that runs
+        self.dropped = 0  # the number of tokens that were cut from the run's cache before this forward
         self.is_undecided = False  # whether it is not yet decided if this forward continues a run
         self.cache: Any = None  # the cache among this forward's arguments
+        self.length: int | None = None  # the number of tokens that it held when this forward started, if it states it
         self.tokens: Tensor | None = None  # the token ids of this forward
         self.forwards = self.returned_at = 0
         self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
@@ -63,7 +66,9 @@ class RunTracker:
         self.root = self.names[id(module)]
         with disable_modes():
             self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
+            self.length = read_cache_length(self.cache)
         self.visits = {}
+        self.dropped = 0
         self.forwards += 1
         self.is_undecided = self.runs.has_related_root(self.root)
         if not self.is_undecided:
@@ -72,10 +77,15 @@ class RunTracker:
     def match_sequences(self, root: str, sequences: Tensor, prompts: int, among: list[Run]) -> tuple[list[int | None], Run]:
         """Return the batch row of each sequence that `generate` returned, None if it has none, and the run they belong to.
 
-        No rows if there is no such run among those of forwards since the last `generate`.
+        Guesses of the last forward that are no part of a sequence are removed. No rows if there is no such run among those of
+        forwards since the last `generate`.
         """
         since, self.returned_at = self.returned_at, self.forwards
         recent = [one for one in self.runs if one.last > since and one.run in among]
+        for one in recent:
+            rejected = one.count_rejected_tokens(root, sequences)
+            if rejected and not one.run.implicit_histories:
+                one.cut_tokens(root, rejected)
         found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
         rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
         return rows, run
@@ -99,6 +109,8 @@ class RunTracker:
             self.report(MissedCall(call.kernel, name, ROUNDS))
         if kind == "self":
             self.update_parent_rows(match.rows)
+        elif self.dropped:
+            history = history.drop_queries(self.dropped)
         return key, history, match
 
     def place_recurrence(self, call: RecurrenceCall, name: str) -> tuple[HistoryKey, ImplicitHistory | None]:
@@ -137,7 +149,7 @@ class RunTracker:
         for running in self.runs:
             history = running.run.implicit_histories.get(key)
             is_same = history is not None and history.match_state(initial) is not None
-            if is_same or (initial is None and running.has_cache(self.cache) and has_cached_keys(self.cache)):
+            if is_same or (initial is None and running.has_cache(self.cache) and self.length):
                 self.continue_run(running)
                 return
         if initial is None:
@@ -205,7 +217,10 @@ class RunTracker:
                 return None
             if isinstance(call.offset, Tensor) and (call.offset != call.offset.flatten()[0]).any():
                 raise UnreadableError(RAGGED)
-            return history.match_cache(call.k, new, lambda x: self.cast(call, x), call.parent_rows)
+            if self.length is None and n > history.total + new:  # slots: those that no query sees are unwritten, or cut off
+                n = find_visible_end(call.mask, new, n, call.offset)
+            keys = call.k[:, :, :n]
+            return history.match_cache(keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
         if history.total != n:
             return None
         if self.is_undecided and torch.equal(self.cast(call, call.q), history.stored_calls[0].q):
@@ -230,6 +245,7 @@ class RunTracker:
         running, history, match = chosen
         if match.known < history.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
             running = running.fork()  # its own cache may continue as well
+        self.dropped = history.total - match.known
         self.continue_run(running, match.known - history.past)
 
     def continue_run(self, running: OpenRun, known: int | None = None) -> None:
