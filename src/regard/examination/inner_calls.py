@@ -168,7 +168,7 @@ class CallCollector:
 
     def add_note(self, note: str, name: str) -> None:
         """Add what is known only after a call to those of the module of this name."""
-        for own, call in self.calls:
+        for own, call, *_ in self.calls:
             call.note = call.note or (note if own == name else "")
 
     def report_missed(self, missed: MissedCall) -> None:

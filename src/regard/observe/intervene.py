@@ -25,7 +25,7 @@ from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE, NextHandler
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
-from regard.observe.open_runs import find_cache
+from regard.observe.open_runs import find_cache, read_cache_length
 from regard.observe.record import refuse_compiled
 from regard.observe.recording import Recording
 from regard.observe.run import KINDS
@@ -306,10 +306,7 @@ def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:
     for frame in reversed(frames):
         layer, cache = getattr(frame.module, "layer_idx", None), find_cache(frame.args, frame.kwargs)
         if type(layer) is int and cache is not None:
-            try:
-                return int(cache.get_seq_length(layer))
-            except Exception:  # of somebody else's class
-                return None
+            return read_cache_length(cache, layer)
     return None
 
 

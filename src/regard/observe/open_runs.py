@@ -199,10 +199,10 @@ def find_cache(args: Any, kwargs: Any) -> Any:
     return None
 
 
-def read_cache_length(cache: Any) -> int | None:
-    """Return the number of tokens that a cache states to hold; None if it states none."""
+def read_cache_length(cache: Any, *layer: int) -> int | None:
+    """Return the number of tokens that a cache states to have had, in a layer by its number; None if it states none."""
     try:
-        return int(cache.get_seq_length())
+        return int(cache.get_seq_length(*layer))
     except Exception:  # of somebody else's class: transformers' own raises ValueError where no layer has keys
         return None
 
