@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 
 from observe.family import Widened
-from observe.models import CACHE, bart, words
+from observe.models import CACHE, bart, gpt2, words
 from observe.recording_checks import EQUAL
 from regard.observe import record
 
@@ -201,3 +201,11 @@ def test_tokens_that_were_cut_leave_cross_attention_too(keep):
             if keep:
                 values = [one.values(layer, kind=kind, part="decoder") for one in (recording, expected)]
                 torch.testing.assert_close(*values, rtol=0, atol=EQUAL)
+
+
+def test_a_forward_before_a_generation_keeps_all_of_its_tokens():
+    model = gpt2()
+    with torch.no_grad(), record(model) as recording:
+        model(torch.tensor([[1, 5, 6, 7, 8, 9, 10, 11]]))
+        model.generate(torch.tensor([[1, 3, 3, 4]]), max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert [run.map(0).shape[2:] for run in recording.runs] == [(8, 8), (7, 7)]

@@ -184,7 +184,7 @@ def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
             sentence = f"{filled} keys of zeros, beyond the {one.call.q.shape[2]} tokens, have weight"
             return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", FILLED, 1.5, "softmax", one.name)
         if one.call.note == DIVIDED:
-            sentence = "exponentials of scores are divided by their sum over the keys neither before the values nor after them"
+            sentence = "exponentials of scores are divided by something else than their sum over the keys, or by nothing"
             return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", DIVIDE, 1.5, "softmax", one.name)
     if not calls or any("gate" in one.call.note for one in calls):  # weights that a gate multiplies after the softmax
         return None

@@ -133,6 +133,7 @@ class CallCollector:
     def __init__(self, modules: dict[str, nn.Module], order: NormalizationWatcher) -> None:
         self.names = {id(module): name for name, module in modules.items()}
         self.order = order
+        self.copies: dict[int, AttentionCall] = {}  # by the id of the call, of which the latest counts
         self.calls: list[tuple[str, AttentionCall, int]] = []  # with the number of outputs before its weights
         self.missed: list[MissedCall] = []
         self.matrices: list[tuple[WeightMatrix, list[AttentionCall], int]] = []
@@ -145,7 +146,8 @@ class CallCollector:
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:
         """Run a call unchanged and keep it."""
-        self.calls.append((name, keep_copy(call), self.order.count_earlier_outputs(call.kernel)))
+        self.copies[id(call)] = copy = keep_copy(call)
+        self.calls.append((name, copy, self.order.count_earlier_outputs(call.kernel)))
         return proceed(call, adapter)
 
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
@@ -166,10 +168,9 @@ class CallCollector:
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Ignore the end of a module that mixes tokens."""
 
-    def add_note(self, note: str, name: str) -> None:
-        """Add what is known only after a call to those of the module of this name."""
-        for own, call, *_ in self.calls:
-            call.note = call.note or (note if own == name else "")
+    def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
+        """Add to the copy of a call what its context was divided by in place of the sums of its weights."""
+        self.copies[id(call)].note = note
 
     def report_missed(self, missed: MissedCall) -> None:
         """Keep a call that could not be read."""

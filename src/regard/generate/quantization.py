@@ -50,7 +50,8 @@ class QuantizedEmbedding(nn.Module):
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the vectors of these tokens."""
-        return self.matrix.dequantize_rows(index, self.like.dtype)
+        like = self._buffers.get("like")  # one that an older version pickled has none
+        return self.matrix.dequantize_rows(index, torch.float32 if like is None else like.dtype)
 
 
 def quantise(model: M, to: str = "int8") -> M:

@@ -367,8 +367,8 @@ class Intervention:
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
-    def add_note(self, note: str, name: str) -> None:
-        """Do nothing with what is known of a call after it: its context is changed as it is."""
+    def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
+        """Do nothing with what a context was divided by: it is changed as it is."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""

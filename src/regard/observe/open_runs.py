@@ -76,18 +76,22 @@ class OpenRun:
         fed = [history.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
         return torch.cat(fed, 1).cpu() if len({len(ids) for ids in fed}) == 1 else None
 
+    def count_generated_tokens(self, root: str, sequences: Tensor) -> int:
+        """Return how many tokens that a root module has read begin the one sequence that `generate` returned; else 0."""
+        rows = self.join_tokens(root)
+        if rows is None or len(rows) != 1 or len(sequences) != 1:
+            return 0
+        n = min(rows.shape[1], sequences.shape[1])
+        return int((rows[0, :n] == sequences[0, :n].cpu()).cumprod(0).sum())
+
     def count_rejected_tokens(self, root: str, sequences: Tensor) -> int:
         """Return how many of the last tokens that a root module has read are guesses that `generate` did not return.
 
         Only a generation of one sequence guesses, and the first token of a forward is no guess.
         """
-        rows = self.join_tokens(root)
-        if rows is None or len(rows) != 1 or len(sequences) != 1:
-            return 0
-        n = min(rows.shape[1], sequences.shape[1])
-        same = (rows[0, :n] == sequences[0, :n].cpu()).cumprod(0).sum()
-        rejected, (_, last) = rows.shape[1] - int(same), self.tokens[root][-1]
-        return rejected if last is not None and rejected < last.shape[1] else 0
+        same, last = self.count_generated_tokens(root, sequences), self.tokens.get(root, [(0, None)])[-1][1]
+        rejected = self.count_tokens(root) - same
+        return rejected if same and last is not None and rejected < last.shape[1] else 0
 
     def cut_tokens(self, root: str, count: int) -> None:
         """Remove the last `count` tokens that a root module has read, which are of its last forward."""

@@ -160,6 +160,11 @@ class RecordingWatcher:
         if note:
             add_once(self.recording.notes, f"{name}: {note}")
 
+    def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
+        """Note what a context was divided by in place of the sums of its weights, if its module was recorded."""
+        if any(one.name == name for one in self.tracker.run.calls):
+            self.add_note(note, name)
+
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
         add_once(self.recording.missed, missed)

@@ -82,10 +82,10 @@ class RunTracker:
         """
         since, self.returned_at = self.returned_at, self.forwards
         recent = [one for one in self.runs if one.last > since and one.run in among]
-        for one in recent:
-            rejected = one.count_rejected_tokens(root, sequences)
-            if rejected and not one.run.implicit_histories:
-                one.cut_tokens(root, rejected)
+        longest = max(recent, key=lambda one: (one.count_generated_tokens(root, sequences), one.last), default=None)
+        rejected = 0 if longest is None else longest.count_rejected_tokens(root, sequences)
+        if longest is not None and rejected and not longest.run.implicit_histories:
+            longest.cut_tokens(root, rejected)
         found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
         rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
         return rows, run

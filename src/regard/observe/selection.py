@@ -50,8 +50,8 @@ class Selection:
         if wrong is not None:
             raise ConfigError(f"head {wrong} is out of range: the heads are 0 to {count - 1}.")
         found = [head % count for head in named]
-        twice = next((head for n, head in enumerate(found) if head in found[:n]), None)
-        if twice is not None:
+        if len(set(found)) < len(found):
+            twice = next(head for n, head in enumerate(found) if head in found[:n])
             raise ConfigError(f"heads names head {twice} twice: {self.heads} of {count} heads. Name each once.")
         return found
 

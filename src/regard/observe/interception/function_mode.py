@@ -23,7 +23,7 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_r
 from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
-from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UndividedContexts
+from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -100,11 +100,10 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.undivided.contexts.clear()
 
     def report_undivided(self) -> None:
-        """Note of each call whose context was not divided by the sums of its weights that its map divides by them."""
-        for call, owners in self.undivided.calls.items():
-            call.note = DIVIDED
+        """Report each call whose context was not divided by the sums of its weights, as its map is."""
+        for call, (note, owners) in self.undivided.notes.items():
             for watcher, name in owners:
-                watcher.add_note(DIVIDED, name)
+                watcher.handle_division(call, note, name)
         self.undivided.clear()
 
     def report_failure(self, name: str, error: Exception) -> None:

@@ -84,7 +84,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
         result = call(module, *args, **kwargs)
         if frame.has_operations and is_token_mixer(module):
             report_token_mixer(module)
-        if STATE.mode.undivided and STATE.frames[0] is frame:
+        if len(STATE.frames) == 1 and STATE.mode.undivided:  # no frames if the recording ended meanwhile
             STATE.mode.report_undivided()
         return result
     finally:

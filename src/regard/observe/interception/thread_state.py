@@ -54,8 +54,8 @@ class Watcher(Protocol):
     def handle_token_mixer(self, module: nn.Module) -> None:
         """Handle the end of a watched module that mixes tokens, as its name states, read or not."""
 
-    def add_note(self, note: str, name: str) -> None:
-        """Handle what is known of a call in the module of this name only after the call."""
+    def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
+        """Handle what a context was divided by in place of the sums of its weights, which is known after its call."""
 
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""
@@ -192,6 +192,8 @@ def pop_frame(frame: ModuleFrame) -> None:
         del frames[frames.index(frame) :]
     if not frames:
         STATE.inferred_masks.clear()
+        if STATE.mode is not None:
+            STATE.mode.undivided.clear()
         if not STATE.keeps_mode:
             remove_mode()
 

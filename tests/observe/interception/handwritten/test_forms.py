@@ -282,3 +282,25 @@ def test_heads_before_the_batch_are_heads_where_the_input_tells_their_sizes_apar
     part = HeadsFirst(heads)
     recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(rows, 5, C)))
     torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)
+
+
+class Plane(nn.Module):
+    """Queries and keys that are patches of a picture, in two axes each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.weights = nn.Linear(C, 12), nn.Linear(C, 12), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b = len(x)
+        q, k = (part(x).view(b, 2, 5, 3, 4).permute(0, 3, 1, 2, 4) for part in (self.q, self.k))
+        weights = torch.einsum("bhxyd,bhijd->bhxyij", q, k).flatten(-2).softmax(-1)
+        self.weights = weights.flatten(2, 3).detach()
+        return torch.einsum("bhxyij,bhijd->bhxyd", weights.view(b, 3, 2, 5, 2, 5), k).flatten(1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_queries_in_two_axes_are_rows_of_one_map(rows):
+    part = Plane()
+    recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(rows, 10, C)))
+    torch.testing.assert_close(recording.map(0).dense(), part.weights, rtol=0, atol=EQUAL)

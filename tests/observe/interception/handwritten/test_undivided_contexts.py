@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import regard
 from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T, scores
 from observe.recording_checks import EQUAL, record_and_compare
-from regard.observe.interception.handwritten.undivided_contexts import DIVIDED
+from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
+from regard.observe.interception.thread_state import STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -30,6 +31,10 @@ def divide_in_place(e: Tensor, v: Tensor) -> Tensor:
     return context
 
 
+def divide_by_last(context: Tensor) -> Tensor:
+    return context[..., :-1] / context[..., -1:]
+
+
 DIVIDED_BY_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "before": lambda e, v: (e / total(e)) @ v,
     "after": lambda e, v: (e @ v) / total(e),
@@ -38,17 +43,18 @@ DIVIDED_BY_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "reciprocals first": lambda e, v: (1 / total(e)) * (e @ v),
     "by a product with ones": lambda e, v: (e @ v) / (e @ torch.ones_like(v[..., :1])),
     "with heads side by side": lambda e, v: ((e @ v).transpose(1, 2) / total(e).transpose(1, 2)).transpose(1, 2),
+    "with a column of ones": lambda e, v: divide_by_last(e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)),
+    "written into a tensor": lambda e, v: torch.empty_like(v).copy_(e @ v) / total(e),
+    "by einsum": lambda e, v: torch.einsum("bhtd,bht->bhtd", e @ v, 1 / e.sum(-1)),
     "repeated for each entry": lambda e, v: (e @ v).contiguous() / total(e).expand(*e.shape[:-1], v.shape[-1]),
 }
 NOT_DIVIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "at all": lambda e, v: e @ v,
-    "by one more, after": lambda e, v: (e @ v) / (1 + total(e)),
     "by twice their sums": lambda e, v: (e @ v) / (2 * total(e)),
     "by the number of keys": lambda e, v: (e / T) @ v,
     "by means": lambda e, v: (e / e.mean(-1, keepdim=True)) @ v,
     "by roots": lambda e, v: (e / total(e).sqrt()) @ v,
     "by sums of all queries": lambda e, v: (e / e.sum((-1, -2), keepdim=True)) @ v,
-    "with the sums divided by the context": lambda e, v: total(e) / (e @ v),
     "by sums of other rows": lambda e, v: (e @ v) / total(e).roll(1, -2),
 }
 
@@ -84,6 +90,66 @@ class Both(nn.Module):
 
     def forward(self, x: Tensor, which: slice) -> Tensor:
         return sum(part(x) for part in self.parts[which])
+
+
+def test_contexts_that_are_joined_before_the_division_have_no_note():
+    recording, *_ = record_exponentials(lambda e, v: torch.cat([rows @ v for rows in e.split(2, -2)], -2) / total(e))
+    assert not recording.notes
+
+
+def test_a_sum_with_more_after_the_values_has_a_note_of_its_own():
+    recording, *_ = record_exponentials(lambda e, v: (e @ v) / (1 + total(e)))
+    assert recording.notes == [f"0: {BY_MORE}"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_small_number_beside_the_sums_has_a_note_of_how_small(after):
+    def divide(e: Tensor, v: Tensor) -> Tensor:
+        sums = total(e) + 1e-5 * torch.arange(T).view(T, 1)  # no sink, which would be the same for all queries
+        return (e @ v) / sums if after else (e / sums) @ v
+
+    recording, part, output = record_exponentials(divide)
+    assert len(recording.notes) == 1
+    assert recording.notes[0].startswith("0: the rows of its weights sum to 1 up to ")
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=1e-3, atol=1e-3)
+
+
+def test_a_module_that_is_not_selected_has_no_note():
+    model = Both()
+    with torch.no_grad(), regard.record(model, layers=["parts.1"]) as recording:
+        model(torch.randn(B, T, C), slice(2))
+    assert recording.names == ["parts.1"]
+    assert not recording.notes
+
+
+def test_nothing_of_a_forward_that_raised_is_left():
+    def fail(e: Tensor, v: Tensor) -> Tensor:
+        contexts.append(e @ v)
+        raise RuntimeError("stopped")
+
+    contexts: list[Tensor] = []
+    model = nn.Sequential(Own(lambda q, k, v: fail(exponentials(q, k), v)))
+    with torch.no_grad(), regard.record(model) as recording:
+        with pytest.raises(RuntimeError, match="stopped"):
+            model(torch.randn(B, T, C))
+        assert contexts
+        assert not STATE.mode.undivided
+    assert not recording.notes
+
+
+def test_a_learned_sink_is_found_also_where_a_query_sees_nothing():
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.0])[:H].view(H, 1, 1)
+    hidden = torch.zeros(B, 1, T, T, dtype=torch.bool)
+    hidden[0, :, :2] = True
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        e = scores(q, k).masked_fill(~CAUSAL | hidden, -torch.inf).exp()
+        return (e / (total(e) + sinks.exp())) @ v
+
+    part = Own(attend)
+    recording, output = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0).dense() @ part.values, output, rtol=0, atol=EQUAL)
+    assert not recording.notes
 
 
 def test_each_layer_and_each_forward_is_noted_by_itself():
@@ -126,12 +192,19 @@ class Exponentials(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["at all", "by one more, after"])
+@pytest.mark.parametrize("name", ["at all", "by twice their sums"])
 def test_examine_finds_that_rows_do_not_sum_to_one(name):
     assert "not normalised" in [one.kind for one in regard.examine(Exponentials(NOT_DIVIDED[name])).findings]
 
 
+RIGHT = {
+    **{name: DIVIDED_BY_SUMS[name] for name in ("before", "after")},
+    "with an epsilon": lambda e, v: (e @ v) / (total(e) + 1e-5),
+    "with a sink": lambda e, v: (e @ v) / (total(e) + 0.7),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_examine_finds_nothing_where_they_are_divided(name):
-    assert not regard.examine(Exponentials(DIVIDED_BY_SUMS[name])).findings
+@pytest.mark.parametrize("divide", RIGHT.values(), ids=RIGHT)
+def test_examine_finds_nothing_where_they_are_divided(divide):
+    assert "not normalised" not in [one.kind for one in regard.examine(Exponentials(divide)).findings]

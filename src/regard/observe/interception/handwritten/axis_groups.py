@@ -53,8 +53,10 @@ def find_groups(
     if other & set(queries) or (choice and not queries and row_axes):
         raise UnreadableError(f"its values differ from query to query{f': it is {choice} attention' if choice else ''}")
     rows = [axes for label, axes in zip(labels, own, strict=True) if label in product.result]
-    of_queries = [n for n, axes in enumerate(rows) if set(axes) & set(queries) or not (axes or queries)]
-    batch = [axes for n, axes in enumerate(rows) if n not in of_queries[-1:]]
+    rest = [tuple(axis for axis in axes if axis not in queries) for axes in rows]
+    batch = [left for axes, left in zip(rows, rest, strict=True) if left or not axes]
+    if not queries and () in batch:  # a single query, behind a single batch row if both are there
+        del batch[len(batch) - 1 - batch[::-1].index(())]
     before, heads = split_grouped_heads(table, batch, other)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
@@ -98,8 +100,9 @@ def split_heads(table: AxisTable, batch: list[Axes]) -> tuple[Axes, Axes]:
     if len(batch) == 1:
         return split_single(table, batch[0], head_counts)
     fits = [n for n, size in enumerate(sizes) if size in head_counts and n]
-    if not head_counts and len(batch) == 2 and (shape := find_input_shape()) is not None:
-        fits = [n for n in (0, 1) if sizes[1 - n] in shape[:2] and sizes[n] not in shape[:2]]
+    if not head_counts and len(batch) == 2:
+        shape = find_input_shape(3)
+        fits = [n for n in (0, 1) if shape is not None and sizes[1 - n] in shape[:2] and sizes[n] not in shape[:2]]
     heads = fits[0] if len(fits) == 1 else len(batch) - 1
     return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
 
@@ -124,9 +127,13 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int]) -> tuple[
     return (outer,), (inner,)
 
 
-def find_input_shape() -> torch.Size | None:
-    """Return the shape of the first input with a batch of the running modules, of the innermost first; None without one."""
-    return next((x.shape for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 2), None)
+def find_input_shape(most: int = 0) -> torch.Size | None:
+    """Return the shape of the first input with a batch of the running modules, of the innermost first; None without one.
+
+    With `most`, only of inputs of floating-point numbers with so many axes at most.
+    """
+    inputs = (x for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 2)
+    return next((x.shape for x in inputs if not most or (x.dim() <= most and x.is_floating_point())), None)
 
 
 def find_head_counts() -> list[int]:

@@ -5,6 +5,7 @@ they differ, or the formula is not known, the weights themselves are recorded: t
 queries and keys, which keeps q x k numbers and is exact.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from regard.observe.interception.handwritten.picked_call import build_picked_cal
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
-from regard.observe.interception.handwritten.undivided_contexts import DIVIDED
+from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, UNSEEN
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -77,7 +78,9 @@ def read_call(
     if rank_split is None:
         return call, adapter
     if isinstance(call, AttentionCall):
-        note, part = "; ".join(filter(None, (call.note, rank_split.note))), rank_split.find_part(batch, heads, table.sizes)
+        unseen = "" if adapter.divisor is None else UNSEEN
+        note = "; ".join(filter(None, (call.note, unseen, rank_split.note)))
+        part = rank_split.find_part(batch, heads, table.sizes)
         return replace(call, note=note, rank_part=part), adapt_to_part(adapter, table, rank_split)
     return replace(call, read_softmaxes=list), CallAdapter(adapter.run)
 
@@ -128,7 +131,8 @@ def read_grouped_call(
 
     adapter = CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
     if total is not None and not call.note:
-        adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
+        with suppress(Exception):  # of an unusual layout, in which the division is not followed
+            adapter.divisor = table.restore(total.expand(*total.shape[:3], v.shape[3]), four, dims, result.shape)
     return call, adapter
 
 
@@ -238,7 +242,7 @@ def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCal
     if not bool((total < 1).all()):
         return None
     sinks = scores.logsumexp(-1) + (-total).log1p() - total.log()  # by each row; that with the least total is the most precise
-    least = total.transpose(0, 1).flatten(1).argmin(-1, keepdim=True)
+    least = total.masked_fill(total == 0, 2).transpose(0, 1).flatten(1).argmin(-1, keepdim=True)  # a blind row has none
     found = sinks.transpose(0, 1).flatten(1).gather(-1, least).squeeze(-1).to(call.q.dtype)
     for one in (torch.zeros_like(found), found):
         with_sinks = replace(call, sinks=one)
