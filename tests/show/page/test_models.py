@@ -20,6 +20,7 @@ from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import record
 from regard.observe.record import Recorder
+from regard.show.page import model_adapter
 from regard.show.page.server import make_server
 from regard.show.page.session import GenerationRequest, Session
 from regard.text.byte_pair import GPT2_FOLDER
@@ -70,6 +71,9 @@ def write_story(adapter, **settings) -> tuple[list[dict], dict]:
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}])
 def test_a_llama_writes_in_compiled_calls_what_generate_writes(llama, settings, monkeypatch):
     run, counts = CompiledDecoder.run, []
+    monkeypatch.setattr(
+        model_adapter, "SLOW_STEP", 1e9
+    )  # seconds; else a step after a slow one, as on a busy machine, is watched
     monkeypatch.setattr(CompiledDecoder, "run", lambda own, new, cache: counts.append(new.numel()) or run(own, new, cache))
     lines, last = write_story(llama, **settings)
     assert counts == [1] * (NEW - 1)  # all but the first token, for which the model itself reads the prompt
@@ -142,6 +146,7 @@ def test_a_prompt_is_read_once(name, llama):
 @compiled
 def test_words_are_written_in_compiled_calls_while_another_visitor_waits_for_a_finding(monkeypatch):
     run, counts = CompiledDecoder.run, []
+    monkeypatch.setattr(model_adapter, "SLOW_STEP", 1e9)
     monkeypatch.setattr(CompiledDecoder, "run", lambda own, new, cache: counts.append(new.numel()) or run(own, new, cache))
     session = Session(None, make_wide_letters(torch.float32))
     lines = session.generate_text(GenerationRequest("CCAB", NEW, 1.0), lambda: None)
