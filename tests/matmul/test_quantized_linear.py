@@ -201,6 +201,14 @@ def test_restored_numbers_are_those_of_float32_rounded_once(to, rows, blocks, si
     assert torch.equal(matrix.restore_as_bfloat16(slice(rows // 3, rows - 1)), expected[rows // 3 : rows - 1])
 
 
+@pytest.mark.parametrize("n", [1, 32, 64, 768, 1600])
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_no_rows_are_restored_as_no_rows(to, n):
+    matrix = QuantizedLinear.from_weight(numbers(3, n), to=to)
+    for rows in (slice(1, 1), torch.tensor([], dtype=torch.long)):
+        assert matrix.dequantize_rows(rows).shape == (0, n)
+
+
 @pytest.mark.parametrize("n", [1, 32, 63, 64, 258])
 @pytest.mark.parametrize("to", WEIGHTS)
 def test_rows_for_onednn_are_contiguous(to, n):

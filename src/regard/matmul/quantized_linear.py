@@ -221,10 +221,11 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def dequantize_int8(values: Tensor, scales: Tensor) -> Tensor:
     """Multiply integers (..., n) by the scales of their groups (..., g), in the dtype of the scales."""
     n, width = values.shape[-1], 2 * GROUPS
-    span = SPAN if n > SPAN else -(-n // width) * width
+    span = SPAN if n > SPAN else max(-(-n // width), 1) * width
     values = nn.functional.pad(values, (0, -n % span)) if n % span else values
-    pairs = scales.unsqueeze(-1).expand(*scales.shape, 2).reshape(*scales.shape[:-1], -1, 1, width)  # one for each column
-    found = values.to(scales.dtype).view(*values.shape[:-1], pairs.shape[-3], -1, width).mul_(pairs).flatten(-3)
+    spans = values.shape[-1] // span
+    pairs = scales.unsqueeze(-1).expand(*scales.shape, 2).reshape(*scales.shape[:-1], spans, 1, width)  # one for each column
+    found = values.to(scales.dtype).view(*values.shape[:-1], spans, span // width, width).mul_(pairs).flatten(-3)
     return found[..., :n]
 
 
