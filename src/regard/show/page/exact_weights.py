@@ -22,10 +22,7 @@ def get_cell(entry: RecordingEntry, place: HeadPlace, q: int, k: int) -> dict[st
     m = entry.get_map(place)
     check_index("q", q, m.shape[2])
     check_index("k", k, m.shape[3])
-    look, keys = MapView(m), torch.arange(m.shape[3], device=m.device)
-    query = torch.tensor([q], device=m.device)
-    weights = m[0, 0, q]
-    seen = look.can_see(0, 0, query.unsqueeze(-1), keys)[0] | (weights > 0)  # a row whose bias hides every key has weights
+    weights, seen = get_map_row(m, q)
     weight = float(weights[k])
     found: dict[str, Any] = {
         "weight": convert_number(weight),
@@ -35,7 +32,8 @@ def get_cell(entry: RecordingEntry, place: HeadPlace, q: int, k: int) -> dict[st
         "visible": bool(seen[k]),
     }
     if seen[k] and not math.isnan(weight):
-        found["score"] = convert_number(float(look.get_plane(0, 0).compute_masked_scores(query, keys[k : k + 1])))
+        score = MapView(m).get_plane(0, 0).compute_masked_scores(torch.tensor([q]), torch.tensor([k]))
+        found["score"] = convert_number(float(score))
         found["rank"] = 1 + int((weights[seen] > weight).sum())
     return found
 
@@ -48,7 +46,10 @@ def get_row(entry: RecordingEntry, place: HeadPlace, q: int, heads: Sequence[int
 
 
 def get_map_row(m: AttentionMap, q: int) -> tuple[Tensor, Tensor]:
-    """Compute the weights (k,) of a row of a map of one matrix, and which keys its query may see."""
+    """Compute the weights (k,) of a row of a map of one matrix, and which keys its query may see.
+
+    A row whose bias hides every key has weights all the same.
+    """
     keys, query = torch.arange(m.shape[3], device=m.device), torch.tensor([[q]], device=m.device)
     weights = m[0, 0, q]
     return weights, MapView(m).can_see(0, 0, query, keys)[0] | (weights > 0)

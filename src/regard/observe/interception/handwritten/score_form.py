@@ -14,10 +14,14 @@ from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable,
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
 PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
-SAME = {  # functions that keep every number, or change only what no softmax sees: a lower bound, NaN
+COPIES = {  # functions that keep every number
     *("contiguous", "clone", "detach", "positive", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias"),
-    *("nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max", "requires_grad", "data"),
+    *("requires_grad", "data"),
 }
+SAME = COPIES | {  # or change only what no softmax sees: a lower bound, NaN
+    *("nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"),
+}
+PRODUCTS, QUOTIENTS = {"mul", "multiply"}, {"div", "divide", "true_divide", "truediv"}  # entry by entry
 MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
     *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),
     *("narrow", "repeat", "repeat_interleave", "tile", "cat", "concat", "concatenate", "stack", "unbind", "split", "chunk"),
@@ -164,9 +168,9 @@ def extend_by_arithmetic(
     is_reversed = name.startswith("__r") or not is_first  # the value is on the left
     operand = value.detach() if isinstance(value, Tensor) else float(value)
     dims = select_dims(value, form.dims) if isinstance(value, Tensor) else ()
-    if core in ("mul", "multiply"):
+    if core in PRODUCTS:
         return None if other is not None else form.add_step(StepKind.MULTIPLY, operand, dims)
-    if core in ("div", "divide", "true_divide", "truediv"):
+    if core in QUOTIENTS:
         if is_reversed or kwargs.get("rounding_mode"):
             return None
         return form.add_step(StepKind.MULTIPLY, 1 / operand, dims)

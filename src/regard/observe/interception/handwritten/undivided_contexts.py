@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.score_form import PERMUTES, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.provenance import is_in_place
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
@@ -21,9 +21,7 @@ NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are div
 BY_MORE = "its context is divided by more than the sums of its weights, as with a sink; in the map it is the sums alone"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
-COPIES = {"contiguous", "clone", "detach", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias", "data"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | {"getitem"}
-DIVIDES, MULTIPLIES = {"div", "divide", "true_divide", "truediv"}, {"mul", "multiply"}
 ENDS = {"linear", "matmul", "mm", "bmm", "addmm", "add"}  # whose input is a context that nothing divides any more
 ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
 
@@ -72,9 +70,9 @@ class UndividedContexts:
         if (core in LAYOUTS or name in LAYOUTS) and isinstance(result, Tensor) and places[0] == 0:
             divisor = found.divisor.clone() if is_in_place(name) else found.divisor
             self.contexts[result] = found._replace(divisor=func(divisor, *args[1:], **kwargs))
-        elif core in MULTIPLIES and other is not None and other.is_floating_point():
+        elif core in PRODUCTS and other is not None and other.is_floating_point():
             self.divide(found, other.reciprocal())
-        elif core in DIVIDES and other is not None and places[0] == 0:
+        elif core in QUOTIENTS and other is not None and places[0] == 0:
             self.divide(found, other)
         elif core not in ENDS:
             self.drop(found.call)
