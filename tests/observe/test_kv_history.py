@@ -10,6 +10,7 @@ from observe.family import WORDS, B, T
 from observe.models import CACHE
 from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
+from regard.models import GPT2, GPT2Config
 from regard.observe import record
 
 pytestmark = pytest.mark.usefixtures("float64_models")
@@ -115,6 +116,19 @@ def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
     recording = check(*make_model_and_inputs(name), num_beams=3, **options)
     assert recording.map(0).shape[0] == 3 * B
     assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
+
+
+def test_a_call_before_the_beams_is_the_forward_over_the_prompt():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=1, heads=2, width=12, context=20, vocabulary=13)).eval().double()
+    prompts = torch.randint(0, 13, (2, 5))
+    with record(model) as alone:
+        model(prompts)
+    with record(model) as recording:
+        list(model.generate(prompts, 4, beams=3))
+    first, *steps = [call.map.dense() for call in recording.calls]
+    assert (first - alone.map(0).dense()).abs().max() < EQUAL
+    assert [step.shape for step in steps] == [(6, 2, 1, keys) for keys in (6, 7, 8)]
 
 
 @pytest.mark.slow

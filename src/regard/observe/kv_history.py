@@ -1,5 +1,6 @@
 """The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,7 +175,10 @@ class KVHistory:
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
         self.check_unchanged()
-        parts = [self.reorder_rows(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
+        starts = itertools.accumulate((keys.shape[2] for keys in self.keys), initial=0)
+        entries = zip(self.steps, self.keys, starts, strict=False)
+        known = [(made, keys) for made, keys, start in entries if start < max(stop, 1)]  # later ones may have more rows: beams
+        parts = [self.reorder_rows(keys, made, step) for made, keys in known]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
 
