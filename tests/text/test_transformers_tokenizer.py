@@ -28,3 +28,9 @@ def test_pieces_of_sentencepiece_have_spaces_letters_and_single_bytes():
     found = TransformersTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model)))
     assert found.bytes([1, 2, 3, 4, 5]).decode() == " the caf\u00e9\u2603"
     assert found.pieces([2, 3]) == [" caf\u00e9", "\\xe2"]
+
+
+def test_a_token_that_the_tokenizer_lacks_is_shown_as_no_character():
+    the, beyond = OF_BYTES.encode("the")[0], len(OF_BYTES.tokenizer) + 3  # embeddings may have more rows than there are tokens
+    assert OF_BYTES.bytes([the, beyond]).decode() == "the\ufffd"
+    assert OF_BYTES.pieces([beyond, the]) == ["\ufffd", "the"]

@@ -9,6 +9,7 @@ from regard.text.byte_pair_files import map_bytes_to_letters, map_letters_to_byt
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of one byte, as SentencePiece writes it
 SPACE = "\u2581"  # a space, as SentencePiece writes it
+UNKNOWN = "\ufffd".encode()  # of a token that the vocabulary lacks; one byte at least, as of any token
 
 
 class TransformersTokenizer:
@@ -23,15 +24,17 @@ class TransformersTokenizer:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def bytes(self, ids: Sequence[int]) -> builtins.bytes:
-        """Return the bytes of tokens; those of special tokens are their names."""
+        """Return the bytes of tokens; those of special tokens are their names, and U+FFFD of one that the vocabulary lacks."""
         return b"".join(map(self.read_piece, self.tokenizer.convert_ids_to_tokens(list(ids))))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token; bytes of incomplete characters are written like \\xe2."""
         return [self.bytes([number]).decode(errors="backslashreplace") for number in ids]
 
-    def read_piece(self, piece: str) -> builtins.bytes:
-        """Return the bytes of a token by its name in the vocabulary."""
+    def read_piece(self, piece: str | None) -> builtins.bytes:
+        """Return the bytes of a token by its name in the vocabulary; None is one that a model has beyond it, as Qwen2 does."""
+        if piece is None:
+            return UNKNOWN
         byte, letters = BYTE.fullmatch(piece), map_letters_to_bytes()
         if not self.is_of_bytes:
             return piece.replace(SPACE, " ").encode() if byte is None else builtins.bytes([int(byte[1], 16)])
