@@ -1,13 +1,15 @@
+import copy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import regard
-from bounds import assert_within
+from bounds import assert_within, estimate_rounding
 from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
 from regard import ConfigError
 from regard.generate import quantise
@@ -200,6 +202,34 @@ def test_a_module_of_torch_that_reads_its_weights_keeps_them(attention):
     assert (small[0](*arguments) - attention(*arguments)).abs().max() < 0.05
     with pytest.raises(ConfigError, match="no linear layer of MultiheadAttention can be quantized, not out_proj"):
         quantise(nn.MultiheadAttention(32, 4))
+
+
+def make_weight_reader(name):
+    """A small model of transformers whose code reads the weights of its linear layers, and tokens for it."""
+    torch.manual_seed(0)
+    sizes = {"T5": {"d_model": 34, "d_kv": 6, "d_ff": 52, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}}
+    sizes |= {"Mamba": {"hidden_size": 34, "state_size": 7, "num_hidden_layers": 2}}
+    kind = {"T5": transformers.T5ForConditionalGeneration, "Mamba": transformers.MambaForCausalLM}[name]
+    model = kind(getattr(transformers, f"{name}Config")(vocab_size=31, **sizes[name])).eval()
+    tokens = torch.randint(0, 31, (2, 7))
+    return model, {"input_ids": tokens} | ({"decoder_input_ids": tokens[:, :5]} if name == "T5" else {})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["T5", "Mamba"])
+def test_a_model_that_reads_the_weights_of_its_layers_computes_with_those_that_are_left(name, to, dtype):
+    model, given = make_weight_reader(name)
+    small = quantise(model.to(dtype), to)
+    exact = copy.deepcopy(model).double()
+    for path, layer in small.named_modules():
+        if isinstance(layer, QuantizedLinear):
+            exact.get_submodule(path).weight = nn.Parameter(layer.weight.double())  # an embedding may share the former
+    logits = small(**given).logits
+    assert logits.dtype == model(**given).logits.dtype
+    allowed = estimate_rounding(exact, lambda one: one(**given).logits, 52, dtype)
+    assert_within(logits, exact(**given).logits, allowed)
 
 
 @torch.no_grad()

@@ -311,3 +311,16 @@ def test_a_weight_that_lies_across_in_memory_is_read_in_order(n):
     for to in WEIGHTS:
         found, x = QuantizedLinear.from_weight(weight, to=to), numbers(1, n)
         assert torch.equal(found(x), QuantizedLinear.from_weight(weight.contiguous(), to=to)(x))
+
+
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_its_weight_is_that_of_the_numbers_left_in_the_dtype_it_had(to, monkeypatch):
+    matrix = QuantizedLinear.from_weight(numbers(7, 67).bfloat16(), to=to)
+    weight, x = matrix.weight, numbers(3, 67)
+    assert torch.equal(weight.double(), matrix.dequantize_rows(slice(None), torch.bfloat16).double())
+    assert torch.equal(F.linear(x, matrix.to(torch.float32).weight), F.linear(x, matrix.dequantize_rows(slice(None))))
+    assert "like" not in matrix.state_dict()
+    with pytest.raises(ConfigError, match="quantise it again"):
+        weight.zero_()
+    monkeypatch.setattr(QuantizedLinear, "dequantize_rows", None)  # what is asked from here on reads no number
+    assert (matrix.weight.shape, matrix.weight.dtype, matrix.weight.device) == ((7, 67), torch.float32, x.device)

@@ -64,7 +64,8 @@ def quantise(model: M, to: str = "int8") -> M:
 
     Subclasses of nn.Linear and nn.Embedding, layers with hooks, and those of nn.MultiheadAttention and
     nn.TransformerEncoderLayer, which read their weights, stay as they are; a warning names such linear layers. Raises
-    ConfigError for a model in which no linear layer can be replaced.
+    ConfigError for a model in which no linear layer can be replaced. Other code that reads the weight of a layer, as T5's does,
+    gets its numbers after rounding, computed by each operation.
     """
     check_instance("model", model, nn.Module)
     check_choice("to", to, tuple(WEIGHTS))

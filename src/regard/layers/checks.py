@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
+from regard.matmul import QuantizedLinear
 from regard.mechanism.arguments import FLOATS, check_count, check_floating, check_instance
 from regard.mechanism.request import is_autocast_on
 
@@ -34,7 +35,7 @@ def check_input(
     Raises ConfigError for a dtype or device other than those of the weight that projects x, ShapeError for the shape.
     """
     check_floating(name, x)
-    weight = getattr(like, "weight", like)
+    weight = None if isinstance(like, QuantizedLinear) else getattr(like, "weight", like)
     if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.is_meta:
         weight = x  # quantized, or on the meta device: x need not match it
     if (x.dtype != weight.dtype or x.device != weight.device) and not is_autocast_on(x.device):

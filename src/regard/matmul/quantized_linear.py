@@ -9,6 +9,7 @@ from regard.compiled import threads
 from regard.compiled.kernel_choice import is_bfloat16_product_faster
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
 from regard.errors import ConfigError, ShapeError
+from regard.matmul.dequantized_weight import DequantizedWeight
 from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
@@ -47,6 +48,7 @@ class QuantizedLinear(nn.Module):
         bias: Tensor | None = None,
         columns: int | None = None,
         group_scales: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.values: Tensor
@@ -57,6 +59,8 @@ class QuantizedLinear(nn.Module):
         parts = {"values": values.contiguous(), "scales": scales, "bias": bias, "group_scales": group_scales}
         for name, x in parts.items():
             self.register_buffer(name, x)
+        self.like: Tensor  # of the dtype of `weight`, which `to` changes
+        self.register_buffer("like", values.new_empty(0, dtype=dtype), persistent=False)
         self.columns = columns or values.shape[1] * (2 if values.dtype == torch.uint8 else 1)
 
     @classmethod
@@ -65,18 +69,26 @@ class QuantizedLinear(nn.Module):
 
         Raises ConfigError if a number is too large for float16.
         """
+        dtype = weight.dtype
         weight, bias = weight.detach().float(), None if bias is None else bias.detach().clone()
         if bias is not None and bias.dtype in NARROW:
             bias = bias.float()  # which compiled products read
         if to == "int4":
-            return cls(*round_to_int4(weight), bias, weight.shape[1])
+            return cls(*round_to_int4(weight), bias, weight.shape[1], dtype=dtype)
         if to == "int8":
             values, scales, group_scales = round_to_int8(weight)
-            return cls(values, scales, bias, group_scales=group_scales)
+            return cls(values, scales, bias, group_scales=group_scales, dtype=dtype)
         values = weight.to(WEIGHTS[to])
         if not torch.equal(values.isfinite(), weight.isfinite()):
             raise ConfigError(f"a weight of {float(weight.abs().amax()):.3g} is too large for {to}. Use bfloat16.")
-        return cls(values, None, bias)
+        return cls(values, None, bias, dtype=dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        """W (rows, n) in the dtype of the weight that was quantized, computed by each operation that reads it."""
+        like = self._buffers.get("like")  # one that an older version pickled has none
+        dtype = torch.float32 if like is None else like.dtype
+        return DequantizedWeight((len(self.values), self.columns), dtype, self.values.device, self.dequantize_rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., n) to (..., rows)."""
