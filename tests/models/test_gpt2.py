@@ -13,9 +13,10 @@ from bounds import EXPONENTIAL, assert_within, estimate_rounding, sum_bound
 from example_count import limit_examples
 from models import sorter
 from regard import MultiHeadAttention, ShapeError
+from regard.errors import WeightsError
 from regard.mechanism import heads
 from regard.models import GPT2, GPT2Config
-from regard.text import BytePair
+from regard.text import BytePair, Letters
 from weights import checkpoint_formats
 
 SMALL = GPT2Config(layers=2, heads=3, width=15, context=17, vocabulary=53)
@@ -313,6 +314,34 @@ def test_the_sorter_that_is_carried_is_the_trained_one(letter_sorter):
 def test_letters_are_saved_beside_their_model(tmp_path):
     GPT2.load("sorter").save(tmp_path)
     assert GPT2.load(tmp_path).text.alphabet == "ABC"
+
+
+def test_a_vocabulary_of_another_kind_replaces_the_one_in_the_folder(tmp_path):
+    pieces = BytePair.train(["the cat sat on the mat"] * 3, 263)
+    sizes = GPT2Config(layers=1, heads=2, width=6, context=5, vocabulary=pieces.vocabulary)
+    for text in (Letters("".join(map(chr, range(1, sizes.vocabulary + 1)))), pieces):
+        model = GPT2(sizes)
+        model.text = text
+        model.save(tmp_path)
+        assert GPT2.load(tmp_path).text.encode("the mat") == text.encode("the mat")
+
+
+def test_a_save_that_fails_at_the_vocabulary_leaves_the_former_model_and_its_vocabulary(tmp_path, monkeypatch):
+    sizes, written = GPT2Config(layers=1, heads=2, width=6, context=5, vocabulary=3), []
+    model, other = GPT2(sizes), GPT2(sizes)
+    model.text, other.text = Letters("ABC"), Letters("XYZ")
+    model.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fill_disk(handle):
+        written.append(handle)
+        if len(written) > 2:  # the weights and the config had room
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("regard.atomic_write.os.fsync", fill_disk)
+    with pytest.raises(WeightsError, match="No space left"):
+        other.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_transformers_config_has_not_grown_a_setting_that_changes_what_is_computed():

@@ -105,8 +105,7 @@ class LanguageTask:
 
     def save_model(self, folder: Path, model: GPT2, weights: dict[str, Tensor]) -> None:
         """Write a folder that GPT2.load reads."""
-        self.text.save(folder)
-        files.save_weights(folder, asdict(self.config.gpt2), weights)
+        files.save_weights(folder, asdict(self.config.gpt2), weights, self.text)
 
     def describe_data(self, reader: BatchReader) -> str:
         """Describe the number of training tokens, and the rows of an epoch."""

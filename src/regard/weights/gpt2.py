@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from regard.weights.tensor_names import (
     recognize_scheme,
     strip_prefixes,
 )
+from regard.weights.translator_weights import SavableTokenizer
 
 INCLUDED_MODELS = {
     name: Path(__file__).parent / name for name in ("pocket", "sorter")
@@ -198,18 +200,31 @@ def find_widest_dtype(stored: Iterable[StoredTensor]) -> torch.dtype:
     return found
 
 
-def save_weights(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a folder that transformers reads: config.json and model.safetensors, each complete or absent."""
+def save_weights(
+    folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor], text: SavableTokenizer | None = None
+) -> None:
+    """Write a folder that transformers reads: config.json, model.safetensors and a vocabulary; none if it fails."""
     folder = Path(folder)
     header = json.dumps(checkpoint_settings.make_transformers_config(config), indent=2)
     named = convert_to_transformers(config, tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with write_atomically(folder / "model.safetensors", folder / "config.json") as (weights, config_file):
+        vocabulary = {} if text is None else read_vocabulary_files(text)
+        places = [folder / name for name in ("model.safetensors", "config.json", *vocabulary)]
+        with write_atomically(*places) as (weights, config_file, *vocabulary_files):
             save_file(named, weights, {"format": "pt"})
             config_file.write_text(header + "\n", encoding="utf-8")
+            for path in vocabulary_files:
+                path.write_bytes(vocabulary[path.name])
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
+
+
+def read_vocabulary_files(text: SavableTokenizer) -> dict[str, bytes]:
+    """Return the content of each file that a vocabulary is saved to, by name."""
+    with TemporaryDirectory() as folder:
+        text.save(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def convert_to_transformers(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
