@@ -24,6 +24,14 @@ def test_it_reads_as_many_tokens_as_fit_and_as_are_asked_for_and_counts_all(most
     assert whole == 10
 
 
+def test_tokens_that_its_vocabulary_lacks_are_no_characters():
+    adapter = own(Letters("ABC"))
+    assert adapter.decode([0, 4, 2]) == "A\ufffdC"
+    written = "".join(adapter.model.eval().complete("A", CONTEXT, seed=1))
+    assert len(written) == CONTEXT
+    assert set(written) <= set("ABC\ufffd")
+
+
 def test_a_text_without_tokens_is_refused():
     for empty in (own(), own(Letters("ABCDE"))):
         with pytest.raises(DataError, match="the text has no tokens"):

@@ -1,5 +1,6 @@
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -204,6 +205,12 @@ def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
     samples = [report.sample for report in loop(training)]
     assert [sample is None for sample in samples] == [True, False, True, False]
     assert all(sample.startswith("the ") and len(sample) == 9 for sample in samples if sample)
+
+
+def test_a_sample_of_a_model_with_more_tokens_than_the_text_is_written_too(folder, tmp_path):
+    config = small_runs.config(folder, out=str(tmp_path / "run"), sample_every=1, steps=1)
+    (report,) = loop(begin(replace(config, model=replace(config.gpt2, vocabulary=997))))
+    assert "\ufffd" in report.sample
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_before_the_first_step(folder, tmp_path):

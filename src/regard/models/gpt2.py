@@ -27,6 +27,7 @@ from regard.models.compiled_decoder import CompiledDecoder
 from regard.models.gpt2_config import GPT2Config
 from regard.models.gpt2_description import describe_gpt2
 from regard.text import BytePair, Letters, byte_pair, letters
+from regard.text.padded_vocabulary import pad_vocabulary
 from regard.weights import gpt2 as files
 from regard.weights.meta_modules import create_on_meta
 
@@ -148,7 +149,8 @@ class GPT2(nn.Module):
         if self.text is None:
             return {}
         end = self.text.special.get("<|endoftext|>")
-        return {"text": self.text, "end": None if end is None or end >= self.config.vocabulary else end}
+        text = pad_vocabulary(self.text, self.config.vocabulary)
+        return {"text": text, "end": None if end is None or end >= self.config.vocabulary else end}
 
 
 class Block(nn.Module):

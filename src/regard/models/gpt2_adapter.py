@@ -10,6 +10,7 @@ from regard.errors import DataError
 from regard.models.gpt2 import GPT2
 from regard.text import BytePair, Letters
 from regard.text.number_tokenizer import NumberTokenizer
+from regard.text.padded_vocabulary import PaddedVocabulary, pad_vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +36,10 @@ class GPT2Adapter:
         return next(self.model.parameters()).device
 
     @property
-    def words(self) -> BytePair | Letters | NumberTokenizer:
+    def words(self) -> BytePair | Letters | PaddedVocabulary | NumberTokenizer:
         """The vocabulary; if the model has none, tokens are written as numbers."""
-        return self.model.text or NumberTokenizer()
+        text = self.model.text
+        return NumberTokenizer() if text is None else pad_vocabulary(text, self.model.config.vocabulary)
 
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
         """Return the first tokens of a text, as many as the model reads, their pieces, and the number of all tokens."""

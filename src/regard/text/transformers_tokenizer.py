@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.text.byte_pair_files import map_bytes_to_letters, map_letters_to_bytes
+from regard.text.padded_vocabulary import UNKNOWN
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a token of one byte, as SentencePiece writes it
 SPACE = "\u2581"  # a space, as SentencePiece writes it
-UNKNOWN = "\ufffd".encode()  # of a token that the vocabulary lacks; one byte at least, as of any token
 
 
 class TransformersTokenizer:
@@ -34,7 +34,7 @@ class TransformersTokenizer:
     def read_piece(self, piece: str | None) -> builtins.bytes:
         """Return the bytes of a token by its name in the vocabulary; None is one that a model has beyond it, as Qwen2 does."""
         if piece is None:
-            return UNKNOWN
+            return UNKNOWN.encode()
         byte, letters = BYTE.fullmatch(piece), map_letters_to_bytes()
         if not self.is_of_bytes:
             return piece.replace(SPACE, " ").encode() if byte is None else builtins.bytes([int(byte[1], 16)])

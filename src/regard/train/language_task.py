@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.models import GPT2
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus, Reader, TokenBatch
+from regard.text.padded_vocabulary import pad_vocabulary
 from regard.train import loss
 from regard.train.config import TrainConfig
 from regard.train.seeds import derive_seed
@@ -96,7 +97,7 @@ class LanguageTask:
         room = config.gpt2.context - len(prompt)
         settings = {**model.get_end_settings(), "seed": derive_seed(config.seed, step)}
         tokens = [int(one) for one in model.generate(prompt, min(config.sample_tokens, room), **settings)]
-        return config.prompt + self.text.decode(tokens)
+        return config.prompt + pad_vocabulary(self.text, model.config.vocabulary).bytes(tokens).decode(errors="replace")
 
     def find_start_tokens(self, reader: BatchReader) -> list[int]:
         """Return the tokens that a sample starts with if there is no prompt."""
