@@ -11,12 +11,14 @@ from torch import nn
 import regard
 from bounds import assert_within, estimate_rounding
 from generate.small_models import gpt2, hugging_face, restore, rounding_bound, rows, stack_tokens, tokens_are_decided
+from models.translators import make_translator
 from regard import ConfigError
 from regard.generate import quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
 from regard.matmul.quantized_linear import WEIGHTS
 from regard.models import GPT2
+from regard.models.vision_transformer import VisionConfig, VisionTransformer
 from skips import NEEDS_BFLOAT16
 
 MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
@@ -230,6 +232,23 @@ def test_a_model_that_reads_the_weights_of_its_layers_computes_with_those_that_a
     assert logits.dtype == model(**given).logits.dtype
     allowed = estimate_rounding(exact, lambda one: one(**given).logits, 52, dtype)
     assert_within(logits, exact(**given).logits, allowed)
+
+
+SAVABLE = (
+    MODEL,
+    make_translator("transformer"),
+    make_translator("additive"),
+    VisionTransformer(VisionConfig(15, 3, 2, 2, 3, 12, 7)),
+)
+
+
+@pytest.mark.parametrize("model", SAVABLE, ids=lambda model: type(model).__name__)
+def test_a_quantized_model_is_not_saved_over_the_model_that_it_was_made_from(tmp_path, model):
+    model.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="cannot be saved: save the model that it was made from"):
+        quantise(model).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @torch.no_grad()

@@ -191,6 +191,14 @@ class QuantizedLinear(nn.Module):
         return found[..., : self.columns]
 
 
+def refuse_quantized(model: nn.Module) -> None:
+    """Raise ConfigError if a model has quantized layers, whose numbers are not the weights that its file holds."""
+    if any(isinstance(part, QuantizedLinear) for part in model.modules()):
+        raise ConfigError(
+            "a quantized model cannot be saved: save the model that it was made from, and quantise it after loading."
+        )
+
+
 def round_for_product(x: Tensor, *layers: nn.Module | None) -> Tensor:
     """Round x to bfloat16 if the first of some layers does so itself, and all of them can multiply numbers of bfloat16.
 

@@ -20,7 +20,7 @@ from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
 from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
-from regard.matmul import Linear, QuantizedLinear, linear, round_for_product
+from regard.matmul import Linear, QuantizedLinear, linear, refuse_quantized, round_for_product
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
 from regard.models.compiled_decoder import CompiledDecoder
@@ -127,6 +127,7 @@ class GPT2(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that transformers reads too, with the text if there is one, in place of the text that was there."""
+        refuse_quantized(self)
         files.save_weights(check_path("folder", folder), asdict(self.config), self.state_dict(), self.text)
         if self.text is not None and not isinstance(self.text, Letters):
             (Path(folder) / letters.FILE_NAME).unlink(missing_ok=True)  # of an earlier model; load_text prefers it

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.errors import ConfigError
 from regard.layers import AdditiveAttention, checks
+from regard.matmul import refuse_quantized
 from regard.mechanism.request import check_probability
 from regard.models.translator_parts import Lengths, Vocabulary, check_lengths, check_token_matrix, make_padding_mask
 from regard.text import BytePair
@@ -189,4 +190,5 @@ class RecurrentTranslator(nn.Module):
 
         dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
+        refuse_quantized(self)
         files.save_translator(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)

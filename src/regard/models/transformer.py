@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.layers import checks
-from regard.matmul import Linear
+from regard.matmul import Linear, refuse_quantized
 from regard.mechanism import Causal, Mask, attention, heads
 from regard.mechanism.heads import describe_indivisible_width
 from regard.mechanism.positions import sinusoidal
@@ -161,6 +161,7 @@ class Transformer(nn.Module):
 
         dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
+        refuse_quantized(self)
         files.save_translator(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
 
 

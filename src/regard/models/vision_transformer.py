@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError, WeightsError
 from regard.layers import checks
+from regard.matmul import refuse_quantized
 from regard.mechanism import attention, heads
 from regard.mechanism.heads import describe_indivisible_width
 from regard.weights.vision_weights import read_vision_weights, write_vision_weights
@@ -95,6 +96,7 @@ class VisionTransformer(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write the sizes, and the weights in float16, into an existing folder."""
+        refuse_quantized(self)
         write_vision_weights(Path(folder), asdict(self.config), self.state_dict())
 
     @classmethod
