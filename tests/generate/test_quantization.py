@@ -234,6 +234,15 @@ def test_a_model_that_reads_the_weights_of_its_layers_computes_with_those_that_a
     assert_within(logits, exact(**given).logits, allowed)
 
 
+def test_the_layers_of_transformers_gpt2_stay_as_they_are_and_are_named():
+    theirs = hugging_face(MODEL)
+    with pytest.warns(UserWarning, match=r"transformer\.h\.0\.attn\.c_attn \(Conv1D of GPT2Attention\).* and 8 more"):
+        small = quantise(theirs)
+    assert isinstance(small.lm_head, QuantizedLinear)
+    with pytest.raises(ConfigError, match=r"no linear layer of GPT2Model can be quantized, not h\.0\.attn\.c_attn \(Conv1D"):
+        quantise(theirs.transformer)
+
+
 SAVABLE = (
     MODEL,
     make_translator("transformer"),

@@ -16,6 +16,7 @@ from regard.mechanism.arguments import check_choice, check_instance
 
 KINDS = (nn.Linear, Linear)  # a subclass may compute something else
 WEIGHT_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they read the weights of their parts
+CONV1D = ("transformers.pytorch_utils", "Conv1D")
 SHOWN = 4  # layers that a message names
 
 
@@ -25,7 +26,7 @@ class LinearPart(NamedTuple):
     owner: nn.Module
     name: str
     path: str
-    layer: nn.Linear
+    layer: nn.Module
     is_replaceable: bool
 
 
@@ -62,7 +63,7 @@ def quantise(model: M, to: str = "int8") -> M:
     model's dtype, and differ by the rounding of the weights; it cannot be trained. A linear layer given itself is returned as
     a QuantizedLinear.
 
-    Subclasses of nn.Linear and nn.Embedding, layers with hooks, and those of nn.MultiheadAttention and
+    Subclasses of nn.Linear and nn.Embedding, transformers' Conv1D, layers with hooks, and those of nn.MultiheadAttention and
     nn.TransformerEncoderLayer, which read their weights, stay as they are; a warning names such linear layers. Raises
     ConfigError for a model in which no linear layer can be replaced. Other code that reads the weight of a layer, as T5's does,
     gets its numbers after rounding, computed by each operation.
@@ -78,7 +79,7 @@ def quantise(model: M, to: str = "int8") -> M:
     replacements: dict[int, QuantizedLinear] = {}  # a layer may be a part of several modules
     for part in list(list_linear_parts(prepared)):
         if part.is_replaceable:
-            matrix = replacements.get(id(part.layer)) or quantize_layer(part.layer, to)
+            matrix = replacements.get(id(part.layer)) or quantize_layer(cast(nn.Linear, part.layer), to)
             replacements[id(part.layer)] = matrix
             setattr(part.owner, part.name, matrix)
     quantize_tokens(prepared, to)
@@ -119,13 +120,18 @@ def check_replaceable(model: nn.Module) -> None:
 
 def list_linear_parts(model: nn.Module) -> Iterator[LinearPart]:
     """List the linear layers of a model, subclasses too; one that is a part of several modules with each of them."""
-    if isinstance(model, nn.Linear):
+    if is_linear(model):
         yield LinearPart(model, "", "the model", model, is_replaceable(model, KINDS))
     for path, owner in model.named_modules():
         for name, layer in owner._modules.items():  # named_children leaves out a second name
-            if isinstance(layer, nn.Linear):
+            if layer is not None and is_linear(layer):
                 can_replace = is_replaceable(layer, KINDS) and not isinstance(owner, WEIGHT_READERS)
                 yield LinearPart(owner, name, f"{path}.{name}".lstrip("."), layer, can_replace)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer: nn.Linear, a subclass, or the Conv1D of transformers' GPT-2, (in, out)."""
+    return isinstance(module, nn.Linear) or (type(module).__module__, type(module).__name__) == CONV1D
 
 
 def is_replaceable(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
