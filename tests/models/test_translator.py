@@ -215,3 +215,21 @@ def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path
     with pytest.raises(WeightsError, match="could not be written"):
         make_translator("plain").save(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_save_that_fails_leaves_the_former_translator_and_its_vocabulary(tmp_path, monkeypatch):
+    first, other = make_translator("plain"), make_translator("plain", seed=1)
+    first.text, other.text = BytePair.train(["the cat"] * 3, 261), BytePair.train(["a dog sat"] * 3, 261)
+    first.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    written = []
+
+    def fill_disk(handle):
+        written.append(handle)
+        if len(written) > 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("regard.atomic_write.os.fsync", fill_disk)
+    with pytest.raises(WeightsError, match="No space left"):
+        other.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

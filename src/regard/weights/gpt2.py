@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,7 @@ from regard.weights.tensor_names import (
     recognize_scheme,
     strip_prefixes,
 )
-from regard.weights.translator_weights import SavableTokenizer
+from regard.weights.translator_weights import SavableTokenizer, read_vocabulary_files
 
 INCLUDED_MODELS = {
     name: Path(__file__).parent / name for name in ("pocket", "sorter")
@@ -218,13 +217,6 @@ def save_weights(
                 path.write_bytes(vocabulary[path.name])
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
-
-
-def read_vocabulary_files(text: SavableTokenizer) -> dict[str, bytes]:
-    """Return the content of each file that a vocabulary is saved to, by name."""
-    with TemporaryDirectory() as folder:
-        text.save(folder)
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def convert_to_transformers(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ A matrix may be stored as int8: whole numbers from -127 to 127 under its name, a
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -147,7 +148,7 @@ def save_translator(
     text: SavableTokenizer | None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a translator's folder, each file complete or absent: first the vocabulary, without which the weights are useless.
+    """Write a translator's folder: the weights, the settings and a vocabulary; none if it fails.
 
     dtype is the dtype of the stored weights, by default their own. torch.int8 applies to matrices only, with a scale for each
     row: the error of a number is at most half of the scale, 1/254 of the largest number in its row.
@@ -158,16 +159,25 @@ def save_translator(
     named = {
         key: part for name, tensor in tensors.items() for key, part in convert_for_storage(name, tensor.detach(), dtype).items()
     }
-    if text is not None:
-        text.save(folder)
     stated = json.dumps({"kind": kind, "sizes": {**sizes}}, indent=2)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with write_atomically(folder / TENSORS, folder / SETTINGS) as (weights, settings):
+        vocabulary = {} if text is None else read_vocabulary_files(text)
+        places = [folder / name for name in (TENSORS, SETTINGS, *vocabulary)]
+        with write_atomically(*places) as (weights, settings, *vocabulary_files):
             save_file(named, weights, {"format": "pt"})
             settings.write_text(stated + "\n", encoding="utf-8")
+            for path in vocabulary_files:
+                path.write_bytes(vocabulary[path.name])
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the translator could not be written to {folder}: {error}.") from error
+
+
+def read_vocabulary_files(text: SavableTokenizer) -> dict[str, bytes]:
+    """Return the content of each file that a vocabulary is saved to, by name."""
+    with TemporaryDirectory() as folder:
+        text.save(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def convert_for_storage(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
