@@ -364,7 +364,7 @@ class Intervention:
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Do nothing when a recurrence ran: it stays unchanged."""
 
-    def handle_token_mixer(self, module: nn.Module) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

@@ -279,6 +279,37 @@ def test_what_is_no_attention_is_not_reported(part):
         assert not recording.calls
 
 
+class Kernels(nn.Module):
+    """A mixer of tokens without a softmax, in a class whose name says nothing of it."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.one, self.two, self.three, self.mix = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C), mix
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (H, D)).transpose(1, 2) for part in (self.one, self.two, self.three))
+        return self.mix(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda q, k, v: (q @ k.mT).tril() @ v,
+        lambda q, k, v: ((w := q.exp() @ k.exp().mT) / w.sum(-1, keepdim=True)) @ v,
+        lambda q, k, v: q @ (k.mT @ v),
+        lambda q, k, v: torch.einsum("bhqk,bhke->bhqe", torch.einsum("bhqd,bhkd->bhqk", q, k), v) / T,
+        lambda q, k, v: (q @ k.mT).softmax(-1).log1p() @ v,
+    ],
+    ids=["hidden", "divided", "keys and values first", "einsum", "logarithms of weights"],
+)
+def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_module_called_attention(mix):
+    model, x = Model(Kernels(mix)), torch.randn(B, T, C)
+    recording, _ = record_and_compare(model, lambda m: m(x), missing=True)
+    assert not recording.runs
+    assert [(one.kernel, one.module) for one in recording.missed] == [("Kernels", "block.attn")]
+    assert "without a softmax" in recording.missed[0].reason
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))
