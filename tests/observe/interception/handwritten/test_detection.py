@@ -310,6 +310,52 @@ def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_modu
     assert "without a softmax" in recording.missed[0].reason
 
 
+class RepeatedQuery(nn.Module):
+    """Additive attention as tutorials on translation have it: one query (b, c), repeated for all keys (b, t, c)."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.query, self.keys, self.joined, self.score = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(2 * C, C), nn.Linear(C, 1)
+        self.join, self.weights = join, []
+
+    def forward(self, state, keys):
+        scores = self.score(torch.tanh(self.join(self, state, keys))).squeeze(-1)
+        self.weights.append(scores.softmax(-1).detach())
+        return torch.bmm(scores.softmax(-1).unsqueeze(1), keys).squeeze(1)
+
+
+class Steps(nn.Module):
+    """A decoder of four steps."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention, self.cell = attention, nn.GRUCell(C, C)
+
+    def forward(self, keys):
+        state = keys.mean(1)
+        for _ in range(4):
+            state = self.cell(self.attention(state, keys), state)
+        return state
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda part, state, keys: part.joined(torch.cat([state.unsqueeze(1).repeat(1, T, 1), keys], 2)),
+        lambda part, state, keys: part.joined(torch.cat([keys, state.unsqueeze(1).expand(-1, T, -1)], -1)),
+        lambda part, state, keys: part.query(state).unsqueeze(1).expand(-1, T, -1) + part.keys(keys),
+        lambda part, state, keys: part.query(state).unsqueeze(1) + part.keys(keys),
+    ],
+    ids=["repeated and joined", "expanded and joined", "expanded and added", "added"],
+)
+def test_a_query_that_is_repeated_for_all_keys_is_recorded_as_the_weights_of_each_step(join, float64):
+    part = RepeatedQuery(join)
+    recording, _ = record_and_compare(Steps(part), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 4
+    for call, weights in zip(recording.calls, part.weights[-4:], strict=True):
+        assert torch.allclose(call.map.dense(), weights[:, None, None], atol=EQUAL, rtol=0)
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))
