@@ -356,6 +356,19 @@ def test_a_query_that_is_repeated_for_all_keys_is_recorded_as_the_weights_of_eac
         assert torch.allclose(call.map.dense(), weights[:, None, None], atol=EQUAL, rtol=0)
 
 
+@pytest.mark.parametrize("scores", [lambda h, k: torch.sum(h * k, 2), lambda h, k: torch.einsum("qbc,kbc->kb", h, k)])
+def test_the_sentences_of_a_decoder_with_a_state_of_one_layer_are_a_batch_and_no_heads(scores, float64):
+    class Luong(nn.Module):
+        def forward(self, state, keys):  # (1, b, c) and (t, b, c), as in PyTorch's tutorials
+            self.weights = F.softmax(scores(state, keys).t(), dim=1).unsqueeze(1)
+            return self.weights.bmm(keys.transpose(0, 1))
+
+    part = Luong()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(1, 3, C), torch.randn(7, 3, C)))
+    (call,) = recording.calls
+    assert torch.allclose(call.map.dense(), part.weights.unsqueeze(1), atol=EQUAL, rtol=0)
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))
