@@ -118,7 +118,8 @@ def describe_lost_row(case: Case, call: AttentionFunction) -> str | None:
         if lost.any():
             b, i = (int(n) for n in lost.nonzero()[0][:2])
             row = evidence.format_token(case, evidence.get_token_number(case, i))
-            return f"in training output {row} is {'NaN' if context[b, i].isnan().any() else 'inf'}, and in evaluation it is finite"
+            number = "NaN" if context[b, i].isnan().any() else "inf"
+            return f"in training output {row} is {number}, and in evaluation it is finite"
     return None
 
 

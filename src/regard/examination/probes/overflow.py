@@ -82,7 +82,8 @@ def draw_unhidden_token(case: Case, size: float) -> str | None:
     changed = dependency.replace_token(inputs, other, slice(None), j)
     try:
         context, moved = (case.compute_seeded_context(*x).double().cpu() for x in (inputs, changed))
-        for b in (((moved - context).abs() > HIDDEN * context.abs()).any(-1) & unseen[:, j]).any(-1).nonzero().flatten().tolist():
+        moves = ((moved - context).abs() > HIDDEN * context.abs()).any(-1) & unseen[:, j]  # (b, q)
+        for b in moves.any(-1).nonzero().flatten().tolist():
             unhidden = describe_moved_output(case, inputs, other, context, unseen[:, j], (b, j))
             if unhidden is not None:
                 return unhidden
