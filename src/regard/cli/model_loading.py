@@ -25,6 +25,7 @@ from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.transformers_decoder import find_cache_name, find_family
 from regard.show.page.model_adapter import ModelAdapter
+from regard.text.transformers_tokenizer import PromptTokenizer
 from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
 from regard.weights.hub import RELEASED
@@ -118,14 +119,12 @@ class TransformersModel:
         """Whether the model predicts the next token of a text."""
         return bool(getattr(self.model, "can_generate", bool)())
 
-    @property
-    def start_ids(self) -> list[int]:
-        """The tokens that an empty text starts with. Raises DataError if there are none."""
-        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
-        found = next((token for token in known if token is not None), None)
-        if found is None:
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a text that is continued. Raises DataError for an empty one if no token is known to begin it."""
+        found = PromptTokenizer(self.tokenizer).encode(text)
+        if not found:
             raise DataError(f"the text is empty, and {self.name} has no token to begin with.")
-        return [int(found)]
+        return found
 
     @property
     def has_chat_template(self) -> bool:
