@@ -316,7 +316,7 @@ def test_a_prompt_begins_on_the_page_and_in_the_terminal_as_the_tokenizer_begins
     assert code == 0
     assert re.findall(r"^'(.*)'", out, re.MULTILINE) == [one.replace("\n", "\\n") for one in BytePair.gpt2().pieces(tokens)]
     adapter = load_model(str(tmp_path / "llama"), CAUSAL_LM)
-    *lines, last = Session(None, adapter).generate_text(GenerationRequest(prompt, 3, 0.0), lambda: None)
+    *lines, _ = Session(None, adapter).generate_text(GenerationRequest(prompt, 3, 0.0), lambda: None)
     assert [one["token"] for one in lines if "token" in one] == tokens
     assert next(one["place"] for one in lines if "token" in one) == len(given)
 

@@ -37,6 +37,14 @@ class TransformersTokenizer:
         """Return the text of each token; bytes of incomplete characters are written like \\xe2."""
         return [self.bytes([number]).decode(errors="backslashreplace") for number in ids]
 
+    def restore_spaces(self, first: int, text: str) -> str:
+        """Return a text of tokens with all spaces that its first one begins with; SentencePiece's decoder drops one of them."""
+        if self.is_of_bytes:
+            return text
+        piece = str(self.tokenizer.convert_ids_to_tokens(first) or "")
+        spaces = len(piece) - len(piece.lstrip(SPACE))
+        return " " * max(spaces - (len(text) - len(text.lstrip(" "))), 0) + text
+
     def read_piece(self, piece: str) -> builtins.bytes:
         """Return the bytes of a token by its name in the vocabulary."""
         byte, letters = BYTE.fullmatch(piece), map_letters_to_bytes()
