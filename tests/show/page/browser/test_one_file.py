@@ -22,6 +22,7 @@ from show.page.browser.recordings import (
     space_words,
     weights,
 )
+from show.page.server_client import rows_and_keys
 
 LAYERS, HEADS, T = 2, 3, 13
 Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
@@ -159,3 +160,49 @@ def test_a_link_to_a_view_that_needs_a_model_opens_the_text(open_page, address, 
     assert page.locator("#views [aria-current]").inner_text() == "Text"
     assert page.locator("textarea").count() == 0
     assert page.locator(".prose .word").count() == T
+
+
+def count_codes(page, heads: str, way: str) -> list[list[bool]]:
+    """Which words of the text are hidden from each of its words, or hide from it, in the mean of some heads."""
+    found = []
+    for n in range(T):
+        page.evaluate(f"location.hash = '#view=text&heads={heads}&q={n}&way={way}'")
+        wait_until(page, f"document.querySelector('.word.selected')?.dataset.n === '{n}'")
+        wait_until_settled(page)
+        found.append(
+            page.evaluate("[...document.querySelectorAll('.word')].map((one) => one.classList.contains('hidden-word'))")
+        )
+    return found
+
+
+@pytest.mark.parametrize("way", ["", "to"])
+def test_the_mean_of_heads_hides_only_what_all_of_them_hide(open_page, tmp_path, way):
+    """Each head has a mask of its own."""
+    table = torch.rand(1, 2, T, T, generator=torch.Generator().manual_seed(0)) < 0.4
+    recording = rows_and_keys(Q[0][:, :2], K[0][:, :2], regard.Given(table))
+    recording.tokens = space_words(PLAIN, T)
+    write(recording, tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&heads=all&q=0"))
+    hidden = ~table[0].any(0)
+    assert count_codes(page, "all", way) == (hidden.T if way else hidden).tolist()
+
+
+def test_weights_that_have_one_code_have_ranks_of_their_own(open_page, tmp_path):
+    q, k = torch.ones(1, 1, 5, 1), torch.tensor([0.0, 1.0, 1.0001, 1.00005, -1.0]).view(1, 1, 5, 1)
+    write(rows_and_keys(q, k, regard.Everything()), tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri()))
+    for key, rank in enumerate([4, 3, 1, 2, 5]):
+        page.evaluate(f"location.hash = '#view=map&q=2&k={key}'")
+        wait_until(page, f"[...document.querySelectorAll('.readout dd')].some((one) => one.textContent === '{rank} of 5')")
+
+
+def test_a_head_with_numbers_that_are_not_finite_leaves_the_others_and_says_why_it_has_no_steps(open_page, tmp_path):
+    q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    q[0, 1, 3] = torch.nan
+    write(rows_and_keys(q, k), tmp_path / "page.html")
+    page = open_page((tmp_path / "page.html").as_uri() + "#view=steps&head=1")
+    page.get_by_text("q of this head contains numbers that are not finite").wait_for()
+    page.evaluate("location.hash = '#view=steps&head=0&step=weights'")
+    page.locator(".panel td").first.wait_for()
+    page.evaluate("location.hash = '#view=map&head=1&q=2&k=1'")
+    wait_until(page, "document.querySelector('.readout dd').title !== ''")
