@@ -169,9 +169,8 @@ def count_codes(page, heads: str, way: str) -> list[list[bool]]:
         page.evaluate(f"location.hash = '#view=text&heads={heads}&q={n}&way={way}'")
         wait_until(page, f"document.querySelector('.word.selected')?.dataset.n === '{n}'")
         wait_until_settled(page)
-        found.append(
-            page.evaluate("[...document.querySelectorAll('.word')].map((one) => one.classList.contains('hidden-word'))")
-        )
+        words = "[...document.querySelectorAll('.word')]"
+        found.append(page.evaluate(f"{words}.map((one) => one.classList.contains('hidden-word'))"))
     return found
 
 
