@@ -79,7 +79,7 @@ def render_row(
     q, k = maps[0].shape[2:]
     asking, words = get_layer_words(recording, layers[0], kind)
     number, places = find_word(query_text, asking if kind == "cross" else words)
-    query = number if kind == "cross" else number - (k - q)
+    query = number if kind == "cross" else number - max(k - q, 0)
     key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
         raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
