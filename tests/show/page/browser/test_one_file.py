@@ -9,6 +9,7 @@ import regard
 from bounds import sum_bound
 from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
+from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import (
@@ -126,8 +127,6 @@ def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(open
 
 
 def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, recording):
-    from regard.show.page.session import Session
-
     pages = [
         f"{at}#view=map&head=1&q={q}&k={k}"
         for (q, k), at in itertools.product([(5, 2), (12, 12)], [address, serving(Session(recording))])
@@ -143,8 +142,6 @@ def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, r
 
 @pytest.mark.parametrize("step", ["q, k", "scores", "weights"])
 def test_the_numbers_of_its_steps_and_the_servers_are_the_same(open_page, address, serving, recording, step):
-    from regard.show.page.session import Session
-
     told = []
     for at in (address, serving(Session(recording))):
         page = wait_until_settled(open_page(f"{at}#view=steps&layer=1&head=2&q=9&step={step}"))
@@ -205,3 +202,22 @@ def test_a_head_with_numbers_that_are_not_finite_leaves_the_others_and_says_why_
     page.locator(".panel td").first.wait_for()
     page.evaluate("location.hash = '#view=map&head=1&q=2&k=1'")
     wait_until(page, "document.querySelector('.readout dd').title !== ''")
+
+
+@pytest.mark.parametrize("where", ["the file", "the server"])
+def test_a_row_that_is_nan_is_said_to_be_and_not_hidden(open_page, serving, tmp_path, where):
+    q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    q[0, 1, 3] = torch.nan
+    recording = rows_and_keys(q, k)
+    recording.tokens = space_words(PLAIN, 7)
+    write(recording, tmp_path / "page.html")
+    at = (tmp_path / "page.html").as_uri() if where == "the file" else serving(Session(recording))
+    page = wait_until_settled(open_page(f"{at}#view=map&head=1&q=3&k=1"))
+    for key, fields in ((1, ["not a number (NaN)", "–", "–"]), (5, ["hidden from this query", "–", "–"])):
+        page.evaluate(f"location.hash = '#view=map&head=1&q=3&k={key}'")
+        wait_until(page, f"document.querySelector('.readout dd').textContent === '{fields[0]}'")
+        assert page.locator(".readout dd").all_inner_texts()[:3] == fields
+    page.evaluate("location.hash = '#view=text&head=1&q=3'")
+    page.get_by_text("it sees no word, or they are not numbers (NaN)").wait_for()
+    page.evaluate("location.hash = '#view=compare&head=0&head2=1&q=3&k=1'")
+    page.get_by_text("second: not a number (NaN)").wait_for()

@@ -109,6 +109,7 @@ export function createFileSource() {
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     if (!kept) return { weight: decodeWeight(line[k]), score: null, rank: rank((n) => line[n] > line[k]), ...rest };
     const scores = new Float32Array(kept.buffer).subarray(q * found.columns, (q + 1) * found.columns);
+    if (Number.isNaN(scores[k])) return { weight: null, score: null, rank: null, of: scores.reduce((sum, one) => sum + Number.isNaN(one), 0), visible: true };
     return { ...computeWeight(scores, line, k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
   }
 
