@@ -33,7 +33,7 @@ def test_a_pixel_is_visible_where_one_of_its_entries_is(rule, offset, bias):
     hidden = torch.rand(Q, K, generator=torch.Generator().manual_seed(1)) < 0.9
     added = None if bias is None else make_hiding_bias(hidden, bias)
     m = AttentionMap(torch.zeros(2, 3, Q, 4), torch.zeros(2, 3, K, 4), rule, offset=offset, bias=added)
-    (plane,) = m.select(1, 2)._iterate_planes()
+    (plane,) = m.select(1, 2).planes
     edges = [(torch.arange(-(-size // SIDE) + 1) * SIDE).clamp(max=size) for size in (Q, K)]
     expected = pixels(shown if bias is None else shown & ~hidden)
     found = find_visible_pixels(plane, *edges, torch.ones_like(expected))

@@ -14,6 +14,7 @@ from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
 from regard.map.hiding_bias import find_hiding_bias
+from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
@@ -81,7 +82,7 @@ class AttributionMap(SignedMap):
     @cached_property
     def hiding_bias(self) -> float:
         """The largest number in the bias that hides its key; -inf if no other number does."""
-        return find_hiding_bias(self.weights._request)
+        return find_hiding_bias(self.weights.planes.request)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -153,7 +154,7 @@ class AttributionMap(SignedMap):
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist():
             (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
-            plane = Plane(self.weights._request, *self.weights._pairs[n][m])
+            plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[n][m])
             seen = plane.can_see(i[is_pair], j[is_pair])
             found[is_pair] = seen if plane.bias is None else seen & ~(plane.bias[i[is_pair], j[is_pair]] <= self.hiding_bias)
         return found
@@ -162,7 +163,7 @@ class AttributionMap(SignedMap):
         """Return the weights and products of a head."""
         means = None if self.means is None else self.means[b, h]
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
-        plane = Plane(self.weights._request, *self.weights._pairs[b][h])
+        plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[b][h])
         return plane, Products(self.left[b, h], right, self.factor, means, self.hiding_bias)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
@@ -184,7 +185,7 @@ class AttributionMap(SignedMap):
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
         hides = self.factor == "one" and self.hiding_bias != -math.inf  # the compiled pass knows -inf alone
         if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1] and not hides:
-            quick = self.weights._run_compiled(
+            quick = run_compiled(
                 list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )
         pairs = zip(heads.items(), quick, strict=True)

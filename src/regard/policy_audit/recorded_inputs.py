@@ -20,7 +20,7 @@ def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInput
     name, v = recording.layers()[layer], recording.values(layer)
     if v is None:
         raise ConfigError(f"the values of {name} were not kept, which the error of the output needs. {RECORD_VALUES}")
-    found = make_inputs(recording.map(layer)._request, v, name, layer, prompt)
+    found = make_inputs(recording.map(layer).planes.request, v, name, layer, prompt)
     for what, numbers in (("queries", found.q), ("keys", found.k), ("values", v)):
         if not numbers.isfinite().all():
             raise DataError(f"the {what} of {name} are not all finite, so nothing can be compared: is the model damaged?")
