@@ -333,3 +333,13 @@ def test_a_source_that_does_not_fit_is_refused():
         KnockOut(0, 0, source=source)
     with pytest.raises(ConfigError, match="at least as long"), intervene(model, KnockOut(0, 0, by="resample", source=source)):
         logits(model, words(1, 9))
+
+
+def test_changes_of_blocks_within_one_another_are_those_of_one_block():
+    model, tokens = gpt2(), words(2, 13)
+    changes = [CutEdges(slice(5, 9), [2, 3], layer=1), Temperature(1, 2, 3.0), KnockOut(1, [0, 3]), KnockOut(2, 1, by="mean")]
+    with intervene(model, *changes):
+        together = logits(model, tokens)
+    for outer, inner in ((changes[:1], changes[1:]), (changes[2:], changes[:2]), (changes[1::-1], changes[:1:-1])):
+        with intervene(model, *outer), intervene(model, *inner):
+            torch.testing.assert_close(logits(model, tokens), together, **KEPT)

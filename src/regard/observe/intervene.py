@@ -2,9 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -397,7 +398,8 @@ class Intervention:
         whole = [type(change).__name__ for change in meant if not change.can_change_parts]
         if call.rank_part is not None and whole:
             raise ConfigError(f"{whole[0]} needs all heads of {name}, but they are DTensors, of which this rank has a part.")
-        if adapter.context is None or adapter.result is None or call.v is None:
+        read, write = adapter.context, adapter.result
+        if read is None or write is None or call.v is None:
             raise ConfigError(
                 f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "
                 "nn.MultiheadAttention, call it with need_weights=False."
@@ -407,15 +409,19 @@ class Intervention:
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
-        result = proceed(changed, adapter if changed is call else replace(adapter, read_weights=None))
-        if changed is call:
-            context = adapter.context(result)
-        else:
-            own = meant[0].compute_context(changed, call, name, number) if len(meant) == 1 else None
-            context = compute_context(changed) if own is None else own
+        if changed is not call:
+            own = meant[0] if len(meant) == 1 else None
+
+            def compute() -> Tensor:
+                found = None if own is None else own.compute_context(changed, call, name, number)
+                return compute_context(changed) if found is None else found
+
+            adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write), read_weights=None)
+        result = proceed(changed, adapter)
+        context = read(result)
         for change in meant:
             context = change.change_context(context, changed, name, number)
-        return adapter.result(context, result)
+        return write(context, result)
 
     def handle_block(self, block: str, output: Tensor) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
@@ -434,6 +440,12 @@ class Intervention:
             raise ConfigError(f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}.")
         if change not in self.applied_changes:
             self.applied_changes.append(change)
+
+
+def run_changed(run: Callable[[], Any], compute: Callable[[], Tensor], write: Callable[[Tensor, Any], Any]) -> Any:
+    """Run a kernel and return its result with a computed context in place of its own."""
+    result = run()
+    return write(compute(), result)
 
 
 def compute_context(call: AttentionCall) -> Tensor:
