@@ -343,3 +343,32 @@ def test_changes_of_blocks_within_one_another_are_those_of_one_block():
     for outer, inner in ((changes[:1], changes[1:]), (changes[2:], changes[:2]), (changes[1::-1], changes[:1:-1])):
         with intervene(model, *outer), intervene(model, *inner):
             torch.testing.assert_close(logits(model, tokens), together, **KEPT)
+
+
+@pytest.mark.parametrize("of", ["weights", "output", "residual"])
+def test_a_layer_that_a_recording_left_out_is_not_another_one_of_it(of):
+    model, tokens = gpt2(), words(1, 9)
+    with torch.no_grad(), record(model, layers=[2], keep="residual" if of == "residual" else "values") as part:
+        model(words(1, 9).flip(1))
+    with pytest.raises(ConfigError, match=r"has no transformer\.h\.0\.attn"), intervene(model, Patch(part, layer=0, of=of)):
+        logits(model, tokens)
+
+
+@pytest.mark.parametrize("by", ["mean", "resample"])
+def test_a_source_that_left_a_layer_out_is_refused(by):
+    model = gpt2()
+    with torch.no_grad(), record(model, layers=[1, 2], keep="values") as part:
+        model(words(2, 9))
+    with pytest.raises(ConfigError, match="record all layers"), intervene(model, KnockOut(0, 1, by=by, source=part)):
+        logits(model, words(2, 9))
+
+
+def test_a_recording_of_a_model_within_another_is_patched_by_its_numbers():
+    model, tokens = gpt2(), words(1, 9)
+    outer = torch.nn.Sequential(model)
+    with torch.no_grad(), record(outer, keep="values") as recording:
+        outer(tokens.flip(1))
+    with intervene(model, Patch(recording, layer=2, of="output")):
+        found = logits(model, tokens)
+    with intervene(outer, Patch(recording, layer="0.transformer.h.2.attn", of="output")):
+        torch.testing.assert_close(found, logits(outer, tokens), **KEPT)

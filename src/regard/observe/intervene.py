@@ -1,6 +1,7 @@
 """intervene: run a model with changed attention: heads knocked out, edges cut, weights from another recording."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -267,8 +268,19 @@ class Patch(Change):
 
 
 def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
-    """Return the path of a layer if the recording has it, else its number."""
-    return name if name in recording.layers(kind) else number
+    """Return the path of a layer if the recording has it, else its number.
+
+    Raises ConfigError where that number is another layer of the recording, which has some layers only.
+    """
+    names = recording.layers(kind)
+    if name in names or number >= len(names):
+        return name if name in names else number
+    paths = [re.split(r"(\d+)", path)[::-1] for path in (name, names[number])]
+    pairs = list(zip(*paths, strict=False))  # from the end: names, numbers between them
+    texts, numbers = pairs[:-1:2], pairs[1::2]
+    if all(one == other for one, other in texts) and any(one != other for one, other in numbers):
+        raise ConfigError(f"the recording has no {name}, only {', '.join(names)}: record all layers, or choose one of these.")
+    return number
 
 
 def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:
