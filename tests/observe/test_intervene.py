@@ -372,3 +372,29 @@ def test_a_recording_of_a_model_within_another_is_patched_by_its_numbers():
         found = logits(model, tokens)
     with intervene(outer, Patch(recording, layer="0.transformer.h.2.attn", of="output")):
         torch.testing.assert_close(found, logits(outer, tokens), **KEPT)
+
+
+def test_samples_of_a_source_are_those_of_the_same_positions_while_a_cache_grows():
+    model, tokens = gpt2(), words(3, 9)
+    source, _ = record_values(model, words(2, 12))
+    with torch.no_grad(), intervene(model, KnockOut(1, [0, 2], by="resample", source=source)):
+        torch.testing.assert_close(run_in_steps(model, tokens, 5), model(tokens).logits[:, 4:], **KEPT)
+    with (
+        torch.no_grad(),
+        intervene(model, KnockOut(1, 0, by="resample", source=source)),
+        pytest.raises(ConfigError, match=r"after 12 tokens.* at least as long"),
+    ):
+        run_in_steps(model, words(2, 13), 5)
+
+
+@pytest.mark.parametrize("places", [-2, [-2], torch.tensor([-2]), slice(-2, -1)])
+def test_a_negative_position_counts_from_the_end(places):
+    model, tokens = gpt2(), words(1, 11)
+    recording, _ = record_values(model, words(1, 11).flip(1))
+    pairs = (CutEdges(places, 3), CutEdges(9, 3)), (CutEdges(10, places), CutEdges(10, 9))
+    for given, same in (*pairs, (Patch(recording, layer=1, queries=places), Patch(recording, layer=1, queries=9))):
+        with intervene(model, same):
+            expected = logits(model, tokens)
+        assert not torch.allclose(expected, logits(model, tokens), **KEPT)
+        with intervene(model, given):
+            torch.testing.assert_close(logits(model, tokens), expected, **KEPT)

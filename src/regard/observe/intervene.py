@@ -125,10 +125,14 @@ class KnockOut(Change):
                 f"by={self.by!r} replaces a head's context by that of other rows of the batch, but the DTensors of {name} are "
                 "split along the batch: pass source=, a recording of other inputs on this rank."
             )
-        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number), context)
+        past = locate_tokens(call, self.kind).past if self.source is not None else 0
+        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, past), context)
 
-    def make_replacement(self, context: Tensor, name: str, number: int) -> Tensor:
-        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs."""
+    def make_replacement(self, context: Tensor, name: str, number: int, past: int = 0) -> Tensor:
+        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs.
+
+        `past` tokens came before them.
+        """
         if self.by == "zero":
             return context.new_zeros(())
         if self.source is None:
@@ -140,17 +144,23 @@ class KnockOut(Change):
             return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
         other = compute_recorded_context(self.source, name, number, self.kind).to(context)
         b, h, q, e = context.shape
-        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < q):
+        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
+            after = f" after {past} tokens" if past else ""
             raise ConfigError(
                 f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
-                f"{tuple(context.shape)}: record the same model on inputs that are at least as long."
+                f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
             )
-        return other.mean((0, 2), keepdim=True) if self.by == "mean" else other[torch.arange(b) % len(other), :, :q]
+        if self.by == "mean":
+            return other.mean((0, 2), keepdim=True)
+        return other[torch.arange(b) % len(other), :, past : past + q]
 
 
 @dataclass(frozen=True, eq=False)
 class CutEdges(Change):
-    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly."""
+    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly.
+
+    Negative positions count from the last token so far.
+    """
 
     can_change_parts = True
     queries: Places = None  # all
@@ -471,7 +481,10 @@ def compute_context(call: AttentionCall) -> Tensor:
 
 
 def mark_positions(places: Places, size: int, name: str) -> Tensor:
-    """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come."""
+    """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come.
+
+    Negative ones count from the end, as those of a slice do, in each step of a generation from the last token so far.
+    """
     found = torch.zeros(size, dtype=torch.bool)
     if places is None or isinstance(places, slice):
         if places is not None:
@@ -487,5 +500,6 @@ def mark_positions(places: Places, size: int, name: str) -> Tensor:
                 f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."
             )
         chosen = chosen.reshape(-1)
+        chosen = torch.where(chosen < 0, chosen + size, chosen)
         found[chosen[(chosen < size) & (chosen >= 0)]] = True
     return found
