@@ -410,3 +410,11 @@ def test_attention_that_is_not_causal_is_refused():
     for mask in (regard.Everything(), Window(2, 2), Causal() & regard.Padding([7])):
         with pytest.raises(ConfigError, match="needs causal self-attention"):
             regard.audit(record_layer(q, k, v, mask=mask), Knorm(3))
+
+
+def test_a_recording_of_some_heads_is_refused():
+    model = make_model()
+    with torch.no_grad(), regard.record(model, keep="values", heads=[0, 2]) as recording:
+        model(draw_tokens())
+    with pytest.raises(ConfigError, match=r"all heads of a layer.*only \(0, 2\) were recorded"):
+        regard.audit(recording, H2O(3))

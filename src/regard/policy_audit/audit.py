@@ -206,8 +206,9 @@ def audit(
     """Measure what policies drop from the attention of a recorded model, exactly, for every layer, head and query.
 
     The recording must have kept the values. prompt is the number of tokens that are read at once: by default the prompt of a
-    recorded generation, else half of the text. layers are numbers of layers, all by default. certified_rows is how many rows of
-    each head are computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
+    recorded generation, else half of the text. layers are numbers of layers, all by default; policies count them in the
+    recording, so record all of them for a policy that differs between layers. certified_rows is how many rows of each head are
+    computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
     that looks ahead is refused. Raises ConfigError.
     """
     check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
