@@ -221,6 +221,8 @@ def audit(
         check_policy(one)
     check_count("certified_rows", certified_rows)
     count = len(recording.layers())
+    for one in chosen:
+        check_layers(one, count)
     numbers = (
         range(count)
         if layers is None
@@ -253,6 +255,18 @@ def audit(
         words=words,
         recording=recording,
     )
+
+
+def check_layers(policy: Policy, count: int) -> None:
+    """Raise ConfigError if a policy that differs between layers is for another number of layers, or OutOfRangeError."""
+    budget, pairs = getattr(policy, "budget", None), getattr(policy, "retrieval", ())
+    if isinstance(budget, tuple) and len(budget) != count:
+        raise ConfigError(
+            f"{policy.label} has a budget for {len(budget)} layers, but the recording has {count}: record all layers, and pass "
+            "a budget for each."
+        )
+    for layer, _ in pairs:
+        check_index("a layer of retrieval", layer, count, "the recording")
 
 
 def refuse_lookahead(policy: Policy, inputs: AttentionInputs) -> None:
