@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GemmaConfig,
@@ -37,6 +39,8 @@ def make_model(name: str):
     torch.manual_seed(0)
     if name == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=N, n_positions=T, n_embd=C, n_layer=2, n_head=H, **TOKENS))
+    elif name == "bloom":  # a norm of the embedding
+        model = BloomForCausalLM(BloomConfig(vocab_size=N, hidden_size=C, n_layer=2, n_head=H, **TOKENS))
     elif name == "gpt":  # norms after the sums
         model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=N, n_positions=T, n_embd=C, n_layer=2, n_head=H))
     elif name == "gpt_neox":  # one projection of q, k and v, head by head; a head that is not the embedding

@@ -107,3 +107,13 @@ def test_an_output_projection_is_times_what_the_model_multiplies_its_output_by(d
             else {"rtol": 0, "atol": 4 * torch.finfo(dtype).eps * float(expected.detach().abs().max())}
         )
         torch.testing.assert_close(layer.output.float(), expected, **near)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "gpt2"])
+def test_the_embedding_is_what_the_first_layer_reads_of_each_token(name):
+    model = make_model(name)
+    parts, _ = run(model)
+    weight = model.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        expected = model.transformer.word_embeddings_layernorm(weight) if name == "bloom" else weight
+    torch.testing.assert_close(parts.embedding, expected, **NEAR)

@@ -71,7 +71,10 @@ class LayerParts:
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name."""
+    """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name.
+
+    The embedding is what the first layer reads of each token, position aside: of BLOOM, after the norm that it applies to it.
+    """
 
     embedding: Tensor | None
     unembedding: Tensor
@@ -126,7 +129,9 @@ def find_parts(
         name: find_layer(recording, number, trace, one, gains.get(id(one), 0.0))
         for number, (name, one) in enumerate(zip(names, outputs, strict=True))
     }
-    return ModelParts(None if embedding is None else widen(embedding.detach()).cpu(), words.cpu(), norm, widen(final), layers)
+    if embedding is not None:
+        embedding = apply_first_norm(trace, embedding.detach())
+    return ModelParts(None if embedding is None else widen(embedding).cpu(), words.cpu(), norm, widen(final), layers)
 
 
 def check_unembedding(unembedding: Tensor | None) -> None:
@@ -141,6 +146,17 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     found = method() if callable(method) else getattr(model, attribute, None)
     weight = getattr(found, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+@torch.no_grad()
+def apply_first_norm(trace: ActivationTrace, embedding: Tensor) -> Tensor:
+    """Return the embedding (n, c) as the first layer reads it: after the norm that some models, as BLOOM, apply to it."""
+    first, second = (trace.norms + trace.norms[:1])[:2]
+    if first.y.shape[1] != embedding.shape[1] or not is_near(second.x, first.y, first.tolerance):
+        return embedding
+    with evaluate_mode(first.module):
+        normed: Tensor = first.module(embedding)
+    return normed
 
 
 def find_output_projection(recording: Recording, number: int, trace: ActivationTrace) -> Activation | None:
