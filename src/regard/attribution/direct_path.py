@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from regard.attribution.activation_trace import NEAR, Activation, ActivationTrace, find_input
 from regard.generate.sequence_reader import compute_logits
 
+SPARE = 4  # numbers of the residual stream for each layer, so that rounding is not magnified
+
 
 @torch.no_grad()
 def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: Sequence[Activation]) -> dict[int, float]:
@@ -18,7 +20,8 @@ def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: 
 
     Past all other norms: a few tokens are run twice, the second time with a random vector added to each output, while every
     norm but the last gives what it gave before, so that no branch sees the vectors. It is 1 where outputs are added as they
-    are. It is 0 where the vectors do not arrive, as in a model whose norms follow the sums, or not each times one number.
+    are, and 0 where the vectors do not arrive, as in a model whose norms follow the sums, or not each times one number. Nothing
+    is returned where the tokens have too few numbers to tell the layers apart.
     """
     if not projections or trace.tokens is None:
         return {}
@@ -26,6 +29,8 @@ def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: 
     with replay.watch({id(one.module): one.module for one in trace.norms}.values(), {}):
         compute_logits(model, trace.tokens)
     before, generator = replay.start_again(), torch.Generator().manual_seed(0)
+    if SPARE * len(projections) > before.numel():
+        return {}
     size = before.square().mean().sqrt()
     vectors = torch.randn(len(projections), *before.shape, generator=generator, dtype=torch.float64) * size
     added: dict[nn.Module, dict[int, Tensor]] = {}

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.errors import ConfigError, OutOfRangeError
-from regard.map.indexing import check_index, check_slice
 from regard.mechanism import attention
 from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
@@ -22,21 +21,18 @@ from regard.mechanism.masks import Given
 from regard.observe import interception
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, NextHandler
+from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
-from regard.observe.mask_inference import find_visible_end
-from regard.observe.open_runs import find_cache, read_cache_length
 from regard.observe.record import refuse_compiled
 from regard.observe.recording import Recording
 from regard.observe.run import KINDS
+from regard.observe.token_positions import Places, locate_tokens, mark_positions
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None
 REPLACEMENTS = ("zero", "mean", "resample")
 RECORD_VALUES = "Record with regard.record(model, keep='values')."
-Places = slice | int | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -302,37 +298,6 @@ def compute_recorded_context(recording: Recording, name: str, number: int, kind:
     return recording.map(layer, kind=kind) @ values
 
 
-class TokenPositions(NamedTuple):
-    """Positions in the sequence: of a call's first query and of its first key, and the number of keys so far."""
-
-    past: int
-    first: int
-    total: int
-
-
-def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
-    """Return where the queries and keys of a call stand in the sequence.
-
-    A cache of a sliding window holds its last keys only: how many tokens it has had is asked of the cache object, if the
-    calling modules were given one of transformers; without one the first key is taken for the first token.
-    """
-    q, k = call.q.shape[2], call.k.shape[2]
-    if kind != "self" or not call.can_use_cache:
-        return TokenPositions(0, 0, k)
-    end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
-    total = max(count_cached_tokens(STATE.frames) or 0, end)
-    return TokenPositions(max(total - q, 0), total - end, total)
-
-
-def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:
-    """Return how many tokens the cache of the running attention module has had; None if it has none that can say."""
-    for frame in reversed(frames):
-        layer, cache = getattr(frame.module, "layer_idx", None), find_cache(frame.args, frame.kwargs)
-        if type(layer) is int and cache is not None:
-            return read_cache_length(cache, layer)
-    return None
-
-
 @contextmanager
 def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
@@ -478,28 +443,3 @@ def compute_context(call: AttentionCall) -> Tensor:
         return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
     settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
     return attention(call.q, call.k, call.v, call.mask, **settings)
-
-
-def mark_positions(places: Places, size: int, name: str) -> Tensor:
-    """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come.
-
-    Negative ones count from the end, as those of a slice do, in each step of a generation from the last token so far.
-    """
-    found = torch.zeros(size, dtype=torch.bool)
-    if places is None or isinstance(places, slice):
-        if places is not None:
-            check_slice(name, places)
-        found[slice(None) if places is None else places] = True
-    elif isinstance(places, Tensor) and places.dtype == torch.bool:
-        found[: len(places)] = places[:size].cpu()
-    else:
-        check_index(name, places)
-        chosen = torch.as_tensor(places).cpu()
-        if chosen.dim() > 1:
-            raise ConfigError(
-                f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."
-            )
-        chosen = chosen.reshape(-1)
-        chosen = torch.where(chosen < 0, chosen + size, chosen)
-        found[chosen[(chosen < size) & (chosen >= 0)]] = True
-    return found
