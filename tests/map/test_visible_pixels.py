@@ -34,7 +34,7 @@ def test_a_pixel_is_visible_where_one_of_its_entries_is(rule, offset, bias):
     m = AttentionMap(
         torch.zeros(2, 3, Q, 4), torch.zeros(2, 3, K, 4), rule, offset=offset, bias=make_hiding_bias(hidden) if bias else None
     )
-    (plane,) = m.select(1, 2)._iterate_planes()
+    (plane,) = m.select(1, 2).planes
     edges = [(torch.arange(-(-size // SIDE) + 1) * SIDE).clamp(max=size) for size in (Q, K)]
     expected = pixels(shown & ~hidden if bias else shown)
     found = find_visible_pixels(plane, *edges, torch.ones_like(expected))

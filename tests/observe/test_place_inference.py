@@ -45,7 +45,7 @@ def change_patch(pixels, row, column, size=PATCH):
 
 def find_changed_keys(before, after, name):
     """The batch rows and tokens of the keys of a layer that differ."""
-    one, other = (recording[name][0].map._request.k for recording in (before, after))
+    one, other = (recording[name][0].map.planes.request.k for recording in (before, after))
     return {tuple(place) for place in (one != other).any(3).any(1).nonzero().tolist()}
 
 
@@ -227,7 +227,7 @@ def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(n
         changed = given["pixel_values"].clone()
         changed[place] += 1
         after = run(model, {**given, "pixel_values": changed})
-        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        one, other = (recording.map(visual).planes.request.k for recording in (before, after))
         moved = (one != other).any(3).any(1).nonzero()[:, 1].tolist()
         grid = grids[image]
         row, column = divmod(PatchGrid.from_blocks(grid.rows, grid.columns, 2).order[0][patch], grid.columns)
@@ -252,7 +252,7 @@ def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
         changed = given["pixel_values"].clone()
         changed[place] += 1
         after = run(model, {**given, "pixel_values": changed})
-        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        one, other = (recording.map(visual).planes.request.k for recording in (before, after))
         assert (one != other).any(3).any(1).nonzero()[:, 1].tolist() == [grid.find_token(row, column, 60)[1]]
 
 

@@ -108,7 +108,7 @@ class Circuits:
         """Return the projections of the queries and keys of a layer, found once. Raises ConfigError where they are not."""
         if name in self.query_key_parts:
             return self.query_key_parts[name]
-        request = self.recording.map(layer)._request
+        request = self.recording.map(layer).planes.request
         q, k = (widen(x[0, :, : self.trace.positions]) for x in (request.q, request.k))
         query, key = (find_projection(self.trace, x) or find_projection(self.trace, x[:, :1]) for x in (q, k))
         norm = None if query is None else find_norm_before(self.trace, query.activation)

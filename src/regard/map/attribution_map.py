@@ -12,6 +12,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
+from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
@@ -146,7 +147,7 @@ class AttributionMap(SignedMap):
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist():
             (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
-            plane = Plane(self.weights._request, *self.weights._pairs[n][m])
+            plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[n][m])
             seen = plane.can_see(i[is_pair], j[is_pair])
             found[is_pair] = seen if plane.bias is None else seen & (plane.bias[i[is_pair], j[is_pair]] != -torch.inf)
         return found
@@ -155,7 +156,7 @@ class AttributionMap(SignedMap):
         """Return the weights and products of a head."""
         means = None if self.means is None else self.means[b, h]
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
-        plane = Plane(self.weights._request, *self.weights._pairs[b][h])
+        plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[b][h])
         return plane, Products(self.left[b, h], right, self.factor, means)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
@@ -176,7 +177,7 @@ class AttributionMap(SignedMap):
         heads = {plane: products for _, _, plane, products in self.iterate_planes()}
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
         if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
-            quick = self.weights._run_compiled(
+            quick = run_compiled(
                 list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )
         pairs = zip(heads.items(), quick, strict=True)

@@ -62,7 +62,7 @@ class Pyramid:
         """The bytes stored besides the map once `iterate_strips` is exhausted."""
         q, k = self.map.shape[2:]
         finest, whole = self._find_level(CODED), self._find_level(KEPT)
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         size = torch.finfo(score_dtype(plane.request.q.dtype)).bits // 8
         pixels = {level: math.prod(self.shape(level)) for level in range(finest, self.levels)}
         pictures = sum(pixels[level] * (4 if level < whole else 8 + size) for level in pixels)
@@ -87,7 +87,7 @@ class Pyramid:
     def iterate_strips(self) -> Iterator[float]:
         """Traverse the matrix in strips of rows, continuing an earlier traversal; yield the share that is done, 1 at last."""
         q, height = self.map.shape[2], self._count_strip_rows()
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         spans = [(start, min(start + height, q)) for start in range(0, q, height)]
         work = [(stop - start) * sum(j - i for i, j in plane.find_key_ranges(start, stop)) for start, stop in spans]
         for n, (start, stop) in enumerate(spans):
@@ -116,7 +116,7 @@ class Pyramid:
             pass
         if (level, how) in self._data.codes:
             return self._data.codes[level, how][slice(*rows), slice(*columns)]
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         edges = [self._pixel_edges(span, level, axis) for axis, span in enumerate((rows, columns))]
         return self._encode_image(plane, self.tile(level, row, column, how), *edges)
 
@@ -199,7 +199,7 @@ class Pyramid:
         """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
         if self._data.denominators:
             shift, total = (torch.cat([getattr(one, name) for one in self._data.denominators]) for name in ("shift", "total"))
-            self.map._denominators.add([(plane.b, plane.h)], Denominators(shift, total)[None])
+            self.map.planes.denominators.add([(plane.b, plane.h)], Denominators(shift, total)[None])
             self._data.denominators = []
             while len(self._data.pooled_levels) < self.levels - self._find_level(KEPT):
                 total, largest = self._data.pooled_levels[-1]

@@ -25,7 +25,7 @@ def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInput
         )
     if v is None:
         raise ConfigError(f"the values of {name} were not kept, which the error of the output needs. {RECORD_VALUES}")
-    return make_inputs(recording.map(layer)._request, v, name, layer, prompt)
+    return make_inputs(recording.map(layer).planes.request, v, name, layer, prompt)
 
 
 def make_inputs(request: Request | AttentionCall, v: Tensor | None, name: str, layer: int, prompt: int) -> AttentionInputs:
