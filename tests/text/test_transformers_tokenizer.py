@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
-from regard.text.transformers_tokenizer import TransformersTokenizer
+from regard.text.transformers_tokenizer import PromptTokenizer, TransformersTokenizer
 
 OF_BYTES = TransformersTokenizer(
     transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
@@ -28,3 +28,19 @@ def test_pieces_of_sentencepiece_have_spaces_letters_and_single_bytes():
     found = TransformersTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model)))
     assert found.bytes([1, 2, 3, 4, 5]).decode() == " the caf\u00e9\u2603"
     assert found.pieces([2, 3]) == [" caf\u00e9", "\\xe2"]
+
+
+def test_a_prompt_begins_as_every_text_does_once_and_has_no_end():
+    own = transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    own.bos_token = "!"
+    found, start, end = PromptTokenizer(own), own.bos_token_id, own.eos_token_id
+    assert (found.encode(""), found.encode("the cat")) == ([start], OF_BYTES.encode("the cat"))
+    own.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        "! $A <|endoftext|>", special_tokens=[("!", start), ("<|endoftext|>", end)]
+    )
+    assert found.beginning == [start]
+    assert (found.encode(""), found.encode("the cat")) == ([start], [start, *OF_BYTES.encode("the cat")])
+    assert found.encode("!the cat") == [start, *OF_BYTES.encode("the cat")]
+    own.bos_token = own.eos_token = None
+    own.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A", special_tokens=[])
+    assert found.encode("") == []

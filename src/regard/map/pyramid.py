@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from regard.errors import OutOfRangeError
 from regard.map import compiled_passes, passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import encode_weights
+from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights
 from regard.map.visible_pixels import find_visible_pixels
@@ -51,6 +53,11 @@ class Pyramid:
         b, h, *_ = check_instance("m", m, AttentionMap).shape
         self.map = m.select(check_index("batch", batch, b, "the map"), check_index("head", head, h, "the map"))
         self._data = PyramidData()
+
+    @cached_property
+    def _hiding_bias(self) -> float:
+        """The largest number in the bias that hides its key; -inf if no other number does."""
+        return find_hiding_bias(self.map.planes.request)
 
     @property
     def levels(self) -> int:
@@ -193,7 +200,7 @@ class Pyramid:
 
     def _encode_image(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Encode a picture, given the edges of its pixels in tokens."""
-        return encode_weights(image, find_visible_pixels(plane, rows, columns, image == 0))
+        return encode_weights(image, find_visible_pixels(plane, rows, columns, image == 0, self._hiding_bias))
 
     def _pool_levels(self, plane: Plane) -> None:
         """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
