@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.activation_trace import ActivationTrace, widen
 from regard.attribution.factored_matrix import FactoredMatrix
 from regard.attribution.model_parts import (
     NEAR_NORM,
-    ActivationTrace,
     HeadProjection,
     ModelParts,
     Norm,
@@ -18,7 +18,6 @@ from regard.attribution.model_parts import (
     find_projection,
     is_near,
     trace_forward,
-    widen,
 )
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode

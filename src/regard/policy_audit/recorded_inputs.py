@@ -14,10 +14,15 @@ from regard.policies import AttentionInputs
 def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInputs:
     """Return the queries, keys, values and rule of a recorded layer.
 
-    Raises ConfigError without values, and unless the layer is causal self-attention of whole texts without padding; DataError
-    where a number is not finite, so that no row has weights to compare.
+    Raises ConfigError without values or with some heads only, and unless the layer is causal self-attention of whole texts
+    without padding; DataError where a number is not finite, so that no row has weights to compare.
     """
     name, v = recording.layers()[layer], recording.values(layer)
+    if recording.last.find_histories(layer, "self", None)[0].selected_heads is not None:
+        raise ConfigError(
+            f"a policy decides from all heads of a layer, but of {name} only {recording.heads(layer)} were recorded: record "
+            "without heads=, and select heads of the result."
+        )
     if v is None:
         raise ConfigError(f"the values of {name} were not kept, which the error of the output needs. {RECORD_VALUES}")
     found = make_inputs(recording.map(layer).planes.request, v, name, layer, prompt)
