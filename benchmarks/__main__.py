@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine
+from benchmarks.standings import summarize_standings
 from benchmarks.tables import Table
 
 MODULES = {"long": "long_text"}  # a benchmark whose module has another name
@@ -99,8 +100,8 @@ def run_on_device(
 
 
 def write_page(results: dict[str, dict]) -> None:
-    """Put the tables between the two marks of the page, a section for each processor."""
-    parts = []
+    """Put the tables between the two marks of the page: regard beside the fastest others, then a section for each processor."""
+    parts = [summarize_standings(results)]
     for name, own in results.items():
         parts.append(f"## {name}")
         for benchmark, result in own.items():

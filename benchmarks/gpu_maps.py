@@ -56,7 +56,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 def time_plain(q: Tensor, k: Tensor) -> float:
     """Milliseconds of the plain traversal of one head, proven equal to the compiled one."""
     edges = pooling.bin_edges(0, q.shape[2], 256)
-    plane = Plane(AttentionMap(q, k, Causal())._request, 0, 0)
+    plane = Plane(AttentionMap(q, k, Causal()).planes.request, 0, 0)
 
     def traverse() -> Tensor:
         found, _ = passes.gather_with_picture(plane, edges, edges, passes.ROWS)

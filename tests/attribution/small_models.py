@@ -2,6 +2,8 @@
 
 import torch
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GemmaConfig,
@@ -10,8 +12,12 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
 )
 
 N, C, H, G, E, T = 61, 24, 4, 2, 6, 40
@@ -33,15 +39,20 @@ def make_model(name: str):
     torch.manual_seed(0)
     if name == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=N, n_positions=T, n_embd=C, n_layer=2, n_head=H, **TOKENS))
+    elif name == "bloom":  # a norm of the embedding
+        model = BloomForCausalLM(BloomConfig(vocab_size=N, hidden_size=C, n_layer=2, n_head=H, **TOKENS))
+    elif name == "gpt":  # norms after the sums
+        model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=N, n_positions=T, n_embd=C, n_layer=2, n_head=H))
     elif name == "gpt_neox":  # one projection of q, k and v, head by head; a head that is not the embedding
         sizes = {key: GROUPED[key] for key in GROUPED if key not in ("num_key_value_heads", "head_dim")}
         model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **TOKENS))
     else:
         known = {"llama": (LlamaConfig, LlamaForCausalLM), "gemma": (GemmaConfig, GemmaForCausalLM)}
         known["gemma2"] = (Gemma2Config, Gemma2ForCausalLM)
+        known["granite"] = (GraniteConfig, GraniteForCausalLM)
         config, kind = known[name]
-        capped = {"final_logit_softcapping": None} if name == "gemma2" else {}
-        model = kind(config(**GROUPED, **TOKENS, **capped))
+        further = {"gemma2": {"final_logit_softcapping": None}, "granite": {"residual_multiplier": 0.22}}
+        model = kind(config(**GROUPED, **TOKENS, **further.get(name, {})))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.2) + (parameter.dim() == 1) * 0.7)

@@ -88,7 +88,7 @@ def test_scores_of_gpt2_are_those_of_the_circuit_up_to_terms_of_the_query_and_of
     middle = torch.eye(T) - 1 / T  # takes away what depends on the query or on the key alone: the biases
     for layer in range(2):
         x = watch_residual(model, "gpt2", layer, tokens)
-        q, k = (getattr(circuits.recording[circuits.recording.layers()[layer]][0].map._request, one)[0] for one in "qk")
+        q, k = (getattr(circuits.recording[circuits.recording.layers()[layer]][0].map.planes.request, one)[0] for one in "qk")
         for head in range(H):
             found = x @ (circuits.qk(layer, head) @ x.T)
             torch.testing.assert_close(middle @ found @ middle, middle @ (q[head] @ k[head].T) @ middle, **EQUAL)
@@ -100,7 +100,7 @@ def test_scores_with_rotary_positions_are_those_of_the_circuit_at_their_distance
     circuits = regard.find_circuits(model, tokens)
     for layer in range(2):
         x = watch_residual(model, "llama", layer, tokens)
-        asked = circuits.recording.map(layer)._request
+        asked = circuits.recording.map(layer).planes.request
         for head in range(H):
             scores = asked.q[0, head] @ asked.k[0, head * G // H].T
             for distance in (0, 1, 7, T - 1):

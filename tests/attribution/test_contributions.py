@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from attribution.small_models import make_model
 from bounds import unit_roundoff
 from observe.family import Widened
 from observe.models import gpt2, llama, words
@@ -243,3 +244,19 @@ def test_in_half_precision_the_contributions_are_what_the_projections_write_with
         added = (found.reader * written[:, -1].float()).sum(-1)
         assert (found.heads[:, layer].sum(-1) - added).abs().le(bound).all()
         assert (added.abs() > 0).all()
+
+
+def test_what_a_head_adds_is_times_the_number_by_which_the_model_multiplies_it():
+    model, tokens = make_model("granite"), words(2, 11) % 61
+    result = regard.contributions(model, tokens, 3)
+    _, found = collect(model, tokens, "model.norm", "self_attn.o_proj")
+    direction = model.get_output_embeddings().weight.detach()[3]
+    for layer, x in enumerate(found["attention"]):
+        with torch.no_grad():
+            expected = apply_frozen_norm(model, "model.norm", found["final"], 0.22 * x)[:, -1] @ direction
+        assert (result.heads[:, layer].sum(1) - expected).abs().max() < 1e-5 * float(expected.abs().max() + 1)
+
+
+def test_a_head_whose_output_reaches_the_logits_through_norms_alone_is_refused():
+    with pytest.raises(ConfigError, match="a norm follows it"):
+        regard.contributions(make_model("gpt"), words(2, 11) % 61, 3)

@@ -163,3 +163,18 @@ def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
 def test_what_cannot_be_measured_is_refused(given, error):
     with pytest.raises(error):
         regard.effects(gpt2().eval(), words(1, 9), **({"measure": pick_lead} | given))
+
+
+@pytest.mark.parametrize("by", ["mean", "resample"])
+def test_a_file_of_effects_with_another_source_is_refused(tmp_path, by):
+    model, tokens, path = gpt2().eval(), words(2, 9), tmp_path / "effects.jsonl"
+    sources = []
+    for others in (words(2, 11), words(3, 12)):
+        with torch.no_grad(), regard.record(model, keep="values") as source:
+            model(others)
+        sources.append(source)
+    settings = {"heads": [(1, 2)], "by": by, "path": path}
+    found = regard.effects(model, tokens, pick_lead, source=sources[0], **settings)
+    assert regard.effects(model, tokens, pick_lead, source=sources[0], **settings).to_dicts() == found.to_dicts()
+    with pytest.raises(DataError, match="not of this call"):
+        regard.effects(model, tokens, pick_lead, source=sources[1], **settings)

@@ -9,9 +9,17 @@ R += mean((gradient * A)+) R.
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BloomConfig,
+    BloomForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import regard
+from bounds import gamma
 from observe.family import Widened
 from observe.models import bart, gpt2, words
 from regard.attribution.legrad import collect_scores
@@ -119,6 +127,33 @@ def test_the_model_is_left_as_it_was():
     assert {name: (set(vars(module)), len(module._forward_hooks)) for name, module in model.named_modules()} == before
     assert model.training
     assert not any(one.requires_grad or one.grad is not None for one in model.parameters())
+
+
+def test_a_forward_of_a_block_that_stood_in_for_its_own_is_left_in_place():
+    model, inputs = make_vit("sdpa")
+    expected = regard.legrad(model, inputs, measure)
+    blocks = [module for name, module in model.named_modules() if name.rpartition(".")[2].isdigit()]
+    forwards = [block.forward for block in blocks]
+    for block, forward in zip(blocks, forwards, strict=True):
+        vars(block)["forward"] = forward
+    assert torch.equal(regard.legrad(model, inputs, measure).scores, expected.scores)
+    assert len(blocks) == LAYERS
+    assert [vars(block).get("forward") for block in blocks] == forwards
+
+
+def test_keys_that_a_number_in_the_bias_hides_do_not_count():
+    torch.manual_seed(0)
+    model = BloomForCausalLM(BloomConfig(hidden_size=WIDTH, n_layer=2, n_head=H, vocab_size=60, initializer_range=0.3)).eval()
+    ids = torch.randint(3, 60, (B, 13), generator=torch.Generator().manual_seed(1))
+    is_token = torch.arange(13) >= torch.tensor([[0], [5]])
+    inputs = {"input_ids": ids, "attention_mask": is_token.long()}
+    found = regard.legrad(model, inputs, lambda output: output.logits[:, -1, CLASS])
+    assert not found.scores[1, :, :5].any()
+    output = model(**inputs, output_attentions=True)
+    (gradient,) = torch.autograd.grad(output.logits[:, -1, CLASS].sum(), [output.attentions[1]])
+    expected = gradient.clamp(min=0).where(output.attentions[1] > 0, 0).mean((1, 2), dtype=torch.float64)
+    bound = 2 * gamma(torch.float32, WIDTH + 60) * float(gradient.abs().max())  # products of a head's width, and the sums
+    assert float((found.scores[:, 1] - expected).abs().max()) < bound
 
 
 @pytest.mark.parametrize("build", [gpt2, bart], ids=["decoder", "decoder with an encoder"])

@@ -4,7 +4,8 @@ import torch
 import regard
 from attribution.small_models import C, E, G, H, T, make_model
 from regard import ConfigError
-from regard.attribution.model_parts import ActivationTrace, find_parts
+from regard.attribution.activation_trace import ActivationTrace
+from regard.attribution.model_parts import find_parts
 from regard.probe.repeated_tokens import make_probe_of_model
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # float32: a gain is fitted to eight positions
@@ -89,3 +90,30 @@ def test_the_hooks_are_removed_even_after_an_error():
     with pytest.raises(RuntimeError, match="stop"), ActivationTrace().watch(model):
         raise RuntimeError("stop")
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("gain", [1.0, 0.5, 0.22])
+def test_an_output_projection_is_times_what_the_model_multiplies_its_output_by(dtype, gain):
+    model = make_model("granite").to(dtype)
+    for block in model.model.layers:
+        block.residual_multiplier = gain
+    parts, _ = run(model)
+    for layer, block in zip(parts.layers.values(), model.model.layers, strict=True):
+        expected = gain * block.self_attn.o_proj.weight.T.view(H, E, C).float()
+        near = (
+            NEAR
+            if dtype == torch.float32
+            else {"rtol": 0, "atol": 4 * torch.finfo(dtype).eps * float(expected.detach().abs().max())}
+        )
+        torch.testing.assert_close(layer.output.float(), expected, **near)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "gpt2"])
+def test_the_embedding_is_what_the_first_layer_reads_of_each_token(name):
+    model = make_model(name)
+    parts, _ = run(model)
+    weight = model.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        expected = model.transformer.word_embeddings_layernorm(weight) if name == "bloom" else weight
+    torch.testing.assert_close(parts.embedding, expected, **NEAR)

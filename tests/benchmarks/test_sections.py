@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import benchmarks.__main__ as command
 import pytest
+from benchmarks.standings import summarize_standings
 from benchmarks.tables import Table
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ def run(tmp_path, monkeypatch):
         table = Table("a figure", ["ms"], [[figure]])
         monkeypatch.setattr(command.machine, "name_processor", lambda: processor)
         monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(TITLE="a figure", run=lambda peak: table))
-        command.main(["kernels"])
+        command.main(["windows"])
         return page.read_text(), json.loads(results.read_text())
 
     return measure
@@ -41,12 +42,35 @@ def test_another_processor_adds_its_own_and_leaves_the_first(run):
     page, results = run("an Intel", 3.5)
     assert "| 1.5 |" not in page
     assert page.index("## an Intel") < page.index("| 3.5 |") < page.index("## an AMD") < page.index("| 2.5 |")
-    assert [own["kernels"]["rows"] for own in results.values()] == [[[3.5]], [[2.5]]]
+    assert [own["windows"]["rows"] for own in results.values()] == [[[3.5]], [[2.5]]]
 
 
 def test_a_name_that_is_no_benchmark_is_refused_before_anything_is_measured(run):
     with pytest.raises(SystemExit, match=r"expected names among kernels, .*; got kernel$"):
         command.main(["kernel"])
+
+
+def test_the_page_has_the_tables_of_the_results(tmp_path, monkeypatch):
+    page = tmp_path / "benchmarks.md"
+    page.write_text(command.PAGE.read_text())
+    monkeypatch.setattr(command, "PAGE", page)
+    command.write_page(json.loads(command.RESULTS.read_text()))
+    assert page.read_text() == (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def test_a_standing_is_relative_to_the_fastest_other_that_computes_in_as_many_bits():
+    columns = ["batch", "prompt", "by", "weights", "tokens a second"]
+    rows = [
+        [1, 16, "Hugging Face", "float32", 20.0],
+        [1, 16, "ONNX Runtime", "float32", 40.0],
+        [1, 16, "llama.cpp", "int8, Q8_0", 99.0],
+        [1, 16, "regard", "float32", 50.0],
+        [1, 16, "regard", "int4", 80.0],
+    ]
+    text = summarize_standings({"an AMD": {"generation": {"columns": columns, "rows": rows}}, "a GPU": {}})
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert table[0] == "| what | an AMD |"
+    assert table[2:] == ["| GPT-2, a token after a prompt of 16, float32 | 1.25 × ONNX Runtime |"]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "-m benchmarks" in page.read_text()], ids=lambda page: page.name)
@@ -57,5 +81,5 @@ def test_a_command_that_a_page_names_runs_benchmarks_that_exist(page):
 
 
 def test_the_page_of_benchmarks_names_each_of_them():
-    text = command.PAGE.read_text().partition(command.BEGIN)[0]
+    text = command.PAGE.read_text().partition(command.END)[2]
     assert [name for name in command.NAMES if f"`{name}`" not in text] == []

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -292,6 +293,32 @@ def test_a_text_ends_on_the_page_and_in_the_terminal_at_the_same_tokens(llama, t
     *lines, _ = Session(None, adapter).generate_text(GenerationRequest(prompt, 7, 1.0, seed=3), lambda: None)
     lines = [one for one in lines if "token" in one]  # without that its loops are compiled
     assert [one["token"] for one in lines] == tokens[:5]  # with the token that ends it
+
+
+@pytest.mark.parametrize("template", ["\u0120the $A", "\u0120the $A <|endoftext|>", "$A"])
+@pytest.mark.parametrize("prompt", ["the cat sat", ""])
+def test_a_prompt_begins_on_the_page_and_in_the_terminal_as_the_tokenizer_begins_a_text(
+    llama, tmp_path, capsys, template, prompt
+):
+    """With the token of its beginning, once; an empty text with that, too. What ends a text does not follow."""
+    words = transformers.AutoTokenizer.from_pretrained(llama)
+    words.bos_token = "\u0120the"
+    numbers = [(one, words.convert_tokens_to_ids(one)) for one in ("\u0120the", "<|endoftext|>")]
+    words.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(template, special_tokens=numbers)
+    shutil.copytree(llama, tmp_path / "llama")
+    words.save_pretrained(tmp_path / "llama")
+    given = [words.bos_token_id] * (not template.startswith("$") or not prompt) + BytePair.gpt2().encode(prompt)
+    decoder = load_decoder(llama, None)[0]
+    tokens = [int(one) for one in generate(decoder, [given], 3, temperature=0)]
+    code, out, _ = run_generate(
+        capsys, prompt, "--model", str(tmp_path / "llama"), "--tokens", "3", "--temperature", "0", "--top", "1"
+    )
+    assert code == 0
+    assert re.findall(r"^'(.*)'", out, re.MULTILINE) == [one.replace("\n", "\\n") for one in BytePair.gpt2().pieces(tokens)]
+    adapter = load_model(str(tmp_path / "llama"), CAUSAL_LM)
+    *lines, _ = Session(None, adapter).generate_text(GenerationRequest(prompt, 3, 0.0), lambda: None)
+    assert [one["token"] for one in lines if "token" in one] == tokens
+    assert next(one["place"] for one in lines if "token" in one) == len(given)
 
 
 def test_a_gpt2_of_transformers_has_the_words_of_its_own_tokenizer(tmp_path, capsys):

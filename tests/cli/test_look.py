@@ -347,3 +347,19 @@ def test_why_refuses_what_it_cannot_answer(capsys, folder, arguments, sentence):
     code, _, err = look(capsys, TEXT, "--model", folder, *arguments)
     assert code == 2
     assert sentence in " ".join(err.split())
+
+
+def test_a_model_with_damaged_weights_is_described_and_its_json_has_null(capsys, folder, tmp_path):
+    damaged = GPT2LMHeadModel.from_pretrained(folder)
+    with torch.no_grad():
+        damaged.transformer.h[1].attn.c_attn.weight[0, 0] = torch.nan
+    damaged.save_pretrained(tmp_path)
+    GPT2TokenizerFast.from_pretrained(folder).save_pretrained(tmp_path)
+    capsys.readouterr()
+    code, out, err = look(capsys, TEXT, "--model", tmp_path)
+    assert (code, err) == (0, "")
+    assert "not a number (NaN)" in out
+    code, out, err = look(capsys, TEXT, "--model", tmp_path, "--why", "dog", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert {row["pull"] for row in found["words"]} == {found["probability"]} == {None}

@@ -2,8 +2,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, TransformersModel, load_model
 from regard.errors import DataError
@@ -51,3 +52,29 @@ def test_a_config_that_transformers_cannot_read_is_refused_in_a_sentence(folder,
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(DataError, match="could not be loaded"):
         load_model(str(folder))
+
+
+def make_tokenizer(decoder: str) -> PreTrainedTokenizerFast:
+    """A vocabulary of SentencePiece, as Llama 2 and T5 have it, with a token that begins every text."""
+    words = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    steps = tokenizers.decoders
+    parts = [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
+    words.decoder = steps.Sequence(parts) if decoder == "llama" else steps.Metaspace(prepend_scheme="first")
+    special = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    text = ["the cat sat on the  mat,\nand the dog sat, too."] * 9
+    words.train_from_iterator(text, tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special))
+    words.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("decoder", ["llama", "t5"])
+def test_the_words_of_a_text_keep_the_spaces_between_them(decoder):
+    model = TransformersModel("", SimpleNamespace(config=SimpleNamespace()), make_tokenizer(decoder))
+    text = "the cat sat on the  mat, too"
+    ids, words, whole = model.tokens(text, None)
+    assert (words[0], "".join(words[1:])) == ("<s>", " " + text)  # SentencePiece puts a space before the first word
+    assert [model.decode([number]) for number in ids[0].tolist()] == words == [model.pieces()[number] for number in ids[0]]
+    assert model.decode(ids[0, 3:].tolist()) == "".join(words[3:])
+    again, *_ = model.tokens("".join(words), None)  # as the page reads a story again
+    assert (again.tolist(), whole) == (ids.tolist(), len(words))

@@ -128,6 +128,11 @@ def test_what_is_impossible_is_infinite_and_not_an_overflow():
     assert perplexity(sure, [1, 0, 0], context=2).by_token == 1
 
 
+def test_a_loss_that_is_not_a_number_has_a_perplexity_that_is_none():
+    found = perplexity(lambda tokens: torch.full((*tokens.shape, 3), torch.nan), [0, 1, 1], context=2, words=1, bytes=3)
+    assert all(map(math.isnan, (found.loss_nats, found.by_token, found.by_word, found.by_byte, found.bits_per_byte)))
+
+
 def test_progress_is_reported(model):
     told = []
     perplexity(model, text(90), context=C, stride=10, batch=2, watch=told.append)

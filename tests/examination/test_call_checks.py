@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard import examine
+from regard import Everything, examine
 
 H, D = 4, 5
 
@@ -81,3 +81,28 @@ def test_values_that_are_exchanged_with_queries_or_keys_are_found_by_name(change
     assert [one.kind for one in findings] == ["wrong roles"]
     names = findings[0].evidence.replace("layer.", "")
     assert said in names
+
+
+class GatedRows(nn.Module):
+    """Rows of exponentials that are divided by more than their sums, and a gate on what they give."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.gate, self.o_proj = (nn.Linear(H * D, H * D) for _ in range(5))
+        self.more, self.norm = more, nn.RMSNorm(D)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (H, D)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        scores = self.norm(q) @ self.norm(k).mT / D**0.5
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        weights = powers / powers.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + self.more)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2) * self.gate(x).sigmoid())
+
+
+@pytest.mark.parametrize("more", [0.0, 0.1])
+def test_rows_are_said_to_sum_to_one_only_where_they_do(more):
+    torch.manual_seed(0)
+    report = examine(GatedRows(more), expects=Everything())
+    assert any(one.what.startswith("rows of weights sum to one") for one in report.checked) == (more == 0)
+    assert bool(report) == (more == 0)

@@ -104,7 +104,7 @@ def plane_bounds(double: Plane, *, exact_scores: bool = False) -> MapBounds:
 
 def map_bounds(double: AttentionMap, **options: bool) -> MapBounds:
     """The bounds of all matrices of a map in float64, (b, h, q, k)."""
-    parts = [plane_bounds(plane, **options) for plane in double._iterate_planes()]
+    parts = [plane_bounds(plane, **options) for plane in double.planes]
     names = ("exact", "scores", "weights")
     return MapBounds(*(torch.stack([getattr(part, name) for part in parts]).view(double.shape) for name in names))
 

@@ -228,7 +228,7 @@ def test_it_keeps_its_weight_and_says_that_it_is_additive():
     found = AttentionMap(q, k, Causal(), weight=weight)
     assert found.nbytes == q.nbytes + k.nbytes + weight.nbytes
     assert "additive" in repr(found)
-    assert not compiled_passes.can_run_compiled(plane.Plane(found._request, 0, 0))
+    assert not compiled_passes.can_run_compiled(plane.Plane(found.planes.request, 0, 0))
     learnt = torch.nn.Parameter(weight)
     assert not AttentionMap(q, k, weight=learnt).dense().requires_grad
 

@@ -206,3 +206,25 @@ def test_the_certificate_of_what_is_no_number_is_no_number():
     q = torch.randn(1, 1, 5, 4, dtype=torch.float64)
     found = AttributionMap(AttentionMap(q, q, Causal()), q, torch.full_like(q, torch.nan))
     assert math.isnan(found.certificate().error)
+
+
+@pytest.mark.parametrize("number", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", ["one", "weights", "cut"])
+def test_a_number_in_the_bias_that_hides_a_key_hides_it_as_minus_infinity_does(factor, dtype, number):
+    generator = torch.Generator().manual_seed(3)
+    q, left = torch.randn(2, 2, 3, 11, 5, dtype=dtype, generator=generator)
+    k, v = torch.randn(2, 2, 1, 13, 5, dtype=dtype, generator=generator)
+    hidden = torch.rand(2, 3, 11, 13, generator=generator) < 0.5
+    hidden[..., 0] = False
+    found, expected = (
+        AttributionMap(
+            AttentionMap(q, k, bias=torch.zeros(2, 3, 11, 13, dtype=dtype).masked_fill(hidden, one)), left, v, factor=factor
+        )
+        for one in (number, -torch.inf)
+    )
+    places = torch.meshgrid(*map(torch.arange, found.shape), indexing="ij")
+    assert torch.equal(found.is_visible(*places), ~hidden)
+    assert torch.equal(found.dense(), expected.dense())
+    assert torch.equal(found.overview().largest, expected.overview().largest)
+    assert torch.equal(found.pooled(3, 4, "max"), expected.pooled(3, 4, "max"))

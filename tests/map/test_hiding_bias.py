@@ -22,7 +22,7 @@ def draw_inputs(seed, dtype=torch.float32, size=1.0):
 
 
 def find_level(m):
-    return find_hiding_bias(m._request)
+    return find_hiding_bias(m.planes.request)
 
 
 @given(

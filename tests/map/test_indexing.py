@@ -63,7 +63,7 @@ def test_a_selection_takes_what_an_index_takes():
 
 def test_queries_and_keys_may_learn_and_lie_anywhere_in_memory():
     m, _ = both()
-    q, k = m._request.q, m._request.k
+    q, k = m.planes.request.q, m.planes.request.k
     strided = [x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in (q, k)]
     found = AttentionMap(*strided, Causal(), scale=np.float32(0.5), offset=np.int64(0))
     expected = AttentionMap(q, k, Causal(), scale=0.5)

@@ -7,6 +7,7 @@ from bounds import EXPONENTIAL, assert_within, entropy_bound, gamma
 from map.map_bounds import MapBounds, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Documents, Window, attend
 from regard.map import Pyramid, pyramid
+from regard.map.map_planes import MapPlanes
 
 Q, K, D, TILE = 150, 130, 8, 16
 
@@ -142,7 +143,7 @@ def test_it_says_beforehand_what_it_will_keep(dtype):
 def test_strips_leave_the_map_what_its_rows_are_divided_by(monkeypatch):
     seen, allowed = both(Causal(), torch.float32)
     list(seen.iterate_strips())
-    monkeypatch.setattr(AttentionMap, "_traverse", lambda *_: pytest.fail("a second traversal"))
+    monkeypatch.setattr(MapPlanes, "traverse", lambda *_: pytest.fail("a second traversal"))
     assert_within(seen.map[0, 0, :, 5], allowed.exact[:, 5], allowed.weights[:, 5])
 
 

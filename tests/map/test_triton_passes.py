@@ -209,7 +209,7 @@ def test_a_map_on_a_gpu_is_that_on_the_cpu(t):
     q, k, v = torch.randn(2, 4, t, 32), torch.randn(2, 2, t, 32), torch.randn(2, 4, t, 8)
     exact = AttentionMap(q.double(), k.double(), Causal())
     found = AttentionMap(q.cuda(), k.cuda(), Causal())
-    assert triton_passes.can_run_triton(Plane(found._request, 0, 0))
+    assert triton_passes.can_run_triton(Plane(found.planes.request, 0, 0))
     wanted, overview = exact.overview(), found.overview()
     for name in ("entropy", "largest", "first", "itself", "previous", "received", "mean", "max"):
         torch.testing.assert_close(getattr(overview, name).cpu().double(), getattr(wanted, name), rtol=1e-5, atol=2e-5)

@@ -42,9 +42,9 @@ def build(seed, q, k, mask, offset, is_shared):
 )
 def test_the_sums_of_one_pass_are_those_of_the_weights(seed, q, k, mask, offset, is_shared):
     m, wanted = build(seed, q, k, mask, offset, is_shared)
-    statistics, found = m._gather_batch_sums(wanted)
+    statistics, found = m.planes.gather_batch_sums(wanted)
     overview = m.overview()
-    for name, x in vars(statistics).items():
+    for name, x in statistics.items():
         assert torch.equal(x, vars(overview)[name]), name
     weights, bound = overview.mean, sum_bound(torch.float32, max(q, k))
     positions = (torch.arange(q) + offset).expand(1, q)
@@ -78,5 +78,5 @@ def test_sums_by_distance_are_those_of_a_loop_over_all_pairs(seed, q, k):
 
 def test_no_matrix_that_has_a_nan_gets_sums():
     m, wanted = build(0, 5, 7, "all", 0, is_shared=True)
-    m._request.q[3, 2, 1] = torch.nan
-    assert m._gather_batch_sums(wanted) is None
+    m.planes.request.q[3, 2, 1] = torch.nan
+    assert m.planes.gather_batch_sums(wanted) is None

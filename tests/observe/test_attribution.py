@@ -1,5 +1,7 @@
 """Attribution beside autograd on the dense weights of the same model's eager attention."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -247,3 +249,19 @@ def test_a_cut_is_what_the_last_layer_does_when_an_edge_is_cut():
         assert float(cuts[0, head, query, key]) == pytest.approx(change, abs=1e-9)
     assert float(cuts[0, 0, 8, 3]) != 0
     assert float(cuts[0, 2, 5, 1]) == 0
+
+
+@pytest.mark.usefixtures("in_float64", "float64_models")
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_layer_that_a_change_computes_anew_has_its_gradients(is_inside):
+    model, tokens = gpt2(), words(2, 11)
+    with regard.record(model, keep="values") as recording:
+        expected = recording.attribute(model(tokens).logits[:, LAST].sum())
+    change = regard.intervene(model, regard.Temperature(1, t=1.0))  # which changes no number
+    before, after = (change, contextlib.nullcontext()) if is_inside else (contextlib.nullcontext(), change)
+    with before, regard.record(model, keep="values") as changed, after:
+        found = changed.attribute(model(tokens).logits[:, LAST].sum())
+    for layer in range(3):
+        dense = expected.map(layer).dense()
+        assert dense.any()
+        assert float((found.map(layer).dense() - dense).abs().max()) < EQUAL * float(dense.abs().max())

@@ -114,7 +114,7 @@ def test_a_recording_shares_what_the_graph_keeps_and_notices_when_it_is_written_
     assert stored.q.untyped_storage().data_ptr() == stored.graph.q.untyped_storage().data_ptr()
     assert not stored.q.requires_grad
     recording.save(tmp_path / "recording")
-    ours, loaded = (one.map(0)._request for one in (recording, regard.load(tmp_path / "recording")))
+    ours, loaded = (one.map(0).planes.request for one in (recording, regard.load(tmp_path / "recording")))
     assert torch.equal(loaded.q, ours.q)  # a product of them may round by where in memory they lie
     assert torch.equal(loaded.k, ours.k)
     model.writes = True
@@ -133,7 +133,7 @@ def test_a_recording_without_gradients_has_the_keys_that_the_kernel_saw(keep):
     model.writes = True
     with torch.no_grad(), regard.record(model, keep=keep) as changed:
         model(x)
-    ours, others = (one.map(0)._request for one in (recording, changed))
+    ours, others = (one.map(0).planes.request for one in (recording, changed))
     assert torch.equal(others.q, ours.q)
     assert torch.equal(others.k, ours.k)
 

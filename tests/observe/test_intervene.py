@@ -333,3 +333,68 @@ def test_a_source_that_does_not_fit_is_refused():
         KnockOut(0, 0, source=source)
     with pytest.raises(ConfigError, match="at least as long"), intervene(model, KnockOut(0, 0, by="resample", source=source)):
         logits(model, words(1, 9))
+
+
+def test_changes_of_blocks_within_one_another_are_those_of_one_block():
+    model, tokens = gpt2(), words(2, 13)
+    changes = [CutEdges(slice(5, 9), [2, 3], layer=1), Temperature(1, 2, 3.0), KnockOut(1, [0, 3]), KnockOut(2, 1, by="mean")]
+    with intervene(model, *changes):
+        together = logits(model, tokens)
+    for outer, inner in ((changes[:1], changes[1:]), (changes[2:], changes[:2]), (changes[1::-1], changes[:1:-1])):
+        with intervene(model, *outer), intervene(model, *inner):
+            torch.testing.assert_close(logits(model, tokens), together, **KEPT)
+
+
+@pytest.mark.parametrize("of", ["weights", "output", "residual"])
+def test_a_layer_that_a_recording_left_out_is_not_another_one_of_it(of):
+    model, tokens = gpt2(), words(1, 9)
+    with torch.no_grad(), record(model, layers=[2], keep="residual" if of == "residual" else "values") as part:
+        model(words(1, 9).flip(1))
+    with pytest.raises(ConfigError, match=r"has no transformer\.h\.0\.attn"), intervene(model, Patch(part, layer=0, of=of)):
+        logits(model, tokens)
+
+
+@pytest.mark.parametrize("by", ["mean", "resample"])
+def test_a_source_that_left_a_layer_out_is_refused(by):
+    model = gpt2()
+    with torch.no_grad(), record(model, layers=[1, 2], keep="values") as part:
+        model(words(2, 9))
+    with pytest.raises(ConfigError, match="record all layers"), intervene(model, KnockOut(0, 1, by=by, source=part)):
+        logits(model, words(2, 9))
+
+
+def test_a_recording_of_a_model_within_another_is_patched_by_its_numbers():
+    model, tokens = gpt2(), words(1, 9)
+    outer = torch.nn.Sequential(model)
+    with torch.no_grad(), record(outer, keep="values") as recording:
+        outer(tokens.flip(1))
+    with intervene(model, Patch(recording, layer=2, of="output")):
+        found = logits(model, tokens)
+    with intervene(outer, Patch(recording, layer="0.transformer.h.2.attn", of="output")):
+        torch.testing.assert_close(found, logits(outer, tokens), **KEPT)
+
+
+def test_samples_of_a_source_are_those_of_the_same_positions_while_a_cache_grows():
+    model, tokens = gpt2(), words(3, 9)
+    source, _ = record_values(model, words(2, 12))
+    with torch.no_grad(), intervene(model, KnockOut(1, [0, 2], by="resample", source=source)):
+        torch.testing.assert_close(run_in_steps(model, tokens, 5), model(tokens).logits[:, 4:], **KEPT)
+    with (
+        torch.no_grad(),
+        intervene(model, KnockOut(1, 0, by="resample", source=source)),
+        pytest.raises(ConfigError, match=r"after 12 tokens.* at least as long"),
+    ):
+        run_in_steps(model, words(2, 13), 5)
+
+
+@pytest.mark.parametrize("places", [-2, [-2], torch.tensor([-2]), slice(-2, -1)])
+def test_a_negative_position_counts_from_the_end(places):
+    model, tokens = gpt2(), words(1, 11)
+    recording, _ = record_values(model, words(1, 11).flip(1))
+    pairs = (CutEdges(places, 3), CutEdges(9, 3)), (CutEdges(10, places), CutEdges(10, 9))
+    for given, same in (*pairs, (Patch(recording, layer=1, queries=places), Patch(recording, layer=1, queries=9))):
+        with intervene(model, same):
+            expected = logits(model, tokens)
+        assert not torch.allclose(expected, logits(model, tokens), **KEPT)
+        with intervene(model, given):
+            torch.testing.assert_close(logits(model, tokens), expected, **KEPT)

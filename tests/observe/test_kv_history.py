@@ -295,7 +295,7 @@ def test_chunks_and_windows_are_plain_rules_after_a_generation():
         model, given = make_model_and_inputs(name)
         with record(model) as recording:
             generate(model, given)
-        rules[name] = recording.map(0)._request.mask
+        rules[name] = recording.map(0).planes.request.mask
     assert rules["gpt2"] == Causal()
     assert rules["mistral"] == Causal() & Window(4)
     assert isinstance(rules["llama4"].other, Documents)

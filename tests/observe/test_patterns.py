@@ -33,6 +33,15 @@ def looks(draw):
     return MapView(m, tokens), dense, draw(st.sampled_from([Back(1), Back(0), Back(3), Duplicate(), Induction()]))
 
 
+def is_padding(dense, n, j):
+    """Whether a key is padding: in no head does its own query count, or any that counts attend to it."""
+    for m in range(dense.shape[1]):
+        queries = dense.queries(n, m)
+        if all(p != j or i in queries for i, p in enumerate(dense.positions[n])) or (dense.weights[n, m, queries, j] > 0).any():
+            return False
+    return True
+
+
 def table(dense, pattern, tokens):
     """A pattern as a bool table (b, h, q, k) of the keys a query may see."""
     b, h, q, k = dense.shape
@@ -41,6 +50,8 @@ def table(dense, pattern, tokens):
         for i in range(q):
             for j in range(k):
                 found[n, :, i, j] = member(pattern, tokens[n].tolist(), dense.positions[n][i], j)
+        if isinstance(pattern, Induction):
+            found[n, :, :, [j for j in range(1, k) if is_padding(dense, n, j - 1)]] = False
     return found & dense.visible
 
 
@@ -171,7 +182,7 @@ def test_groups_of_any_size_are_summed_alike(pattern, few, rows, monkeypatch):
 
 def test_no_part_of_a_pattern_is_larger_than_a_block(monkeypatch):
     tokens = torch.zeros(1, 3000, dtype=torch.int64)
-    groups = patterns.group_by_token(tokens[0], torch.arange(3000), 0)
+    groups = patterns.group_by_token(tokens[0], torch.arange(3000), 0, torch.ones(3000, dtype=torch.bool))
     parts = list(groups.iterate_parts())
     assert sum(len(queries) for queries, _, among in parts if among is None) == sum(range(1, patterns.FEW + 1))
     assert all(len(queries) <= patterns.PAIRS for queries, _, among in parts if among is None)
@@ -186,3 +197,21 @@ def test_tokens_are_needed_and_are_one_for_each_key():
         MapView(m, torch.zeros(1, T - 1))
     with pytest.raises(ConfigError, match="without"):
         patterns.share(m, Back(1), ("bos",))
+
+
+@pytest.mark.parametrize("hide", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("is_left", [True, False])
+def test_padding_is_no_earlier_occurrence_of_a_token(hide, is_left):
+    torch.manual_seed(2)
+    pads, q, k = 4, torch.randn(1, H, 13, D), torch.randn(1, H, 13, D)
+    text = slice(pads, None) if is_left else slice(9)
+    is_padding = torch.ones(13, dtype=torch.bool)
+    is_padding[text] = False
+    tokens = torch.randint(1, 4, (1, 13)).masked_fill(is_padding, 1)  # the token of padding stands in the text too
+    tokens[0, text.start or 0] = 1
+    bias = torch.zeros(1, 1, 1, 13).masked_fill(is_padding, hide)
+    padded = MapView(AttentionMap(q, k, Causal(), bias=bias), tokens)
+    alone = MapView(AttentionMap(q[:, :, text], k[:, :, text], Causal()), tokens[:, text])
+    for pattern in (Duplicate(), Induction()):
+        close(patterns.score(padded, pattern), patterns.score(alone, pattern))
+        close(patterns.share(padded, pattern, ("itself",)), patterns.share(alone, pattern, ("itself",)))

@@ -21,6 +21,7 @@ PATCH = 4  # pixels, in the images of the families
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
 WORDED = {**SMALL, "vocab_size": 60, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+SPEECH = {"layers": 2, "attention_heads": 2, "ffn_dim": 8}
 SIGLIP = {**SMALL, "image_size": 16, "patch_size": 2}
 
 
@@ -45,7 +46,7 @@ def change_patch(pixels, row, column, size=PATCH):
 
 def find_changed_keys(before, after, name):
     """The batch rows and tokens of the keys of a layer that differ."""
-    one, other = (recording[name][0].map._request.k for recording in (before, after))
+    one, other = (recording[name][0].map.planes.request.k for recording in (before, after))
     return {tuple(place) for place in (one != other).any(3).any(1).nonzero().tolist()}
 
 
@@ -227,7 +228,7 @@ def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(n
         changed = given["pixel_values"].clone()
         changed[place] += 1
         after = run(model, {**given, "pixel_values": changed})
-        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        one, other = (recording.map(visual).planes.request.k for recording in (before, after))
         moved = (one != other).any(3).any(1).nonzero()[:, 1].tolist()
         grid = grids[image]
         row, column = divmod(PatchGrid.from_blocks(grid.rows, grid.columns, 2).order[0][patch], grid.columns)
@@ -252,7 +253,7 @@ def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
         changed = given["pixel_values"].clone()
         changed[place] += 1
         after = run(model, {**given, "pixel_values": changed})
-        one, other = (recording.map(visual)._request.k for recording in (before, after))
+        one, other = (recording.map(visual).planes.request.k for recording in (before, after))
         assert (one != other).any(3).any(1).nonzero()[:, 1].tolist() == [grid.find_token(row, column, 60)[1]]
 
 
@@ -264,6 +265,20 @@ def test_frames_of_whisper_and_wav2vec2_have_their_times():
     assert recording.axis_places(0, part="decoder")[1] == []
     model, given = build("wav2vec2")
     assert run(model, given).axis_places(0)[1] == [AudioFrames(4 * 2 / 16_000)]
+
+
+def test_a_model_that_hears_samples_and_writes_words_has_frames_in_its_encoder_and_cross_attention_alone():
+    from transformers import SpeechT5Config, SpeechT5ForSpeechToText
+
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in SPEECH.items()}
+    cut = {"conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (4, 2), "num_feat_extract_layers": 2}
+    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    model = SpeechT5ForSpeechToText(SpeechT5Config(hidden_size=16, vocab_size=37, **sizes, **cut, **positions)).eval()
+    recording = run(model, {"input_values": torch.randn(1, 800), "decoder_input_ids": torch.tensor([[2, 7, 5]])})
+    frames = AudioFrames(8 / 16_000)
+    assert recording.axis_places(0, part="encoder") == ([frames], [frames])
+    assert recording.axis_places(0, part="decoder") == ([], [])
+    assert recording.axis_places(0, "cross") == ([], [frames])
 
 
 def test_places_that_were_set_by_hand_stay():

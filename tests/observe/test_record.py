@@ -184,14 +184,14 @@ def test_half_of_the_bytes_are_stored_in_bfloat16_and_give_nearly_the_same():
     _, whole = run(model, given, recorded=True)
     with torch.no_grad(), record(model, keep="bfloat16") as recording:
         model(**given)
-    assert recording.map(1)._request.q.dtype == torch.bfloat16
+    assert recording.map(1).planes.request.q.dtype == torch.bfloat16
     assert recording.map(1).nbytes * 2 == whole.map(1).nbytes
     assert_within(recording.map(1).dense(), whole.map(1).dense(), rounding(whole.map(1), torch.bfloat16, operands=2))
 
 
 def rounding(m, dtype, operands=0, scores=0):
     """How far a map's weights may lie from those of q, k and scores that were rounded to a dtype: so many operands or times."""
-    asked, wide = m._request, torch.promote_types(dtype, torch.float32)
+    asked, wide = m.planes.request, torch.promote_types(dtype, torch.float32)
     q, k = asked.q.double(), asked.k.double().repeat_interleave(asked.q.shape[1] // asked.k.shape[1], 1)
     added = 0 if asked.bias is None else asked.bias.double().abs()
     off = (gamma(wide, q.shape[-1] + 4) + gamma(dtype, operands)) * (asked.scale * (q.abs() @ k.abs().mT) + added)
@@ -352,8 +352,8 @@ def test_under_autocast_the_map_is_of_what_the_kernel_saw():
             inside = model(**given)
     assert are_equal(outside, inside)
     for layer, (q, k) in enumerate(handed):
-        assert torch.equal(recording.map(layer)._request.q, q)
-        assert torch.equal(recording.map(layer)._request.k, k)
+        assert torch.equal(recording.map(layer).planes.request.q, q)
+        assert torch.equal(recording.map(layer).planes.request.k, k)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -363,7 +363,7 @@ def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
     outside, _ = run(model, given)
     inside, recording = run(model, given, recorded=True)
     assert are_equal(outside, inside)
-    assert recording.map(0)._request.q.dtype == dtype
+    assert recording.map(0).planes.request.q.dtype == dtype
     assert recording.map(0).dense().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     other, _ = make_model_and_inputs(name, dtype=dtype, attn_implementation="eager")
     told, _ = run(other, given, output_attentions=True)
@@ -478,7 +478,7 @@ def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):
     with torch.no_grad(), record(model, to=tmp_path / "kept") as recording:
         model(**given)
     assert len(list((tmp_path / "kept").iterdir())) == 6
-    ours, theirs = (one.map(2)._request for one in (recording, expected))
+    ours, theirs = (one.map(2).planes.request for one in (recording, expected))
     assert torch.equal(ours.q, theirs.q)
     assert torch.equal(ours.k, theirs.k)
     row = expected.map(2)[:1, :1, -1:]  # of a product that may round by where in memory they lie

@@ -46,11 +46,11 @@ def assert_equal_recordings(a: Recording, b: Recording) -> None:
 def assert_equal_maps(mine, theirs):
     """Of queries, keys and rules that are equal to the bit; a product of them may round by where in memory they lie."""
     for name in ("q", "k", "bias", "sinks"):
-        x, y = (getattr(one._request, name) for one in (mine, theirs))
+        x, y = (getattr(one.planes.request, name) for one in (mine, theirs))
         assert (x is None and y is None) or (torch.equal(x, y) and x.dtype == y.dtype)
     for name in ("scale", "softcap", "offset"):
-        assert getattr(mine._request, name) == getattr(theirs._request, name)
-    rules = (one._request.mask.table(*one.shape[2:], one._request.offset) for one in (mine, theirs))
+        assert getattr(mine.planes.request, name) == getattr(theirs.planes.request, name)
+    rules = (one.planes.request.mask.table(*one.shape[2:], one.planes.request.offset) for one in (mine, theirs))
     assert torch.equal(*rules)
 
 

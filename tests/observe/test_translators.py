@@ -120,7 +120,7 @@ def test_translations_one_after_the_other_are_runs_of_their_own(tmp_path):
     found = load(tmp_path / "one.reg")
     for ours, theirs in zip(recording.runs, found.runs, strict=True):
         for one, part in ASKED:
-            a, b = (x.map(1, kind=one, part=part)._request for x in (ours, theirs))
+            a, b = (x.map(1, kind=one, part=part).planes.request for x in (ours, theirs))
             assert torch.equal(a.q, b.q)
             assert torch.equal(a.k, b.k)
             assert distance(ours.map(1, kind=one, part=part), theirs.map(1, kind=one, part=part).dense()) < 1e-12

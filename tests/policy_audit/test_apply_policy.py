@@ -45,7 +45,7 @@ def test_the_forward_is_that_of_a_cache_from_which_keys_were_deleted():
     with regard.intervene(model, ApplyPolicy(Knorm(5), PROMPT)):
         changed = record(model, tokens)
     for layer in range(2):
-        asked = changed.map(layer)._request
+        asked = changed.map(layer).planes.request
         v = changed.values(layer)
         kept = asked.k[:, :, :PROMPT].norm(dim=-1).topk(5, largest=False).indices[0]  # (h, 5)
         context = changed.map(layer) @ v
@@ -63,7 +63,7 @@ def test_later_queries_read_the_rounded_cache():
     with regard.intervene(model, ApplyPolicy(policy, PROMPT)), torch.no_grad():
         changed = model(tokens)
     k, v = policy.change_cache(regard.audit(plain, policy, prompt=PROMPT).read_inputs(0))
-    asked = plain.map(0)._request
+    asked = plain.map(0).planes.request
     context = plain.map(0) @ plain.values(0)
     later = regard.attention(asked.q[:, :, PROMPT:], k, v, regard.Causal(), scale=asked.scale, offset=PROMPT)
     with regard.intervene(model, ApplyPolicy(policy, PROMPT, layer=0)), torch.no_grad():

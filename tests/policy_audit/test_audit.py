@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import regard
 from bounds import gamma, unit_roundoff
 from policy_audit.small_models import HEADS, LAYERS, PROMPT, TOKENS, draw_tokens, make_model, record, record_layer
-from regard import Causal, ConfigError, Given, OutOfRangeError, Window
+from regard import Causal, ConfigError, DataError, Given, OutOfRangeError, Window
 from regard.policies import (
     H2O,
     TOVA,
@@ -410,3 +410,29 @@ def test_attention_that_is_not_causal_is_refused():
     for mask in (regard.Everything(), Window(2, 2), Causal() & regard.Padding([7])):
         with pytest.raises(ConfigError, match="needs causal self-attention"):
             regard.audit(record_layer(q, k, v, mask=mask), Knorm(3))
+
+
+def test_a_recording_of_some_heads_is_refused():
+    model = make_model()
+    with torch.no_grad(), regard.record(model, keep="values", heads=[0, 2]) as recording:
+        model(draw_tokens())
+    with pytest.raises(ConfigError, match=r"all heads of a layer.*only \(0, 2\) were recorded"):
+        regard.audit(recording, H2O(3))
+
+
+def test_a_policy_for_other_layers_than_those_recorded_is_refused():
+    recording = record(make_model(), draw_tokens())
+    for budgets in ((3,) * (LAYERS - 1), (3,) * (LAYERS + 1)):
+        with pytest.raises(ConfigError, match=f"budget for {len(budgets)} layers, but the recording has {LAYERS}"):
+            regard.audit(recording, H2O(budgets))
+    with pytest.raises(OutOfRangeError, match="a layer of retrieval"):
+        regard.audit(recording, DuoAttention(retrieval=((LAYERS, 0),)))
+
+
+@pytest.mark.parametrize("broken", ["queries", "keys", "values"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite_are_named_as_what_cannot_be_compared(broken, number):
+    layer = list(draw_layer(9, 0))
+    layer[["queries", "keys", "values"].index(broken)][0, 0, 4] = number
+    with pytest.raises(DataError, match=f"the {broken} of .* are not all finite"):
+        regard.audit(record_layer(*layer), Knorm(3), prompt=4)

@@ -56,7 +56,7 @@ def test_the_context_is_that_of_the_formula_within_the_bound(policy, kind):
     found = compute_policy_context(inputs, mask)
     settings = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in MODELS[kind].items() if name != "mask"}
     expected = regard.attention(q.double(), k.double(), v.double(), inputs.mask & mask, **settings)
-    scores = float((q.abs() @ k.abs().repeat_interleave(3, 1).mT).max()) * inputs.build_map()._request.scale
+    scores = float((q.abs() @ k.abs().repeat_interleave(3, 1).mT).max()) * inputs.build_map().planes.request.scale
     rounding = 4 * (gamma(torch.float32, 7 + 4) * scores + gamma(torch.float32, 211) + 8 * unit_roundoff(torch.float32))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=rounding * float(v.abs().max()))
 

@@ -4,7 +4,8 @@ import torch
 import regard
 from attribution.small_models import C, E, G, H, make_model
 from bounds import sum_bound
-from regard.attribution.model_parts import ActivationTrace, find_parts
+from regard.attribution.activation_trace import ActivationTrace
+from regard.attribution.model_parts import find_parts
 from regard.observe.map_view import MapView
 from regard.probe.copying import score_copying, score_ov_eigenvalues
 from regard.probe.repeated_tokens import make_probe_of_model

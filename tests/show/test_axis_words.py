@@ -4,6 +4,9 @@ import torch
 import regard
 from regard import ConfigError
 from regard.show.axis_words import choose_attention_kind, describe_bytes, find_word, get_axis_words, get_key_words
+from regard.show.recording_views import render_row
+from regard.show.terminal_colors import TerminalArea
+from show.page.server_client import rows_and_keys
 from show.small_recordings import WORDS, record_small_model, record_translator
 
 
@@ -59,6 +62,19 @@ def test_the_queries_of_cross_attention_have_their_own_words():
     assert get_axis_words(*asked) == (list("abc"), list("defg"))
     recording.tokens = list("defg")
     assert get_axis_words(*asked) == (list("012"), list("defg"))
+
+
+def test_queries_are_the_last_of_their_keys_and_have_numbers_where_they_are_more():
+    q, k = torch.randn(2, 1, 2, 5, 4)
+    for queries, expected in ((k[:, :, 2:], list("cde")), (torch.cat([q, q[:, :, :2]], 2), list("0123456"))):
+        recording = rows_and_keys(queries, k, regard.Everything())
+        recording.tokens = list("abcde")
+        assert get_axis_words(recording, 0, "self", None, 0, (queries.shape[2], 5)) == (expected, list("abcde"))
+        assert len(regard.figure(recording, 0, 1).axes)
+        rows = list(render_row(recording, (0, 1), "d", TerminalArea(80, 24, None), True))
+        assert "token 3" in rows[0].plain
+        row = recording.map(0, 1)[0, 0, 3 - max(5 - queries.shape[2], 0)]
+        assert f"{float(row.max()):.3f}" in "".join(line.plain for line in rows)
 
 
 def test_cross_attention_is_shown_where_there_is_nothing_else():

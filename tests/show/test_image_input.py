@@ -29,6 +29,24 @@ def test_the_numbers_of_a_models_input_are_stretched():
     assert found[..., 0].tolist() == [[0, 128], [191, 255]]
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_a_grey_picture_of_more_than_8_bits_is_scaled_and_not_cut_off(kind, tmp_path):
+    numbers = np.linspace(0, 65535, 35).reshape(5, 7).astype(np.uint16)
+    picture = Image.fromarray(numbers.astype(kind) / np.float32(65535) if kind is np.float32 else numbers.astype(kind))
+    picture.save(tmp_path / "grey.tiff")
+    expected = np.rint(numbers / 257).astype(int)
+    for image in (picture, tmp_path / "grey.tiff"):
+        found = load_image(image)
+        assert found.shape == (5, 7, 3)
+        assert np.abs(found[..., 1].astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_bytes_in_a_picture_of_wider_numbers_stay_as_they_are(mode):
+    numbers = np.arange(35, 70, dtype=np.uint8).reshape(5, 7)
+    assert np.array_equal(load_image(Image.fromarray(numbers).convert(mode))[..., 2], numbers)
+
+
 @pytest.mark.parametrize(
     "image", [7, None, {"a": 1}, np.zeros(3), np.zeros((2, 3, 5)), torch.zeros(2, 3, 4, 5), np.zeros((0, 2))]
 )

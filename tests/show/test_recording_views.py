@@ -3,8 +3,10 @@ import re
 import pytest
 import torch
 
+import regard
 from regard import ConfigError
 from regard.show import recording_views
+from regard.show.head_summary import find_strongest_link, render_grids
 from regard.show.recording_views import format_bar, render_bars
 from regard.show.terminal_colors import TerminalArea
 from show.small_recordings import READ, WORDS, WRITTEN, record_long_text, record_small_model, record_translator
@@ -140,3 +142,56 @@ def test_a_bar_is_exact_to_an_eighth_of_a_cell():
     assert format_bar(0.5, 9, "256") == "████▌"
     assert format_bar(1.0, 3, "256") == "███"
     assert format_bar(0.0001, 3, "256") == "▏"
+
+
+class Attention(torch.nn.Module):
+    """Attention of what it is given."""
+
+    def forward(self, q, k):
+        return regard.attention(q, k, k, regard.Causal())
+
+
+def record_broken_query(broken: bool) -> regard.Recording:
+    """Two heads on seven words; query 4 of the second may be NaN."""
+    q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    if broken:
+        q[0, 1, 4] = torch.nan
+    with regard.record(layer := Attention()) as recording:
+        layer(q, k)
+    recording.tokens = [f" w{n}" for n in range(7)]
+    return recording
+
+
+@pytest.mark.parametrize("colors", [None, "256", "truecolor"])
+def test_a_row_of_a_head_that_is_nan_is_said_to_be_and_the_others_stay(colors):
+    window = TerminalArea(80, 24, colors)
+    expected, found = (
+        [line.plain.rstrip() for line in recording_views.render_head(record_broken_query(broken), (0, 1), window)]
+        for broken in (False, True)
+    )
+    changed = [n for n, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other]
+    assert [found[n].split()[:2] for n in changed] == [["4", "w4"]]
+    assert found[changed[0]].split()[2:] == ["nan"] * 7
+    assert found[-1] == "7 of 49 numbers are not a number (NaN): nan or ?."
+
+
+@pytest.mark.parametrize("colors", [None, "256", "truecolor"])
+def test_cells_that_are_nan_are_marked_where_no_number_fits(colors):
+    lines = list(recording_views.render_head(record_broken_query(True), (0, 1), TerminalArea(20, 4, colors)))
+    assert any("?" in line.plain and "numbers" not in line.plain for line in lines)
+
+
+@pytest.mark.parametrize("colors", [None, "256", "truecolor"])
+def test_words_and_grids_of_a_head_that_is_nan_are_drawn(colors):
+    recording, window = record_broken_query(True), TerminalArea(80, 24, colors)
+    row = "\n".join(line.plain for line in recording_views.render_row(recording, (0, 1), "4", window, True))
+    assert "7 of 7 numbers are not a number (NaN)" in row
+    assert "7 of 7 numbers" in "\n".join(line.plain for line in recording_views.render_text(recording, window, True))
+    rows = regard.heads(recording)
+    _, grid = (line.plain for line in list(render_grids(recording, rows, 80, colors))[:2])
+    assert grid.split() == ["0.0", *rows[0].kind.split(), "0.1", *rows[1].kind.split()]
+    lines = [line.plain for line in render_grids(recording, rows, 80, colors)]
+    assert [line.count("?") for line in lines] == [0] * 6 + [5] + [0] * 2
+    query, _, weight = find_strongest_link(recording.map(0, 1))
+    assert query != 4
+    assert 0 < weight <= 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
-from regard.text.transformers_tokenizer import TransformersTokenizer
+from regard.text.transformers_tokenizer import PromptTokenizer, TransformersTokenizer
 
 OF_BYTES = TransformersTokenizer(
     transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
@@ -34,3 +34,19 @@ def test_a_token_that_the_tokenizer_lacks_is_shown_as_no_character():
     the, beyond = OF_BYTES.encode("the")[0], len(OF_BYTES.tokenizer) + 3  # embeddings may have more rows than there are tokens
     assert OF_BYTES.bytes([the, beyond]).decode() == "the\ufffd"
     assert OF_BYTES.pieces([beyond, the]) == ["\ufffd", "the"]
+
+
+def test_a_prompt_begins_as_every_text_does_once_and_has_no_end():
+    own = transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    own.bos_token = "!"
+    found, start, end = PromptTokenizer(own), own.bos_token_id, own.eos_token_id
+    assert (found.encode(""), found.encode("the cat")) == ([start], OF_BYTES.encode("the cat"))
+    own.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        "! $A <|endoftext|>", special_tokens=[("!", start), ("<|endoftext|>", end)]
+    )
+    assert found.beginning == [start]
+    assert (found.encode(""), found.encode("the cat")) == ([start], [start, *OF_BYTES.encode("the cat")])
+    assert found.encode("!the cat") == [start, *OF_BYTES.encode("the cat")]
+    own.bos_token = own.eos_token = None
+    own.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A", special_tokens=[])
+    assert found.encode("") == []

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.activation_trace import ActivationTrace, widen
 from regard.attribution.factored_matrix import FactoredMatrix
 from regard.attribution.model_parts import (
     NEAR_NORM,
-    ActivationTrace,
     HeadProjection,
     ModelParts,
     Norm,
@@ -18,7 +18,6 @@ from regard.attribution.model_parts import (
     find_projection,
     is_near,
     trace_forward,
-    widen,
 )
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
@@ -109,7 +108,7 @@ class Circuits:
         """Return the projections of the queries and keys of a layer, found once. Raises ConfigError where they are not."""
         if name in self.query_key_parts:
             return self.query_key_parts[name]
-        request = self.recording.map(layer)._request
+        request = self.recording.map(layer).planes.request
         q, k = (widen(x[0, :, : self.trace.positions]) for x in (request.q, request.k))
         query, key = (find_projection(self.trace, x) or find_projection(self.trace, x[:, :1]) for x in (q, k))
         norm = None if query is None else find_norm_before(self.trace, query.activation)

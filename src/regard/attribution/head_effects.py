@@ -133,6 +133,8 @@ def effects(
         exact = numbers.detach().double()
         estimates = estimate_effects(recording, numbers, KnockOut(by=by, source=source))
         header = {"by": by, "numbers": [float(number) for number in exact.cpu()], "heads": [list(pair) for pair in chosen]}
+        if source is not None:
+            header["estimates"] = [estimates[layer][head] for layer, head in chosen]  # which tell one source from another
         known = {} if file is None else read_effects(file, header)
         rows, names = [], recording.layers()
         for layer, head in watch(chosen, len(chosen)):

@@ -1,5 +1,6 @@
 """LeGrad: which tokens raise the score that each layer would give through the model's own head."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_index, check_instance, check_sequence, describe_value
 from regard.observe.attribution import attribute
 from regard.observe.block_outputs import is_inside
+from regard.observe.map_view import MapView
 from regard.observe.record import record
 from regard.observe.recording import Recording
 
@@ -94,11 +96,20 @@ def collect_scores(recording: Recording, scores: Mapping[int, Tensor]) -> LeGrad
 
 
 def mean_columns(gradients: AttributionMap) -> Tensor:
-    """Return the mean of the positive part of each column over heads and queries, (b, k), block by block."""
+    """Return the mean of the positive part of each column over heads and queries, (b, k), block by block.
+
+    A key that a number in the bias hides counts as little as one that the mask hides.
+    """
     b, h, q, k = gradients.shape
     found = torch.zeros(b, k, dtype=torch.float64, device=gradients.device)
-    for n, _, run, entries in gradients.iterate_blocks():
-        found[n].index_add_(0, run.columns, entries.clamp(min=0).sum(0, dtype=torch.float64))
+    look = MapView(gradients.weights)
+    has_hiding_bias = look.hiding_bias != -math.inf
+    for n, head, run, entries in gradients.iterate_blocks():
+        positive = entries.clamp(min=0)
+        if has_hiding_bias:
+            queries = torch.arange(run.start, run.stop, device=found.device).unsqueeze(-1)
+            positive = positive.where(look.can_see(n, head, queries, run.columns), 0)
+        found[n].index_add_(0, run.columns, positive.sum(0, dtype=torch.float64))
     return found / (h * q)
 
 
@@ -152,11 +163,13 @@ def leave_out_blocks(model: nn.Module, outputs: Sequence[Any], blocks: Sequence[
     """Make every block return what the block of one layer returned, without computing anything, while the context is active."""
     stream = get_stream(outputs[layer])
     modules = [model.get_submodule(name) for name in blocks]
+    before = [{"forward": vars(module)["forward"]} if "forward" in vars(module) else {} for module in modules]
     for module, output in zip(modules, outputs, strict=True):
         answer = (stream, *output[1:]) if isinstance(output, tuple) else stream
         vars(module)["forward"] = lambda *args, answer=answer, **kwargs: answer
     try:
         yield
     finally:
-        for module in modules:
-            vars(module).pop("forward")
+        for module, own in zip(modules, before, strict=True):
+            vars(module).pop("forward", None)
+            vars(module).update(own)  # a forward of its own, as hooks of accelerate set it

@@ -6,40 +6,31 @@ are columns of its output; it is the last norm if the logits are its output time
 off by the module's own forward on the unit vectors, so that quantized, adapted and renamed modules work alike.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.attribution.activation_trace import (
+    NEAR,
+    POSITIONS,
+    Activation,
+    ActivationTrace,
+    cut_positions,
+    get_tolerance,
+    widen,
+)
+from regard.attribution.direct_path import measure_direct_gains
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_floating, describe_value
-from regard.mechanism.scores import score_dtype
 from regard.observe import Recording, record
 
-POSITIONS = 8  # at which inputs and outputs are compared
-NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or TF32
 NEAR_NORM = 1e-2  # the same of a norm
-ROUNDINGS = 4  # of half precision between two activations that are the same: of each one's factors and of itself
 PROBE = 64.0  # size of the unit vectors of which a matrix is read off, so that a bias hides none of its digits; a power of 2
-
-
-@dataclass(frozen=True, eq=False)
-class Activation:
-    """What went into a module and came out of it at the first positions of the first row, (p, c_in) and (p, c_out).
-
-    Both are widened to float32; tolerance is the relative difference up to which they equal others, from their own dtype.
-    """
-
-    module: nn.Module
-    name: str
-    x: Tensor
-    y: Tensor
-    tolerance: float = NEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +59,10 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class LayerParts:
-    """The projections of one attention layer, by head: `output` (h, e, c), `value` (g, c, e), None where not found."""
+    """The projections of one attention layer, by head: `output` (h, e, c), `value` (g, c, e), None where not found.
+
+    The output projection is that to the residual stream: times the number by which the model multiplies it, as Granite does.
+    """
 
     output: Tensor | None
     value: Tensor | None
@@ -77,7 +71,10 @@ class LayerParts:
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name."""
+    """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name.
+
+    The embedding is what the first layer reads of each token, position aside: of BLOOM, after the norm that it applies to it.
+    """
 
     embedding: Tensor | None
     unembedding: Tensor
@@ -93,67 +90,6 @@ class HeadProjection:
     activation: Activation
     outputs: Tensor
     matrices: Tensor
-
-
-class ActivationTrace:
-    """Hooks that keep what goes into and out of the modules of one forward pass, at the first positions."""
-
-    def __init__(self, positions: int = POSITIONS) -> None:
-        self.positions = positions
-        self.linear: list[Activation] = []
-        self.norms: list[Activation] = []
-        self.last: Tensor | None = None  # the whole input of the last norm
-
-    @contextmanager
-    def watch(self, model: nn.Module) -> Iterator["ActivationTrace"]:
-        """Keep activations within the context."""
-        handles = [
-            module.register_forward_hook(self.make_hook(name), with_kwargs=True)
-            for name, module in model.named_modules()
-            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() in (1, 2)
-            if not isinstance(module, nn.Embedding)
-        ]
-        try:
-            yield self
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def make_hook(self, name: str) -> Any:
-        """Return a hook that keeps the activation of a module."""
-
-        def keep(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-            if x is None or not isinstance(result, Tensor) or x.dim() < 2:
-                return
-            given, outputs = (cut_positions(one, self.positions) for one in (x, result))
-            found = Activation(module, name, given, outputs, get_tolerance(result.dtype))
-            if module.weight.dim() == 2:  # type: ignore[operator]
-                self.linear.append(found)
-            elif x.shape == result.shape:
-                self.norms.append(found)
-                self.last = x.detach()
-
-        return keep
-
-
-def cut_positions(x: Tensor, positions: int) -> Tensor:
-    """Return the first positions of the first row of (b, t, c) or (t, c), in float32 at least."""
-    row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
-    return widen(row[:positions]).clone()
-
-
-def get_tolerance(dtype: torch.dtype, least: float = NEAR) -> float:
-    """Return the relative difference up to which two activations are the same, for their dtype: `least`, or its roundings.
-
-    A rounding changes a number by at most half of eps, relative to its size (Higham 2002, section 2.1).
-    """
-    return max(least, ROUNDINGS * torch.finfo(dtype).eps / 2) if dtype.is_floating_point else least
-
-
-def widen(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 if it is."""
-    return x.to(score_dtype(x.dtype))
 
 
 def find_parts(
@@ -186,8 +122,16 @@ def find_parts(
     norm = fit_norm(last)
     if norm is None:
         raise ConfigError(f"the last norm, {last.name}, is neither a layer norm nor an RMS norm.")
-    layers = {name: find_layer(recording, number, trace) for number, name in enumerate(recording.layers())}
-    return ModelParts(None if embedding is None else widen(embedding.detach()).cpu(), words.cpu(), norm, widen(final), layers)
+    names = recording.layers()
+    outputs = [find_output_projection(recording, number, trace) for number in range(len(names))]
+    gains = measure_direct_gains(model, trace, [one for one in outputs if one is not None])
+    layers = {
+        name: find_layer(recording, number, trace, one, gains.get(id(one), 0.0))
+        for number, (name, one) in enumerate(zip(names, outputs, strict=True))
+    }
+    if embedding is not None:
+        embedding = apply_first_norm(trace, embedding.detach())
+    return ModelParts(None if embedding is None else widen(embedding).cpu(), words.cpu(), norm, widen(final), layers)
 
 
 def check_unembedding(unembedding: Tensor | None) -> None:
@@ -204,21 +148,39 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
-def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> LayerParts:
-    """Find the projections of a layer: modules whose input is its context, and whose output holds its values."""
+@torch.no_grad()
+def apply_first_norm(trace: ActivationTrace, embedding: Tensor) -> Tensor:
+    """Return the embedding (n, c) as the first layer reads it: after the norm that some models, as BLOOM, apply to it."""
+    first, second = (trace.norms + trace.norms[:1])[:2]
+    if first.y.shape[1] != embedding.shape[1] or not is_near(second.x, first.y, first.tolerance):
+        return embedding
+    with evaluate_mode(first.module):
+        normed: Tensor = first.module(embedding)
+    return normed
+
+
+def find_output_projection(recording: Recording, number: int, trace: ActivationTrace) -> Activation | None:
+    """Find the module whose input is the context of a layer, head by head, and whose output goes into no norm."""
     values, m = recording.values(number), recording.map(number)
     if values is None:
+        return None
+    context = m.select(batch=0) @ widen(values[:1])
+    joined = widen(context[0, :, : trace.positions].transpose(0, 1).flatten(1))  # (p, h e)
+    found = next((one for one in trace.linear if is_near(one.x, joined, one.tolerance)), None)
+    is_normed = found is not None and any(is_near(norm.x, found.y, norm.tolerance) for norm in trace.norms)
+    return None if is_normed else found
+
+
+def find_layer(
+    recording: Recording, number: int, trace: ActivationTrace, projection: Activation | None, gain: float
+) -> LayerParts:
+    """Find the matrices of a layer: of its output projection, times its gain, and of that of its values."""
+    values = recording.values(number)
+    if values is None:
         return LayerParts(None, None, None)
-    h, v, positions = m.shape[1], widen(values[:1]), trace.positions
-    joined = widen((m.select(batch=0) @ v)[0, :, :positions].transpose(0, 1).flatten(1))  # (p, h e)
-    output = None
-    projection = next((one for one in trace.linear if is_near(one.x, joined, one.tolerance)), None)
-    if projection is not None and not any(
-        is_near(norm.x, projection.y, norm.tolerance) for norm in trace.norms
-    ):  # it is added as it is
-        matrix = read_matrix(projection)
-        output = None if matrix is None else matrix.view(h, -1, matrix.shape[1])
-    found = find_projection(trace, v[0, :, :positions])
+    matrix = read_matrix(projection) if projection is not None and gain else None
+    output = None if matrix is None else (matrix * gain).view(recording.map(number).shape[1], -1, matrix.shape[1])
+    found = find_projection(trace, widen(values[0, :, : trace.positions]))
     norm = None if found is None else find_norm_before(trace, found.activation)
     return LayerParts(output, None, None) if found is None or norm is None else LayerParts(output, found.matrices, norm)
 

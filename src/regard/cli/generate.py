@@ -27,7 +27,7 @@ from regard.models import GPT2, TransformersDecoder
 from regard.show.terminal import escape_text, open_console, print_entries, print_wrapped
 from regard.terminal_escapes import LINES, escape_controls
 from regard.text.number_tokenizer import NumberTokenizer
-from regard.text.transformers_tokenizer import TransformersTokenizer
+from regard.text.transformers_tokenizer import PromptTokenizer
 from regard.weights.gpt2 import is_own_gpt2
 from regard.weights.hub import is_model_name
 
@@ -72,7 +72,7 @@ def load_decoder(name: str, device: str | None) -> tuple[GPT2 | TransformersDeco
     is_gpt2 = path.is_dir() and getattr(found.model.config, "model_type", "") == "gpt2"  # with a tokenizer of its own
     decoder = GPT2.load(name).to(found.device) if is_gpt2 else TransformersDecoder(found.model)
     ends = found.list_ends()
-    return decoder, {"text": TransformersTokenizer(found.tokenizer), "end": next(iter(ends), None), "stop": ends}
+    return decoder, {"text": PromptTokenizer(found.tokenizer), "end": next(iter(ends), None), "stop": ends}
 
 
 def print_stream(pieces: Iterator[str]) -> None:

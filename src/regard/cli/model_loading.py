@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from regard.models import GPT2, TransformersDecoder
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.models.transformers_decoder import find_cache_name, find_family
 from regard.show.page.model_adapter import ModelAdapter
+from regard.text.transformers_tokenizer import PromptTokenizer
 from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import INCLUDED_MODELS, is_own_gpt2
 from regard.weights.hub import RELEASED
@@ -62,6 +64,11 @@ class TransformersModel:
     model: nn.Module
     tokenizer: Any
 
+    @cached_property
+    def _vocabulary(self) -> PromptTokenizer:
+        """The tokenizer as texts that are continued are read by it."""
+        return PromptTokenizer(self.tokenizer)
+
     @property
     def context(self) -> int | None:
         """The number of tokens that the model was trained for, if it is known."""
@@ -80,9 +87,15 @@ class TransformersModel:
         return int(getattr(self.model.config, "num_hidden_layers", 0) or 0)
 
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
-        """Return the first tokens of a text, (1, t), the text of each, and the number of tokens of the whole text."""
+        """Return the first tokens of a text, (1, t), the text of each, and the number of tokens of the whole text.
+
+        A text that has the tokens that begin every text, such as one that was read before, does not get them again.
+        """
         with silence_transformers():
             found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+            beginning = self._vocabulary.beginning
+        if beginning and found[0, : 2 * len(beginning)].tolist() == 2 * beginning:
+            found = found[:, len(beginning) :]
         whole = found.shape[1]
         if not whole:
             raise DataError("the text has no tokens.")
@@ -90,19 +103,21 @@ class TransformersModel:
         if self.context is not None and (most is None or not self.can_extend_context):
             limit = min(limit, self.context)
         ids = found[:, :limit]
-        return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
+        return ids, [self.decode([one]) for one in ids[0].tolist()], whole
 
     def encode(self, text: str) -> list[int]:
         """Return all tokens of a text, without the tokenizer's special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        """Return the text of tokens, with the spaces that it begins with."""
+        found = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        return self._vocabulary.restore_spaces(ids[0], found) if len(ids) else found
 
     def pieces(self) -> list[str]:
         """Return the text of every token in the vocabulary."""
-        return list(self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))]))
+        found = self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))])
+        return [self._vocabulary.restore_spaces(number, piece) for number, piece in enumerate(found)]
 
     @property
     def device(self) -> torch.device:
@@ -118,14 +133,12 @@ class TransformersModel:
         """Whether the model predicts the next token of a text."""
         return bool(getattr(self.model, "can_generate", bool)())
 
-    @property
-    def start_ids(self) -> list[int]:
-        """The tokens that an empty text starts with. Raises DataError if there are none."""
-        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
-        found = next((token for token in known if token is not None), None)
-        if found is None:
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a text that is continued. Raises DataError for an empty one if no token is known to begin it."""
+        found = self._vocabulary.encode(text)
+        if not found:
             raise DataError(f"the text is empty, and {self.name} has no token to begin with.")
-        return [int(found)]
+        return found
 
     @property
     def has_chat_template(self) -> bool:

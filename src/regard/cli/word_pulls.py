@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from rich.text import Text
@@ -40,10 +42,16 @@ def run(options: argparse.Namespace, text: str) -> int:
     rows = compute_pulls(recording.attribute(last[token]), words)
     word = foreign.decode([token])
     if options.json:
-        print(json.dumps({"word": word, "probability": probability, "words": [asdict(row) for row in rows]}))
+        pulls = [replace_nonfinite(asdict(row)) for row in rows]
+        print(json.dumps({"word": word, **replace_nonfinite({"probability": probability}), "words": pulls}, allow_nan=False))
         return 0
     print_pulls(rows, foreign.name, word, float(last[token].detach()), probability, options.all)
     return 0
+
+
+def replace_nonfinite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with None in place of NaN and the infinities, which are not JSON."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
 
 
 def choose_token(foreign: TextModel, logits: Tensor, word: str) -> int:

@@ -138,7 +138,7 @@ def check_row(tokens: Any) -> Any:
 
 def exp_or_inf(nats: float) -> float:
     """Compute exp(nats), infinite beyond the range of a float."""
-    return math.exp(nats) if nats < 709 else math.inf
+    return math.inf if nats >= 709 else math.exp(nats)  # NaN stays NaN
 
 
 def count_words_and_bytes(corpus: Corpus) -> tuple[int, int]:

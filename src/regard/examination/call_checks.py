@@ -15,7 +15,7 @@ from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.rotary_reading import Rotary, describe_style, find_mistakes, fit_without_minus, read_rotary
-from regard.observe.interception.handwritten.undivided_contexts import DIVIDED
+from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
 OFF = 0.02  # of the expected scale
@@ -177,7 +177,7 @@ def has_norm(one: InnerCall) -> bool:
 
 
 def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
-    """Check that rows of weights sum to one over tokens, as recorded calls are softmaxes; None if one is gated."""
+    """Check that rows of weights sum to one over tokens, as recorded calls are softmaxes; None if that is not seen of one."""
     for one in calls:
         filled = count_filled_keys(one)
         if filled > 1:  # one alone is a sink, as of nn.MultiheadAttention's add_zero_attn
@@ -186,7 +186,7 @@ def check_rows(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         if one.call.note == DIVIDED:
             sentence = "exponentials of scores are divided by something else than their sum over the keys, or by nothing"
             return Finding("not normalised", f"in {one.name or 'the layer'} {sentence}", DIVIDE, 1.5, "softmax", one.name)
-    if not calls or any("gate" in one.call.note for one in calls):  # weights that a gate multiplies after the softmax
+    if not calls or any("gate" in one.call.note or one.call.note == BY_MORE for one in calls):  # after the softmax
         return None
     mixed = next((one.mixed for one in calls if one.mixed), "")
     if mixed:

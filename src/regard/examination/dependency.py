@@ -141,8 +141,8 @@ def measure_by_change(context: Context, make: Callable[[int, float], Inputs], co
     return take_largest(strengths)
 
 
-def replace_token(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
-    """Return inputs with token j of sequence b, its x or its key and value, taken from `other`."""
+def replace_token(inputs: Inputs, other: Inputs, b: int | slice, j: int) -> Inputs:
+    """Return inputs with token j of sequence b, or of several, its x or its key and value, taken from `other`."""
     tokens = []
     for n, (x, instead) in enumerate(zip(inputs, other, strict=True)):
         if len(inputs) == 1 or n:

@@ -165,7 +165,7 @@ class CallCollector:
             made = WeightMatrix(name, mechanism.title, weights.double(), mixing)
             self.matrices.append((made, softmaxes, self.order.count_earlier_outputs(call.kernel)))
 
-    def handle_token_mixer(self, module: nn.Module) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Ignore the end of a module that mixes tokens."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:

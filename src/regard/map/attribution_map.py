@@ -1,5 +1,6 @@
 """AttributionMap: what each weight does to a number, as a matrix that is never stored."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
+from regard.map.hiding_bias import find_hiding_bias
+from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
@@ -75,6 +78,11 @@ class AttributionMap(SignedMap):
     def means(self) -> Tensor | None:
         """Σ_m A_im l_i · r_m for factor "cut", (b, h, q)."""
         return (self.left * (self.weights @ self.right)).sum(-1) if self.factor == "cut" else None
+
+    @cached_property
+    def hiding_bias(self) -> float:
+        """The largest number in the bias that hides its key; -inf if no other number does."""
+        return find_hiding_bias(self.weights.planes.request)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -146,17 +154,17 @@ class AttributionMap(SignedMap):
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist():
             (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
-            plane = Plane(self.weights._request, *self.weights._pairs[n][m])
+            plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[n][m])
             seen = plane.can_see(i[is_pair], j[is_pair])
-            found[is_pair] = seen if plane.bias is None else seen & (plane.bias[i[is_pair], j[is_pair]] != -torch.inf)
+            found[is_pair] = seen if plane.bias is None else seen & ~(plane.bias[i[is_pair], j[is_pair]] <= self.hiding_bias)
         return found
 
     def get_plane(self, b: int, h: int) -> tuple[Plane, Products]:
         """Return the weights and products of a head."""
         means = None if self.means is None else self.means[b, h]
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
-        plane = Plane(self.weights._request, *self.weights._pairs[b][h])
-        return plane, Products(self.left[b, h], right, self.factor, means)
+        plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[b][h])
+        return plane, Products(self.left[b, h], right, self.factor, means, self.hiding_bias)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
         """Yield batch row, head, and the weights and products of it."""
@@ -175,8 +183,9 @@ class AttributionMap(SignedMap):
         """Traverse each head by the fastest pass available, given the edges of the picture's bins, of whose rows alone."""
         heads = {plane: products for _, _, plane, products in self.iterate_planes()}
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
-        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
-            quick = self.weights._run_compiled(
+        hides = self.factor == "one" and self.hiding_bias != -math.inf  # the compiled pass knows -inf alone
+        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1] and not hides:
+            quick = run_compiled(
                 list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )
         pairs = zip(heads.items(), quick, strict=True)

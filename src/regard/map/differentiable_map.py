@@ -26,7 +26,7 @@ class DifferentiableMap:
     """
 
     def __init__(self, weights: AttentionMap, q: Tensor, k: Tensor) -> None:
-        own = weights._request
+        own = weights.planes.request
         if own.weight is not None:
             raise ConfigError("only maps of dot products have a graph to q and k; this one is of additive scores.")
         for name, x, like in (("q", q, own.q), ("k", k, own.k)):
@@ -131,7 +131,7 @@ class DifferentiableMap:
 
     def iterate_blocks(self, n: int, m: int, queries: Tensor) -> Iterator[Block]:
         """Yield queries (n,) of a matrix by index, as many at a time as a block of scores holds, with the keys they may see."""
-        plane = Plane(self.weights._request, *self.weights._pairs[n][m])
+        plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[n][m])
         for part in queries.split(max(1, BLOCK_NUMBERS // max(self.shape[3], 1))):
             yield plane, part, plane.list_columns(plane.find_key_ranges(int(part.min()), int(part.max()) + 1))
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from regard.errors import OutOfRangeError
 from regard.map import compiled_passes, passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import encode_weights
+from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights
 from regard.map.visible_pixels import find_visible_pixels
@@ -52,6 +54,11 @@ class Pyramid:
         self.map = m.select(check_index("batch", batch, b, "the map"), check_index("head", head, h, "the map"))
         self._data = PyramidData()
 
+    @cached_property
+    def _hiding_bias(self) -> float:
+        """The largest number in the bias that hides its key; -inf if no other number does."""
+        return find_hiding_bias(self.map.planes.request)
+
     @property
     def levels(self) -> int:
         """The number of levels; the last is a single tile."""
@@ -62,7 +69,7 @@ class Pyramid:
         """The bytes stored besides the map once `iterate_strips` is exhausted."""
         q, k = self.map.shape[2:]
         finest, whole = self._find_level(CODED), self._find_level(KEPT)
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         size = torch.finfo(score_dtype(plane.request.q.dtype)).bits // 8
         pixels = {level: math.prod(self.shape(level)) for level in range(finest, self.levels)}
         pictures = sum(pixels[level] * (4 if level < whole else 8 + size) for level in pixels)
@@ -87,7 +94,7 @@ class Pyramid:
     def iterate_strips(self) -> Iterator[float]:
         """Traverse the matrix in strips of rows, continuing an earlier traversal; yield the share that is done, 1 at last."""
         q, height = self.map.shape[2], self._count_strip_rows()
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         spans = [(start, min(start + height, q)) for start in range(0, q, height)]
         work = [(stop - start) * sum(j - i for i, j in plane.find_key_ranges(start, stop)) for start, stop in spans]
         for n, (start, stop) in enumerate(spans):
@@ -116,7 +123,7 @@ class Pyramid:
             pass
         if (level, how) in self._data.codes:
             return self._data.codes[level, how][slice(*rows), slice(*columns)]
-        (plane,) = self.map._iterate_planes()
+        (plane,) = self.map.planes
         edges = [self._pixel_edges(span, level, axis) for axis, span in enumerate((rows, columns))]
         return self._encode_image(plane, self.tile(level, row, column, how), *edges)
 
@@ -193,13 +200,13 @@ class Pyramid:
 
     def _encode_image(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Encode a picture, given the edges of its pixels in tokens."""
-        return encode_weights(image, find_visible_pixels(plane, rows, columns, image == 0))
+        return encode_weights(image, find_visible_pixels(plane, rows, columns, image == 0, self._hiding_bias))
 
     def _pool_levels(self, plane: Plane) -> None:
         """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
         if self._data.denominators:
             shift, total = (torch.cat([getattr(one, name) for one in self._data.denominators]) for name in ("shift", "total"))
-            self.map._denominators.add([(plane.b, plane.h)], Denominators(shift, total)[None])
+            self.map.planes.denominators.add([(plane.b, plane.h)], Denominators(shift, total)[None])
             self._data.denominators = []
             while len(self._data.pooled_levels) < self.levels - self._find_level(KEPT):
                 total, largest = self._data.pooled_levels[-1]

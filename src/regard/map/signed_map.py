@@ -11,8 +11,9 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.html_repr import HtmlRepr
 from regard.map import indexing, pooling
-from regard.map.attention_map import LIMIT_BYTES, PICTURE_BINS, check_result_size
+from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.attribution_passes import EntryStatistics, gather_blocks
+from regard.map.map_planes import PICTURE_BINS
 from regard.map.pooling import EntryBlock, bin_edges
 from regard.mechanism.arguments import check_count, check_integer, check_number, describe_value
 

@@ -3,21 +3,24 @@
 import torch
 from torch import Tensor
 
+from regard.map.hiding_bias import find_hiding_bias
 from regard.map.plane import Plane
 
 SAMPLED_SIDE = 8  # sampled rows and keys of a pixel: all of them up to this side, else evenly spaced
 
 
-def find_visible_pixels(plane: Plane, rows: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+def find_visible_pixels(plane: Plane, rows: Tensor, columns: Tensor, among: Tensor, hiding_bias: float | None = None) -> Tensor:
     """Return which of the pixels in `among`, bool (r, c), hold a visible entry.
 
     rows and columns are the edges of the pixels in tokens. The bounds of a mask decide for most pixels; the mask itself is
-    evaluated for the others, at 8 x 8 entries of each pixel if it, or a bias, hides single entries.
+    evaluated for the others, at 8 x 8 entries of each pixel if it, or a bias, hides single entries. hiding_bias is what
+    `find_hiding_bias` returns for the plane's request, which is computed where it is not given.
     """
     device, among, rows, columns = among.device, among.cpu(), rows.cpu(), columns.cpu()
     found = torch.zeros_like(among)
     starts, ends = columns[:-1], columns[1:]
     unsure: list[tuple[int, Tensor]] = []
+    hiding = find_hiding_bias(plane.request) if hiding_bias is None else hiding_bias
     for i in among.any(1).nonzero().flatten().tolist():
         bounds = plane.make_query_block(int(rows[i]), int(rows[i + 1]))
         rule = plane.request.mask
@@ -32,7 +35,7 @@ def find_visible_pixels(plane: Plane, rows: Tensor, columns: Tensor, among: Tens
             unsure.append((i, open_))
     for i, those in unsure:
         found[i, those] = can_see_any(
-            plane, sample_entries(rows[i : i + 1], rows[i + 1 : i + 2])[0], sample_entries(starts[those], ends[those])
+            plane, sample_entries(rows[i : i + 1], rows[i + 1 : i + 2])[0], sample_entries(starts[those], ends[those]), hiding
         )
     return found.to(device)
 
@@ -52,10 +55,10 @@ def sample_entries(starts: Tensor, ends: Tensor) -> Tensor:
     )
 
 
-def can_see_any(plane: Plane, queries: Tensor, keys: Tensor) -> Tensor:
+def can_see_any(plane: Plane, queries: Tensor, keys: Tensor, hiding_bias: float) -> Tensor:
     """Return whether any of some queries (m,) may see any of the keys of each pixel (n, 8)."""
     flat, queries = keys.reshape(-1), queries.unsqueeze(-1)
     seen = plane.can_see(queries, flat).expand(len(queries), len(flat))
     if plane.bias is not None:
-        seen = seen & (plane.bias[queries, flat] != -torch.inf)
+        seen = seen & ~(plane.bias[queries, flat] <= hiding_bias)
     return seen.any(0).view(keys.shape).any(-1).to(keys.device)

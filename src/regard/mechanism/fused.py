@@ -100,7 +100,7 @@ def attention(
     if not seen and can_lose_nan(request):
         return request.restore_rank(kernels.run_formula_in_blocks(request))
     context = cpu.run_compiled_attention(request, seen) if seen else KERNELS[kernel](request)
-    if not is_finite(select_rows_to_check(context, kernel, request)):
+    if not (torch.compiler.is_compiling() or is_finite(select_rows_to_check(context, kernel, request))):
         context = kernels.run_formula_in_blocks(request)  # torch's kernel spreads a non-finite hidden key to every row
     return request.restore_rank(context)
 

@@ -70,9 +70,15 @@ def run_checkpointed_formula(request: Request) -> Tensor:
 
 
 def run_in_blocks(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
-    """Apply a kernel to one block of queries at a time, with the keys its mask may let it see, and a table if needed."""
+    """Apply a kernel to one block of queries at a time, with the keys its mask may let it see, and a table if needed.
+
+    torch.export gets the table of all queries: how many blocks there are would fix the length of the exported program.
+    """
     mask, offset, keys = request.mask, request.offset, request.k.shape[2]
     device = request.q.device
+    if torch.compiler.is_exporting():
+        table = mask.block(torch.arange(request.q.shape[2], device=device), torch.arange(keys, device=device), offset)
+        return kernel(request._replace(mask=masks.Given.from_shared_table(table), offset=0))
     runs = list(split_queries(request))
     cut_k, cut_v = make_span_selector(request.k), make_span_selector(request.v)
     bias = None if request.bias is None or request.bias.shape[2] == 1 else request.bias.split(runs[0].stop, 2)
@@ -106,7 +112,7 @@ def apply_cpu_sdpa(request: Request, table: Tensor | None, *, is_causal: bool) -
     if width != q.shape[3]:  # torch's fast kernel needs equal widths; zero columns add nothing
         most = max(width, q.shape[3])
         q, k, v = (F.pad(x, (0, most - x.shape[3])) for x in (q, k, v))
-    if table is None and k.shape[2] < FEW_KEYS:
+    if table is None and not torch.compiler.is_exporting() and k.shape[2] < FEW_KEYS:  # a program has one length, or all
         table = q.new_zeros(1, 1, q.shape[2] if is_causal else 1, k.shape[2])
         table = table + q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1) if is_causal else table
         is_causal = False
@@ -121,7 +127,7 @@ def call_sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | Non
     """
     if scale < 0:
         q, scale = -q, -scale
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # a tensor where torch.jit traces
     return F.scaled_dot_product_attention(q, k, v, table, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 
 

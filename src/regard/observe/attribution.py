@@ -61,7 +61,7 @@ class Attribution:
             found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
-        wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
+        wanted = self.recording.map(layer, head, kind=attention, part=part).planes.pairs[0][0][1]
         return found.select(heads=[wanted])
 
     def gradients_and_contexts(

@@ -1,18 +1,19 @@
 """intervene: run a model with changed attention: heads knocked out, edges cut, weights from another recording."""
 
 import math
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.errors import ConfigError, OutOfRangeError
-from regard.map.indexing import check_index, check_slice
 from regard.mechanism import attention
 from regard.mechanism.additive import additive_attention
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
@@ -20,21 +21,18 @@ from regard.mechanism.masks import Given
 from regard.observe import interception
 from regard.observe.block_outputs import is_inside, watch_blocks
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
-from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import STATE, NextHandler
+from regard.observe.interception.thread_state import NextHandler
 from regard.observe.layer_numbers import LayerNumbers
-from regard.observe.mask_inference import find_visible_end
-from regard.observe.open_runs import find_cache, read_cache_length
 from regard.observe.record import refuse_compiled
 from regard.observe.recording import Recording
 from regard.observe.run import KINDS
+from regard.observe.token_positions import Places, locate_tokens, mark_positions
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None
 REPLACEMENTS = ("zero", "mean", "resample")
 RECORD_VALUES = "Record with regard.record(model, keep='values')."
-Places = slice | int | Sequence[int] | Tensor | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -123,10 +121,14 @@ class KnockOut(Change):
                 f"by={self.by!r} replaces a head's context by that of other rows of the batch, but the DTensors of {name} are "
                 "split along the batch: pass source=, a recording of other inputs on this rank."
             )
-        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number), context)
+        past = locate_tokens(call, self.kind).past if self.source is not None else 0
+        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, past), context)
 
-    def make_replacement(self, context: Tensor, name: str, number: int) -> Tensor:
-        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs."""
+    def make_replacement(self, context: Tensor, name: str, number: int, past: int = 0) -> Tensor:
+        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs.
+
+        `past` tokens came before them.
+        """
         if self.by == "zero":
             return context.new_zeros(())
         if self.source is None:
@@ -138,17 +140,23 @@ class KnockOut(Change):
             return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
         other = compute_recorded_context(self.source, name, number, self.kind).to(context)
         b, h, q, e = context.shape
-        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < q):
+        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
+            after = f" after {past} tokens" if past else ""
             raise ConfigError(
                 f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
-                f"{tuple(context.shape)}: record the same model on inputs that are at least as long."
+                f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
             )
-        return other.mean((0, 2), keepdim=True) if self.by == "mean" else other[torch.arange(b) % len(other), :, :q]
+        if self.by == "mean":
+            return other.mean((0, 2), keepdim=True)
+        return other[torch.arange(b) % len(other), :, past : past + q]
 
 
 @dataclass(frozen=True, eq=False)
 class CutEdges(Change):
-    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly."""
+    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly.
+
+    Negative positions count from the last token so far.
+    """
 
     can_change_parts = True
     queries: Places = None  # all
@@ -266,8 +274,19 @@ class Patch(Change):
 
 
 def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
-    """Return the path of a layer if the recording has it, else its number."""
-    return name if name in recording.layers(kind) else number
+    """Return the path of a layer if the recording has it, else its number.
+
+    Raises ConfigError where that number is another layer of the recording, which has some layers only.
+    """
+    names = recording.layers(kind)
+    if name in names or number >= len(names):
+        return name if name in names else number
+    paths = [re.split(r"(\d+)", path)[::-1] for path in (name, names[number])]
+    pairs = list(zip(*paths, strict=False))  # from the end: names, numbers between them
+    texts, numbers = pairs[:-1:2], pairs[1::2]
+    if all(one == other for one, other in texts) and any(one != other for one, other in numbers):
+        raise ConfigError(f"the recording has no {name}, only {', '.join(names)}: record all layers, or choose one of these.")
+    return number
 
 
 def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:
@@ -277,37 +296,6 @@ def compute_recorded_context(recording: Recording, name: str, number: int, kind:
     if values is None:
         raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")
     return recording.map(layer, kind=kind) @ values
-
-
-class TokenPositions(NamedTuple):
-    """Positions in the sequence: of a call's first query and of its first key, and the number of keys so far."""
-
-    past: int
-    first: int
-    total: int
-
-
-def locate_tokens(call: AttentionCall, kind: str) -> TokenPositions:
-    """Return where the queries and keys of a call stand in the sequence.
-
-    A cache of a sliding window holds its last keys only: how many tokens it has had is asked of the cache object, if the
-    calling modules were given one of transformers; without one the first key is taken for the first token.
-    """
-    q, k = call.q.shape[2], call.k.shape[2]
-    if kind != "self" or not call.can_use_cache:
-        return TokenPositions(0, 0, k)
-    end = find_visible_end(call.mask, q, k, call.offset) if k > q else k
-    total = max(count_cached_tokens(STATE.frames) or 0, end)
-    return TokenPositions(max(total - q, 0), total - end, total)
-
-
-def count_cached_tokens(frames: Sequence[ModuleFrame]) -> int | None:
-    """Return how many tokens the cache of the running attention module has had; None if it has none that can say."""
-    for frame in reversed(frames):
-        layer, cache = getattr(frame.module, "layer_idx", None), find_cache(frame.args, frame.kwargs)
-        if type(layer) is int and cache is not None:
-            return read_cache_length(cache, layer)
-    return None
 
 
 @contextmanager
@@ -364,7 +352,7 @@ class Intervention:
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Do nothing when a recurrence ran: it stays unchanged."""
 
-    def handle_token_mixer(self, module: nn.Module) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Do nothing when a module that mixes tokens ran."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
@@ -397,7 +385,8 @@ class Intervention:
         whole = [type(change).__name__ for change in meant if not change.can_change_parts]
         if call.rank_part is not None and whole:
             raise ConfigError(f"{whole[0]} needs all heads of {name}, but they are DTensors, of which this rank has a part.")
-        if adapter.context is None or adapter.result is None or call.v is None:
+        read, write = adapter.context, adapter.result
+        if read is None or write is None or call.v is None:
             raise ConfigError(
                 f"{name} computes its attention ({call.kernel}) as a whole, so it cannot be changed. If it is an "
                 "nn.MultiheadAttention, call it with need_weights=False."
@@ -407,15 +396,19 @@ class Intervention:
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
-        result = proceed(changed, adapter if changed is call else replace(adapter, read_weights=None))
-        if changed is call:
-            context = adapter.context(result)
-        else:
-            own = meant[0].compute_context(changed, call, name, number) if len(meant) == 1 else None
-            context = compute_context(changed) if own is None else own
+        if changed is not call:
+            own = meant[0] if len(meant) == 1 else None
+
+            def compute() -> Tensor:
+                found = None if own is None else own.compute_context(changed, call, name, number)
+                return compute_context(changed) if found is None else found
+
+            adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write), read_weights=None)
+        result = proceed(changed, adapter)
+        context = read(result)
         for change in meant:
             context = change.change_context(context, changed, name, number)
-        return adapter.result(context, result)
+        return write(context, result)
 
     def handle_block(self, block: str, output: Tensor) -> Tensor | None:
         """Return the output (b, t, c) of a block with every patch of it; None if there is none."""
@@ -436,6 +429,12 @@ class Intervention:
             self.applied_changes.append(change)
 
 
+def run_changed(run: Callable[[], Any], compute: Callable[[], Tensor], write: Callable[[Tensor, Any], Any]) -> Any:
+    """Run a kernel and return its result with a computed context in place of its own."""
+    result = run()
+    return write(compute(), result)
+
+
 def compute_context(call: AttentionCall) -> Tensor:
     """Compute the context of a changed call."""
     assert call.v is not None
@@ -444,24 +443,3 @@ def compute_context(call: AttentionCall) -> Tensor:
         return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
     settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
     return attention(call.q, call.k, call.v, call.mask, **settings)
-
-
-def mark_positions(places: Places, size: int, name: str) -> Tensor:
-    """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come."""
-    found = torch.zeros(size, dtype=torch.bool)
-    if places is None or isinstance(places, slice):
-        if places is not None:
-            check_slice(name, places)
-        found[slice(None) if places is None else places] = True
-    elif isinstance(places, Tensor) and places.dtype == torch.bool:
-        found[: len(places)] = places[:size].cpu()
-    else:
-        check_index(name, places)
-        chosen = torch.as_tensor(places).cpu()
-        if chosen.dim() > 1:
-            raise ConfigError(
-                f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."
-            )
-        chosen = chosen.reshape(-1)
-        found[chosen[(chosen < size) & (chosen >= 0)]] = True
-    return found

@@ -30,7 +30,7 @@ class Attentions(AttentionMap, Tensor):  # type: ignore[misc,override]
 
     @staticmethod
     def __new__(cls, of: AttentionMap) -> "Attentions":
-        dtype = score_dtype(of._request.q.dtype)
+        dtype = score_dtype(of.planes.request.q.dtype)
         made: Attentions = Tensor._make_wrapper_subclass(cls, of.shape, dtype=dtype, device=of.device)
         return made
 

@@ -66,18 +66,18 @@ class MapView:
         heavy = count_share(take_distinct(real), share)
         first = torch.tensor(self._find_first_tokens(counted), device=self.map.device)
         tables = take_distinct(counted), self.visible_keys, take_distinct(real)
-        found = self.map._gather_batch_sums(SumRequest(window, share, *tables, heavy, first))
-        if found is not None and bool(found[0].largest.all()):
-            self.statistics, self.sums = found
+        found = self.map.planes.gather_batch_sums(SumRequest(window, share, *tables, heavy, first))
+        if found is not None and bool(found[0]["largest"].all()):
+            self.statistics, self.sums = Statistics(**found[0]), found[1]
 
     @cached_property
     def positions(self) -> Tensor:
         """The positions of the queries among the keys, (b, q)."""
         b, _, q, _ = self.map.shape
-        queries, offset = torch.arange(q, device=self.map.device), self.map._request.offset
+        queries, offset = torch.arange(q, device=self.map.device), self.map.planes.request.offset
         if isinstance(offset, int):
             return (queries + offset).expand(b, q)
-        return offset.expand(len(self.map._request.q))[self.map._row_numbers].unsqueeze(-1) + queries
+        return offset.expand(len(self.map.planes.request.q))[self.map.planes.row_numbers].unsqueeze(-1) + queries
 
     @cached_property
     def has_visible_keys(self) -> Tensor:
@@ -116,7 +116,7 @@ class MapView:
     @cached_property
     def hiding_bias(self) -> float:
         """The largest number in the bias that hides its key; -inf if no other number does."""
-        return find_hiding_bias(self.map._request)
+        return find_hiding_bias(self.map.planes.request)
 
     @cached_property
     def is_real_key(self) -> Tensor:
@@ -259,9 +259,9 @@ class MapView:
 
         Indices of at most two axes are the same for all batch rows and heads. What repeats is expanded.
         """
-        request = self.map._request
+        request = self.map.planes.request
         inner = (1,) * max(x.dim() if x.dim() <= 2 else x.dim() - 2 for x in (queries, keys))
-        b, h = self.map._row_numbers.view(-1, 1, *inner), self.map._column_numbers.view(1, -1, *inner)
+        b, h = self.map.planes.row_numbers.view(-1, 1, *inner), self.map.planes.head_numbers.view(1, -1, *inner)
         shape = torch.broadcast_tensors(b, h, queries, keys)[0].shape  # broadcast_shapes takes 50 times as long
         seen = request.mask.can_see(b, h, queries, keys, request.offset)
         if request.bias is not None:
@@ -287,23 +287,23 @@ class MapView:
     def get_plane(self, row: int, head: int) -> Plane:
         """Return one matrix of the map; the last one is cached, so that half precision is converted once for each."""
         if self._last is None or self._last[0] != (row, head):
-            self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
+            self._last = (row, head), Plane(self.map.planes.request, *self.map.planes.pairs[row][head])
         return self._last[1]
 
     @property
     def is_batch(self) -> bool:
         """Whether the matrices of the map are many small ones."""
-        return self.map._is_batch
+        return self.map.planes.is_batch
 
     def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of queries (n,), each on its own key in keys (n,)."""
         plane = self.get_plane(row, head)
-        return passes.compute_pair_weights(plane, self.map._get_denominators(plane), queries, keys)
+        return passes.compute_pair_weights(plane, self.map.planes.get_denominators(plane), queries, keys)
 
     def iterate_blocks(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield the weights of queries (n,) on keys (m,), by index, in blocks of queries, each with its slice of queries."""
         plane = self.get_plane(row, head)
-        below: Denominators = self.map._get_denominators(plane)
+        below: Denominators = self.map.planes.get_denominators(plane)
         step = max(1, BLOCK_NUMBERS // max(len(keys), 1))
         for start in range(0, len(queries), step):
             part = queries[start : start + step]

@@ -136,7 +136,17 @@ def is_after_occurrence(look: MapView, keys: Tensor, after: int) -> Tensor:
     own, source = look.positions, keys - after
     inside = [(x >= 0) & (x < tokens.shape[1]) for x in (own, source)]
     mine, its = (tokens.gather(1, x.clamp(0, tokens.shape[1] - 1)) for x in (own, source))
-    return inside[0] & inside[1] & (mine == its) & (source < own)
+    found = inside[0] & inside[1] & (mine == its) & (source < own)
+    return found & find_text_keys(look).gather(1, source.clamp(0, tokens.shape[1] - 1)) if after else found
+
+
+def find_text_keys(look: MapView) -> Tensor:
+    """Return whether a key is of the text, bool (b, k): padding is a key whose own query does not count and that none sees."""
+    real = look.is_real_key
+    if bool(real.all()):
+        return real[:, 0]
+    counted = look.is_counted.to(look.statistics.largest.dtype).unsqueeze(-1)
+    return (real | ((look.map.mT @ counted).squeeze(-1) > 0)).any(1)
 
 
 def match_occurrences(look: MapView, after: int) -> PatternMatch:
@@ -145,12 +155,13 @@ def match_occurrences(look: MapView, after: int) -> PatternMatch:
     b, h, q, _ = look.map.shape
     weight = torch.zeros_like(look.statistics.largest, dtype=torch.float64)
     count = torch.zeros(b, h, q, dtype=torch.int64, device=weight.device)
+    among = find_text_keys(look) if after else torch.ones_like(tokens, dtype=torch.bool)  # padding is hidden itself
     for row in range(b):
-        groups = group_by_token(tokens[row], look.positions[row], after)
+        groups = group_by_token(tokens[row], look.positions[row], after, among[row])
         for head in range(h):
             seen_before = look.has_shared_mask and head
-            for queries, keys, among in groups.iterate_parts():
-                add_part(look, (row, head), (queries, keys, among), weight, None if seen_before else count)
+            for part in groups.iterate_parts():
+                add_part(look, (row, head), part, weight, None if seen_before else count)
             if seen_before:
                 count[row, head] = count[row, 0]
     return PatternMatch(weight.to(look.statistics.largest.dtype), count)
@@ -206,12 +217,12 @@ class TokenGroups:
             yield queries[here].repeat_interleave(n), self.keys[start[here].repeat_interleave(n) + within], None
 
 
-def group_by_token(tokens: Tensor, positions: Tensor, after: int) -> TokenGroups:
-    """Group queries, at their positions, with the keys `after` places after an earlier occurrence of their token."""
+def group_by_token(tokens: Tensor, positions: Tensor, after: int, is_text: Tensor) -> TokenGroups:
+    """Group queries, at their positions, with the keys `after` places after an earlier one of their token in the text."""
     k = len(tokens)
     kinds = tokens.unique(return_inverse=True)[1] if k else tokens
     place = torch.arange(k, device=tokens.device)
-    sources = (kinds * k + place)[: k - after].sort().values  # by token, and then by position
+    sources = (kinds * k + place)[: k - after][is_text[: k - after]].sort().values  # by token, and then by position
     here = ((positions >= 0) & (positions < k)).nonzero().flatten()
     own = positions[here]
     order = (kinds[own] * k + own).sort()

@@ -54,13 +54,20 @@ def find_sound(config: Any, media: Media, layers: Mapping[tuple[str, str], Sizes
     kind = getattr(config, "model_type", None)
     strides = getattr(config, "conv_stride", None)
     if kind == "whisper" and media.sound == "input_features":
-        frames = AudioFrames(WHISPER_SECONDS)
-        encoder = {one for one, sort in layers if sort == "self" and "encoder" in one.split(".")}
-        return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if (CROSS in {s for _, s in layers}) else {})}
+        return place_frames(AudioFrames(WHISPER_SECONDS), layers)
     if media.sound == "input_values" and isinstance(strides, (list, tuple)):
         squeezed = int(getattr(config, "squeeze_factor", 1) or 1)
-        return {"": AudioFrames(math.prod(strides) * squeezed / RATE)}
+        frames = AudioFrames(math.prod(strides) * squeezed / RATE)
+        has_decoder = any("decoder" in name.split(".") for name, _ in layers)  # whose own tokens are words
+        return place_frames(frames, layers) if has_decoder else {"": frames}
     return {}
+
+
+def place_frames(frames: AudioFrames, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+    """Return the frames of an encoder that hears, if it was recorded, and of the keys of the cross attention to it."""
+    encoder = any(kind == "self" and "encoder" in name.split(".") for name, kind in layers)
+    cross = any(kind == CROSS for _, kind in layers)
+    return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if cross else {})}
 
 
 def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:

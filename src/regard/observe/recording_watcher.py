@@ -20,7 +20,6 @@ from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, Store
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.recurrent.recurrences import is_recurrent_name
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import Media, join_media, read_media
@@ -33,8 +32,6 @@ from regard.observe.tensor_store import Store
 
 WEIGHT_TOLERANCE = 2e-2  # tolerance to weights that a model's own code computed, perhaps in half precision
 OTHERWISE = "its own attention does not compute a softmax of q and k"
-UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
-UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
 ENDED = (
     "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
@@ -139,7 +136,7 @@ class RecordingWatcher:
         tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
 
-    def handle_token_mixer(self, module: nn.Module) -> None:
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
         """Report a module that mixes tokens if nothing of it is in the recording, neither as recorded nor as missed."""
         name, path = type(module).__name__, self.names[id(module)]
         if path in self.read_modules:
@@ -148,7 +145,7 @@ class RecordingWatcher:
         known = [*(call.name for call in self.tracker.run.calls), *(one.module for one in self.recording.missed)]
         is_known = any(not path or name == path or name.startswith(f"{path}.") for name in known)
         if not is_known and self.selection.has_layer(path, lambda: -1):
-            self.report_missed(MissedCall(name, path, UNREAD if is_recurrent_name(name) else UNFOLLOWED))
+            self.report_missed(MissedCall(name, path, reason))
 
     def add_run(self) -> None:
         """Add the current run to the recording, if it is new."""

@@ -173,7 +173,7 @@ class Run:
         if not kept or len(kept) < len(found):
             return None
         if len(kept) > 1:
-            asked = [history.build_map()._request for history in histories]
+            asked = [history.build_map().planes.request for history in histories]
             if find_key_growth([one.k for one in asked], [one.q.shape[2] for one in asked]) is not None:
                 return kept[-1]
             require_packed(histories)
@@ -255,7 +255,7 @@ def join_maps(histories: list[KVHistory]) -> AttentionMap:
     maps = [history.build_map() for history in histories]
     if len(maps) == 1:
         return maps[0]
-    asked = [one._request for one in maps]
+    asked = [one.planes.request for one in maps]
     alike = {(one.q.shape[:2], one.q.shape[3], one.k.shape[1], one.scale, one.softcap) for one in asked}
     plain = all(one.mask == EVERYTHING and one.offset == 0 for one in asked)
     plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))

@@ -206,8 +206,9 @@ def audit(
     """Measure what policies drop from the attention of a recorded model, exactly, for every layer, head and query.
 
     The recording must have kept the values. prompt is the number of tokens that are read at once: by default the prompt of a
-    recorded generation, else half of the text. layers are numbers of layers, all by default. certified_rows is how many rows of
-    each head are computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
+    recorded generation, else half of the text. layers are numbers of layers, all by default; policies count them in the
+    recording, so record all of them for a policy that differs between layers. certified_rows is how many rows of each head are
+    computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
     that looks ahead is refused. Raises ConfigError.
     """
     check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
@@ -220,6 +221,8 @@ def audit(
         check_policy(one)
     check_count("certified_rows", certified_rows)
     count = len(recording.layers())
+    for one in chosen:
+        check_layers(one, count)
     numbers = (
         range(count)
         if layers is None
@@ -252,6 +255,18 @@ def audit(
         words=words,
         recording=recording,
     )
+
+
+def check_layers(policy: Policy, count: int) -> None:
+    """Raise ConfigError if a policy that differs between layers is for another number of layers, or OutOfRangeError."""
+    budget, pairs = getattr(policy, "budget", None), getattr(policy, "retrieval", ())
+    if isinstance(budget, tuple) and len(budget) != count:
+        raise ConfigError(
+            f"{policy.label} has a budget for {len(budget)} layers, but the recording has {count}: record all layers, and pass "
+            "a budget for each."
+        )
+    for layer, _ in pairs:
+        check_index("a layer of retrieval", layer, count, "the recording")
 
 
 def refuse_lookahead(policy: Policy, inputs: AttentionInputs) -> None:

@@ -30,7 +30,7 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
 
     Raises ConfigError where a policy keeps no key.
     """
-    values, planes = inputs.require_values("an audit"), list(inputs.build_map()._iterate_planes())
+    values, planes = inputs.require_values("an audit"), list(inputs.build_map().planes)
     is_compiled = kept_rows.can_run_compiled(inputs, values)
     complete = compute_complete_rows(inputs, values, planes) if is_compiled else {}
     if len(complete) == len(planes) and inputs.sinks is None:
@@ -92,7 +92,7 @@ def measure_changed_cache(inputs: AttentionInputs, k: Tensor, v: Tensor, mask: M
     first, values = inputs.prompt, inputs.require_values("an audit")
     changed_inputs = replace(inputs, q=inputs.q.to(k.dtype), k=k, mask=inputs.mask & mask)
     maps = [one.build_map(first) for one in (inputs, changed_inputs)]
-    for plane, other in zip(*(one._iterate_planes() for one in maps), strict=True):
+    for plane, other in zip(*(one.planes for one in maps), strict=True):
         group = plane.h // inputs.heads_per_key
         for start, stop, ranges in plane.iterate_run_bounds():
             columns = plane.list_columns(ranges)

@@ -43,7 +43,7 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
         kept.add_sink(plane)
         found[plane.b, plane.h, rows] = torch.from_numpy(kept.context)
 
-    compiled_passes.run_planes(list(inputs.build_map()._iterate_planes()), fill_head)
+    compiled_passes.run_planes(list(inputs.build_map().planes), fill_head)
     return found
 
 

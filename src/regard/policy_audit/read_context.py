@@ -39,7 +39,7 @@ class ReadContext:
         with record(body, keep="values") as recording:
             body(input_ids=ids, use_cache=True, **{name: cache})
         layers = range(len(recording.layers()))
-        if recording.missed or any(recording.map(layer)._request.bias is not None for layer in layers):
+        if recording.missed or any(recording.map(layer).planes.request.bias is not None for layer in layers):
             return None
         return cls(model, ids.shape[1], cache, recording)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import check_count
 from regard.mechanism.request import Request
 from regard.observe.interception.attention_call import AttentionCall
@@ -14,12 +14,22 @@ from regard.policies import AttentionInputs
 def read_inputs(recording: Recording, layer: int, prompt: int) -> AttentionInputs:
     """Return the queries, keys, values and rule of a recorded layer.
 
-    Raises ConfigError without values, and unless the layer is causal self-attention of whole texts without padding.
+    Raises ConfigError without values or with some heads only, and unless the layer is causal self-attention of whole texts
+    without padding; DataError where a number is not finite, so that no row has weights to compare.
     """
     name, v = recording.layers()[layer], recording.values(layer)
+    if recording.last.find_histories(layer, "self", None)[0].selected_heads is not None:
+        raise ConfigError(
+            f"a policy decides from all heads of a layer, but of {name} only {recording.heads(layer)} were recorded: record "
+            "without heads=, and select heads of the result."
+        )
     if v is None:
         raise ConfigError(f"the values of {name} were not kept, which the error of the output needs. {RECORD_VALUES}")
-    return make_inputs(recording.map(layer)._request, v, name, layer, prompt)
+    found = make_inputs(recording.map(layer).planes.request, v, name, layer, prompt)
+    for what, numbers in (("queries", found.q), ("keys", found.k), ("values", v)):
+        if not numbers.isfinite().all():
+            raise DataError(f"the {what} of {name} are not all finite, so nothing can be compared: is the model damaged?")
+    return found
 
 
 def make_inputs(request: Request | AttentionCall, v: Tensor | None, name: str, layer: int, prompt: int) -> AttentionInputs:

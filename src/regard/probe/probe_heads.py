@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.attribution.activation_trace import ActivationTrace
 from regard.attribution.model_parts import (
-    ActivationTrace,
     LayerParts,
     ModelParts,
     check_unembedding,

@@ -52,13 +52,15 @@ def match_words(words: Words | None, row: int, count: int) -> list[str]:
 def get_axis_words(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> AxisWords:
     """Return the words of the queries and of the keys of a layer, or their indices; `size` is (queries, keys).
 
-    The queries of cross attention are words of another text; those of self attention are the last of their keys.
+    The queries of cross attention are words of another text; those of self attention are the last of their keys, unless they
+    are more.
     """
     asking, answering = recording.words(layer, kind, part)
     keys = match_words(answering, row, size[1])
     if kind == "cross":
         return match_words(asking if isinstance(recording.tokens, TextPair) else None, row, size[0]), keys
-    return keys[size[1] - size[0] :], keys
+    queries, count = size
+    return (keys[count - queries :] if queries <= count else match_words(None, row, queries)), keys
 
 
 def describe_bytes(words: Sequence[str]) -> str | None:

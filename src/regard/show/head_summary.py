@@ -3,6 +3,7 @@
 Of a short text, every weight of every head too, as small grids of tenths: 7 is at least 0.7, a dot less than 0.1.
 """
 
+import math
 import textwrap
 from collections.abc import Iterator
 
@@ -92,10 +93,11 @@ def render_links(recording: Recording, heads: Heads, width: int, kind: str = "se
 def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
     """Return query, key and weight of the largest weight of a head.
 
-    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are.
+    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are. Those
+    whose weights are NaN come last.
     """
     seen = head.overview()
-    largest = seen.largest[0, 0]
+    largest = seen.largest[0, 0].nan_to_num(-1)
     is_trivial = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
     if kind == "cross":  # the first word of another text is not special
         is_trivial = torch.zeros_like(is_trivial)
@@ -146,11 +148,12 @@ def render_grid(title: str, words: list[str], weights: Tensor, colours: str | No
     """Format the weights of a head; the later keys are left empty where no query attends to them."""
     side = max(map(cell_len, words)) + 1
     lines = [Text(title, style="bold")]
-    causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query attends to a later key
+    later = weights.nan_to_num(0).triu(1)
+    causal = len(weights) == weights.shape[1] and not bool(later.any())  # no query attends to a later key
     for query, word in enumerate(words):
         line = Text(word + " " * (side - cell_len(word)))
         for weight in weights[query, : query + 1 if causal else None].tolist():
-            tenth = min(int(10 * weight + 1e-6), 9)
-            line.append(f" {tenth}" if tenth else " ·", style=get_heat_style(weight, colours))
+            tenth = "?" if math.isnan(weight) else "·123456789"[min(int(10 * weight + 1e-6), 9)]
+            line.append(f" {tenth}", style=get_heat_style(weight, colours))
         lines.append(line)
     return lines

@@ -52,6 +52,7 @@ def render_heat_map(
     yield from render_rows(grid, labels, side, heat, window)
     yield Text.assemble("weight ", heat.render_legend(window.colors, window.width - 7))
     yield from wrap_sentence(describe_cells(grid, m.shape[1]), window.width)
+    yield from render_nan_note(grid.values, window.width)
     if asking and k <= MAX_LINEAR_TOKENS:
         row_labels = (f"{n}\xa0{truncate_end(word, LABEL_CELLS).strip()}" for n, word in enumerate(words))
         yield from wrap_sentence(f"The columns: {', '.join(row_labels)}.", window.width)
@@ -108,6 +109,8 @@ def format_cell(weight: float, width: int, heat: Heat, colours: str | None) -> s
     """Format the text of a cell: its number where it fits, a digit where there is no color, blanks for 0."""
     if weight == 0:
         return " " * width
+    if math.isnan(weight):
+        return ("nan" if width >= MIN_NUMBER_CELLS else "?").rjust(width)
     if width >= MIN_NUMBER_CELLS:
         return f"{weight:.2f}"[1:].rjust(width) if weight < 0.995 else "1.0".rjust(width)
     return " " * width if colours else heat.get_digit(weight).rjust(width)
@@ -120,6 +123,8 @@ def get_cell_style(weight: float, heat: Heat, colours: str | None) -> Style:
 
 def format_half_blocks(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, Style]:
     """Format two weights, one above the other, as one character."""
+    if math.isnan(upper) or math.isnan(lower):
+        return "?", Style(dim=True)
     above, under = (get_color(heat.share(weight), colours) if weight else None for weight in (upper, lower))
     if above is None and under is None:
         return " ", Style()
@@ -140,6 +145,13 @@ def format_count(size: float, one: str, many: str) -> str:
     """Format how many tokens a bin holds."""
     low, high = math.floor(size), math.ceil(size)
     return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"
+
+
+def render_nan_note(values: Tensor, width: int) -> Iterator[Text]:
+    """Generate a sentence where some of the numbers shown are NaN; nothing otherwise."""
+    count = int(values.isnan().sum())
+    if count:
+        yield from wrap_sentence(f"{count:,} of {values.numel():,} numbers are not a number (NaN): nan or ?.", width)
 
 
 def wrap_sentence(sentence: str, width: int, style: str = "dim") -> Iterator[Text]:

@@ -15,6 +15,7 @@ from regard.mechanism.arguments import describe_value
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 FORMS = "a file, a PIL image, an array (height, width, 3) or (height, width), or a tensor (3, height, width)"
 GREY, COLORS = 1, 3  # channels
+MOST_8_BITS, MOST_16_BITS = 255, 65535
 MAX_NAME = 200  # letters of a file's name in a message
 
 
@@ -37,7 +38,7 @@ def load_image(image: Any) -> Pixels:
         )
         return convert_array(array.numpy(), image)
     if hasattr(image, "convert") and hasattr(image, "getbands"):  # a PIL image, without importing it
-        return np.asarray(image.convert("RGB"))
+        return convert_picture(image)
     if isinstance(image, np.ndarray):
         return convert_array(image, image)
     raise ConfigError(f"image must be {FORMS}; got {describe_value(image)}.")
@@ -66,9 +67,20 @@ def open_image(path: Path) -> Pixels:
         raise DataError(f"{name} is not a file: an image is a PNG, a JPEG or another file that Pillow reads.")
     try:
         with pillow.open(path) as opened:
-            return np.asarray(operations.exif_transpose(opened).convert("RGB"))
+            return convert_picture(operations.exif_transpose(opened))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise DataError(f"{path} could not be read as an image: {str(error).rstrip('.')}.") from None
+
+
+def convert_picture(picture: Any) -> Pixels:
+    """Return the pixels of a PIL image. One of more than 8 bits is scaled, which `convert("RGB")` would cut off at 255."""
+    if picture.mode.startswith("I;16"):
+        return convert_array(np.asarray(picture).astype(np.float64) / MOST_16_BITS, picture)
+    if picture.mode in ("I", "F"):
+        low, high = picture.getextrema()
+        if not (low >= 0 and 1 < high <= MOST_8_BITS):
+            return convert_array(np.asarray(picture), picture)
+    return np.asarray(picture.convert("RGB"))
 
 
 def convert_array(found: npt.NDArray[Any], value: Any) -> Pixels:

@@ -71,7 +71,7 @@ def render_map(m: AttentionMap) -> str:
         pictures.append(render_figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMBNAIL_PIXELS))
     notes = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {shown} of {h} heads."] * (h > shown)
     notes += [f"{found.shape[1]} of the {q:,} queries were sampled."] * sampled
-    title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m._request.mask))}"
+    title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m.planes.request.mask))}"
     return render_page(title, pictures, " ".join([*notes, CAPTION]), asides, words)
 
 

@@ -13,7 +13,7 @@ from regard.observe import Recording
 from regard.observe.head_kinds import heads
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.color_scale import Log
-from regard.show.heat_map import render_heat_map, wrap_sentence
+from regard.show.heat_map import render_heat_map, render_nan_note, wrap_sentence
 from regard.show.shaded_text import BLANK, BREAK, MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal import truncate_end, truncate_start
 from regard.show.terminal_colors import Heat, TerminalArea, get_color
@@ -53,6 +53,7 @@ def render_text(recording: Recording, window: TerminalArea, show_all: bool, kind
     yield from wrap_sentence("the share of all attention, in all heads, that each word receives:", window.width)
     yield from limit_lines(render_shaded_text(words, values, heat, window), show_all, window, count)
     yield heat.render_legend(window.colors, window.width)
+    yield from render_nan_note(values, window.width)
 
 
 def get_layer_words(recording: Recording, layer: int, kind: str) -> AxisWords:
@@ -78,7 +79,7 @@ def render_row(
     q, k = maps[0].shape[2:]
     asking, words = get_layer_words(recording, layers[0], kind)
     number, places = find_word(query_text, asking if kind == "cross" else words)
-    query = number if kind == "cross" else number - (k - q)
+    query = number if kind == "cross" else number - max(k - q, 0)
     key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
         raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
@@ -96,13 +97,15 @@ def render_row(
             render_shaded_text(words, found, heat, window, marked=key), show_all, window, k, marked=key is not None
         )
         yield heat.render_legend(window.colors, window.width)
+    yield from render_nan_note(found, window.width)
     yield Text()
     yield from render_bars(found, words, key, window, k if show_all else MAX_BARS)
 
 
 def make_log_heat(values: Tensor) -> Heat:
     """Return a logarithmic heat scale down to a hundredth of the largest value, since most values are small."""
-    most = float(values.max()) or 1.0
+    finite = values[values.isfinite()]
+    most = (float(finite.max()) if len(finite) else 0.0) or 1.0
     return Heat(Log(), (PALEST_FRACTION * most, most))
 
 

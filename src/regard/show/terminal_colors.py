@@ -1,5 +1,6 @@
 """Heat in the terminal as colors, or as digits where there is no color, with a legend."""
 
+import math
 from dataclasses import dataclass
 
 from rich.color import Color
@@ -37,8 +38,9 @@ class Heat:
         return self.scale.share(value, self.ends)
 
     def get_digit(self, value: float) -> str:
-        """Return the tenth of the scale that a value lies in, 1 to 9, or a dot if less."""
-        return "·123456789"[min(int(10 * self.share(value) + 1e-9), 9)]
+        """Return the tenth of the scale that a value lies in, 1 to 9, or a dot if less; a question mark for NaN."""
+        share = self.share(value)
+        return "?" if math.isnan(share) else "·123456789"[min(int(10 * share + 1e-9), 9)]
 
     def render_legend(self, colours: str | None, room: int) -> Text:
         """Format the scale with its numbers, in their colors or beside their digits, as many as fit."""

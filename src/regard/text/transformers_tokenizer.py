@@ -23,6 +23,13 @@ class TransformersTokenizer:
         """Return the tokens of a text, without those that begin or end one."""
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens that the tokenizer puts before every text, such as that of its beginning; often none."""
+        with_added, plain = (list(self.tokenizer("a", add_special_tokens=added)["input_ids"]) for added in (True, False))
+        starts = range(len(with_added) - len(plain) + 1)
+        return with_added[: next((n for n in starts if with_added[n : n + len(plain)] == plain), 0)]
+
     def bytes(self, ids: Sequence[int]) -> builtins.bytes:
         """Return the bytes of tokens; those of special tokens are their names, and U+FFFD of one that the vocabulary lacks."""
         return b"".join(map(self.read_piece, self.tokenizer.convert_ids_to_tokens(list(ids))))
@@ -30,6 +37,14 @@ class TransformersTokenizer:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token; bytes of incomplete characters are written like \\xe2."""
         return [self.bytes([number]).decode(errors="backslashreplace") for number in ids]
+
+    def restore_spaces(self, first: int, text: str) -> str:
+        """Return a text of tokens with all spaces that its first one begins with; SentencePiece's decoder drops one of them."""
+        if self.is_of_bytes:
+            return text
+        piece = str(self.tokenizer.convert_ids_to_tokens(first) or "")
+        spaces = len(piece) - len(piece.lstrip(SPACE))
+        return " " * max(spaces - (len(text) - len(text.lstrip(" "))), 0) + text
 
     def read_piece(self, piece: str | None) -> builtins.bytes:
         """Return the bytes of a token by its name in the vocabulary; None is one that a model has beyond it, as Qwen2 does."""
@@ -40,3 +55,18 @@ class TransformersTokenizer:
             return piece.replace(SPACE, " ").encode() if byte is None else builtins.bytes([int(byte[1], 16)])
         known = all(letter in letters for letter in piece)
         return builtins.bytes(letters[letter] for letter in piece) if known else piece.encode()
+
+
+class PromptTokenizer(TransformersTokenizer):
+    """A tokenizer of texts that are continued: they begin as the tokenizer begins every text, and do not end.
+
+    An empty text, which would have no tokens, begins with that of the beginning of a text, or of the end of another.
+    """
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text; none for an empty one if nothing begins it."""
+        ids, beginning = super().encode(text), self.beginning
+        if beginning and ids[: len(beginning)] != beginning:  # a text that was written with them has them once
+            return beginning + ids
+        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        return ids or [int(token) for token in known if token is not None][:1]

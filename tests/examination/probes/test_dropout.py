@@ -38,6 +38,20 @@ class Kept(Dropped):
         return y * (1 - P) if self.training else y
 
 
+class HiddenScoresDropped(Layer):
+    """Dropout of scores that are -inf where they are hidden, and of the weights too."""
+
+    def __init__(self, p_of_weights):
+        super().__init__(weigh)
+        self.p_of_weights = p_of_weights
+
+    def forward(self, x):
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        scores = (q @ k.mT / D_OUT**0.5).masked_fill(later(x.shape[1], x.shape[1]), -torch.inf)
+        weights = F.dropout(scores, P, self.training).softmax(-1)
+        return F.dropout(weights, self.p_of_weights, self.training) @ v
+
+
 class Batches(nn.Module):
     def forward(self, x):
         return x.unflatten(0, (-1, 5)) if len(x) % 5 == 0 else x.unflatten(0, (-1, 1))
@@ -49,6 +63,13 @@ def findings(layer, **told):
         for one in check_case(case_of(layer.eval() if isinstance(layer, nn.Module) else layer, **told))
         if hasattr(one, "kind")
     ]
+
+
+@pytest.mark.parametrize("p_of_weights", [0.0, P])
+def test_dropped_scores_of_minus_infinity_are_found_by_the_nan_that_they_are_in_training(p_of_weights):
+    (finding,) = findings(HiddenScoresDropped(p_of_weights))
+    assert finding.kind == "dropout not rescaled"
+    assert "is NaN, and in evaluation it is finite" in finding.evidence
 
 
 @pytest.mark.parametrize("layer", [wrong.DropsAlways(), wrong.KernelDropsAlways()])

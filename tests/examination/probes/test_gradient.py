@@ -7,7 +7,7 @@ from torch import nn
 from examination import right_designs as designs
 from examination import wrong_training as wrong
 from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
-from regard import Given
+from regard import Given, Window
 from regard.examination.probes.gradient import check_case
 
 weigh = hiding(later)
@@ -31,6 +31,40 @@ def test_a_weight_that_gets_no_gradient_is_named(made, names):
     (finding,) = findings(made())
     assert finding.kind == "not trainable"
     assert all(name in finding.evidence for name in names)
+
+
+class Joint(nn.Module):
+    """Queries, keys and values by one projection, of which one may be cut off from its gradient."""
+
+    def __init__(self, cut, is_transposed=False):
+        super().__init__()
+        self.cut, self.is_transposed = cut, is_transposed
+        self.qkv = nn.Parameter(torch.randn((D_IN, 3 * D_OUT) if is_transposed else (3 * D_OUT, D_IN)) / D_IN**0.5)
+
+    def forward(self, x):
+        parts = (x @ (self.qkv if self.is_transposed else self.qkv.mT)).chunk(3, -1)
+        q, k, v = (one.detach() if n == self.cut else one for n, one in enumerate(parts))
+        return weigh(q @ k.mT / D_OUT**0.5) @ v
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_part_of_a_joint_projection_that_gets_no_gradient_is_named(cut, is_transposed):
+    (finding,) = findings(Joint(cut, is_transposed))
+    assert finding.kind == "not trainable"
+    assert f"outputs {cut * D_OUT} to {cut * D_OUT + D_OUT - 1} of the {3 * D_OUT} of qkv" in finding.evidence
+
+
+def test_a_joint_projection_is_no_finding_where_all_of_it_is_used_or_each_query_sees_one_key():
+    assert findings(Joint(None)) == []
+
+    class Own(Joint):
+        def forward(self, x):
+            q, k, v = (x @ self.qkv.mT).chunk(3, -1)
+            scores = (q @ k.mT).masked_fill(~torch.eye(x.shape[1], dtype=torch.bool), -torch.inf)
+            return scores.softmax(-1) @ v
+
+    assert findings(Own(None), expects=Window(0, 0)) == []
 
 
 def test_a_layer_without_any_gradient_is_found():

@@ -47,6 +47,15 @@ def test_a_function_that_does_not_is_no_finding():
     assert kinds(check_case(case(functools.partial(F.scaled_dot_product_attention, is_causal=True)))) == []
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_number_for_minus_infinity_is_found_whatever_the_weights_are(seed):
+    layer = Layer(hiding(later, -1e4))
+    torch.manual_seed(seed)
+    for projection in (layer.W_query, layer.W_key, layer.W_value):
+        projection.reset_parameters()
+    assert kinds(check_case(case(layer))) == ["overflow"]
+
+
 @pytest.mark.parametrize(
     ("value", "found"), [(-1e3, True), (-1e4, True), (-1e9, False), (torch.finfo(torch.float32).min, False)]
 )

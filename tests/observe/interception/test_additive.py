@@ -35,7 +35,7 @@ def test_the_layer_called_once_is_one_cross_map(batched):
     expected = layer().steps(queries, keys, mask=mask).weights
     assert recording.layers("cross") == [""]
     assert distance(recording.map(0, kind="cross"), expected.unsqueeze(-3)) < EQUAL
-    assert recording.map(0, kind="cross")._request.weight is not None
+    assert recording.map(0, kind="cross").planes.request.weight is not None
 
 
 def test_queries_that_attend_to_one_another_are_self_attention():
@@ -195,7 +195,7 @@ def test_what_autocast_leaves_as_it_is_stays_as_it_is():
     with torch.autocast("cpu", torch.bfloat16):
         recording, _ = record_and_compare(model, lambda m: m(q, k))
     m, weight = recording.map(0, kind="cross"), model.weight.detach()
-    assert m._request.q.dtype == torch.float32
+    assert m.planes.request.q.dtype == torch.float32
     assert_additive(m, attend_additive(*(x.double() for x in (q, k, k, weight))).weights, q, k, weight)
 
 
@@ -323,7 +323,7 @@ def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path
     recording.save(tmp_path / "one.reg")
     found = load(tmp_path / "one.reg")
     one, other = (x.map(0, kind="cross") for x in (recording, found))
-    given = [tuple(getattr(x._request, name) for name in ("q", "k", "weight")) for x in (one, other)]
+    given = [tuple(getattr(x.planes.request, name) for name in ("q", "k", "weight")) for x in (one, other)]
     assert all(map(torch.equal, *given))
     assert_additive(other, one.dense(), *given[0])  # a product may round by where in memory it lies
     assert torch.equal(recording.values(0, "cross"), found.values(0, "cross"))
@@ -341,7 +341,7 @@ def test_halves_and_autocast_keep_what_the_attention_saw(keep):
         recording, _ = record_and_compare(model, lambda m: m(sources, lengths, targets), keep=keep)
         whole, _ = record_and_compare(model, lambda m: m(sources, lengths, targets))
     m = recording.map(0, kind="cross")
-    given = (getattr(whole.map(0, kind="cross")._request, name) for name in ("q", "k", "weight"))
+    given = (getattr(whole.map(0, kind="cross").planes.request, name) for name in ("q", "k", "weight"))
     assert_additive(m, torch.cat(seen.found, -2), *given, kept=torch.bfloat16 if keep else torch.float32)
 
 

@@ -44,7 +44,7 @@ class ByName(Flex):
 
 
 def rule(m: AttentionMap) -> Mask:
-    return m._request.mask
+    return m.planes.request.mask
 
 
 def blocks(function, b=None, h=None) -> BlockMask:
@@ -101,7 +101,7 @@ def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
     assert_map(recording.map(0), expected.softmax(-1), *QKV[:2], bias=rounded)
     assert rule(recording.map(0)) == (Causal() if masked else Everything())
     if bias is not None:
-        assert recording.map(0)._request.bias.shape[:2] == bias[(None,) * (4 - bias.dim())].shape[:2]
+        assert recording.map(0).planes.request.bias.shape[:2] == bias[(None,) * (4 - bias.dim())].shape[:2]
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_bias_of_a_float64_model_keeps_all_its_digits(is_capped):
 
     q, k, v = (x.double() for x in QKV)
     recording, _ = record_and_compare(Flex(score_mod=change), lambda m: m(q, k, v))
-    request = recording.map(0)._request
+    request = recording.map(0).planes.request
     assert torch.equal(request.bias, table[:, ROW - COLUMN + T].unsqueeze(0))
     assert request.softcap == (pytest.approx(3, rel=1e-14) if is_capped else None)
 

@@ -110,7 +110,7 @@ def test_a_bias_that_is_differentiated_is_stored_as_numbers():
     model, x = Biased(), torch.randn(B, H, T, C)
     weights = dict(model.named_parameters())
     recording, _ = record_and_compare(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(recording.map(0)._request.bias)
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(recording.map(0).planes.request.bias)
     bias = model.bias.detach().double() * 2
     assert_map(recording.map(0), compute_weights(x, x, bias=bias), x, x, bias=bias)
 

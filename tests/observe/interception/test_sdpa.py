@@ -39,7 +39,7 @@ class ByName(Kernel):
 
 
 def rule(m: AttentionMap) -> Mask:
-    return m._request.mask
+    return m.planes.request.mask
 
 
 def qkv(*lead: int, g: int = H, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

@@ -190,7 +190,7 @@ def test_layers_with_equal_masks_of_their_own_share_one_rule_and_others_do_not()
     model = nn.Sequential(*map(Masked, tables))
     with record(model) as recording:
         model(X)
-    rules = [call.map._request.mask for call in recording.calls]
+    rules = [call.map.planes.request.mask for call in recording.calls]
     for rule, expected in zip(rules, tables, strict=True):
         assert torch.equal(rule.table(5, 5), expected)
     assert rules[0].given is rules[1].given is rules[3].given

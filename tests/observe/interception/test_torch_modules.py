@@ -356,7 +356,7 @@ def test_half_precision_single_and_double(asked, dtype):
 def assert_projected(found: AttentionMap, model: nn.MultiheadAttention, x: Tensor, dtype: torch.dtype) -> None:
     """Fail unless a map is of the projections of x, rounded to a dtype, and has the weights of what it is of."""
     weight, bias, x = (y.double() for y in (model.in_proj_weight.to(dtype), model.in_proj_bias.to(dtype), x.to(dtype)))
-    q, k = found._request.q, found._request.k
+    q, k = found.planes.request.q, found.planes.request.k
     exact, size = split(x, weight, bias), split(x.abs(), weight.abs(), bias.abs())
     for one, expected, terms in zip((q, k), exact, size, strict=True):
         assert one.dtype == dtype

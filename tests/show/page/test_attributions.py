@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard import GPT2, Causal, ConfigError, GPT2Config
+from regard import GPT2, AttentionMap, Causal, ConfigError, GPT2Config
+from regard.map.attribution_map import AttributionMap
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import attributions, params
 from regard.show.page import session as sessions
@@ -248,3 +249,17 @@ def test_a_choice_is_one_of_its_names():
     for query, came in (({}, "nothing"), ({"show": "Cut"}, "'Cut'")):
         with pytest.raises(ConfigError, match=f"show must be pull or cut, got {came}"):
             params.parse_choice(query, "show", ("pull", "cut"))
+
+
+@pytest.mark.parametrize("number", [-1e9, -torch.inf])
+def test_each_head_hides_what_its_own_mask_hides(number):
+    generator = torch.Generator().manual_seed(1)
+    q, k, left, v = torch.randn(4, 1, 3, 11, 5, generator=generator)
+    hidden = torch.rand(1, 3, 11, 11, generator=generator) < 0.5
+    hidden[..., 0] = False
+    m = AttributionMap(AttentionMap(q, k, bias=torch.zeros(1, 3, 11, 11).masked_fill(hidden, number)), left, v)
+    assert torch.equal(attributions.draw_thumbnails(m)[0].isnan(), hidden[0])
+    for head in range(3):
+        assert torch.equal(attributions.draw_tile(m.select(heads=[head]), 0, 0, 0, "mean").isnan(), hidden[0, head])
+        assert torch.equal(attributions.compute_line(m, [head], q=4).isnan(), hidden[0, head, 4])
+        assert torch.equal(attributions.compute_line(m, [head], k=7).isnan(), hidden[0, head, :, 7])

@@ -6,7 +6,9 @@ import torch
 import regard
 from regard import Causal, ConfigError
 from regard.show.page import exact_weights
+from regard.show.page.head_pictures import OpenedHead, make_thumbnails
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry
+from regard.show.page.steps_json import compute_head_steps
 from show.page.server_client import rows_and_keys
 
 B, H, G, T, D = 2, 4, 2, 13, 5
@@ -101,3 +103,37 @@ def test_the_weights_are_those_of_attend(entry):
     k = piece_keys = entry.recording.last.find_histories(0, "self", None)[0].keys[0]
     steps = regard.attend(piece.q, piece_keys, k, Causal(), bias=piece.bias, sinks=piece.sinks, softcap=2.0)
     torch.testing.assert_close(exact_weights.get_row(entry, PLACE, 9)[0], steps.weights[1, 2, 9], rtol=0, atol=1e-12)
+
+
+def test_rows_tiles_small_pictures_and_steps_hide_the_same_keys_for_any_number_that_hides():
+    generator = torch.Generator().manual_seed(2)
+    q, k = torch.randn(2, 1, 3, 11, 5, generator=generator)
+    hidden = torch.rand(1, 3, 11, 11, generator=generator) < 0.5
+    hidden[..., 0] = False
+    for number in (-1e9, torch.finfo(torch.float32).min, -math.inf):
+        bias = torch.zeros(1, 3, 11, 11).masked_fill(hidden, number)
+        own = RecordingEntry("r1", rows_and_keys(q, k, regard.Everything(), bias=bias))
+        assert torch.equal(make_thumbnails(own, HeadPlace())[0] != 0, ~hidden[0])
+        for head in range(3):
+            place = HeadPlace(head=head)
+            assert torch.equal(OpenedHead(own.get_map(place)).pyramid.codes(0, 0, 0) != 0, ~hidden[0, head])
+            assert torch.equal(exact_weights.get_row(own, place, 4)[1], ~hidden[0, head, 4])
+            steps = compute_head_steps(own, place, None, 64)
+            assert torch.equal(torch.tensor(steps["visible"]), ~hidden[0, head])
+            assert not torch.tensor(steps["bias"]).any()  # no number stands there whose color would be the only one
+
+
+def test_a_query_of_which_a_bias_hides_every_key_shows_the_weights_that_it_has():
+    q, k = torch.randn(2, 1, 1, 5, 3, generator=torch.Generator().manual_seed(1))
+    bias = torch.zeros(1, 1, 5, 5)
+    bias[..., 2, :] = bias[..., 4] = -1e9
+    own = RecordingEntry("r1", rows_and_keys(q, k, regard.Everything(), bias=bias))
+    expected = torch.ones(5, 5, dtype=torch.bool)
+    expected[:, 4] = False
+    expected[2] = True
+    for seen in (
+        OpenedHead(own.get_map(HeadPlace())).pyramid.codes(0, 0, 0) != 0,
+        torch.stack([exact_weights.get_row(own, HeadPlace(), n)[1] for n in range(5)]),
+        torch.tensor(compute_head_steps(own, HeadPlace(), None, 64)["visible"]),
+    ):
+        assert torch.equal(seen, expected)

@@ -4,6 +4,7 @@ import torch
 import regard
 from regard import Causal
 from regard.map.codes import encode_weights
+from regard.map.map_planes import MapPlanes
 from show.page.server_client import TEXT, open_client, record_sorter, rows_and_keys
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
@@ -150,6 +151,6 @@ def test_what_a_head_was_divided_by_is_found_once(recording, monkeypatch):
     with open_client(recording) as client:
         client.lines("/api/r/r1/open", **HEAD)
         client.codes("/api/r/r1/row", layer=0, head=0, q=3)  # the map of this layer takes the place of that one
-        monkeypatch.setattr(regard.map.AttentionMap, "_gather_statistics", None)
+        monkeypatch.setattr(MapPlanes, "gather_statistics", None)
         assert client.codes("/api/r/r1/column", **HEAD, k=4).shape == (11,)
         assert client.json("/api/r/r1/top", **HEAD, k=4)["found"]

@@ -1,9 +1,12 @@
 import torch
 
 import regard
-from regard import GPT2
+from regard import GPT2, Window
 from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.recording_entry import RecordingEntry
 from regard.show.page.session import GenerationRequest, Session
+from regard.show.page.word_influence import average_last_rows
+from show.page.server_client import rows_and_keys
 
 
 def test_a_story_is_told_again_as_it_was_written_and_has_the_gradients_of_what_was_read():
@@ -29,3 +32,13 @@ def test_a_story_is_told_again_as_it_was_written_and_has_the_gradients_of_what_w
             shown = session.get_influence(entry, kind, at, token, lambda: None)
             torch.testing.assert_close(torch.tensor(shown["numbers"]).double(), sums, rtol=1e-5, atol=1e-9)
             assert all(name.count(".") == 1 for name in shown["heads"])
+
+
+def test_words_that_a_window_has_left_behind_are_hidden_as_later_ones_are():
+    q, k = torch.randn(2, 1, 3, 11, 5, generator=torch.Generator().manual_seed(0))
+    entry = RecordingEntry("r1", rows_and_keys(q, k, Window(3, 0)))
+    for norms in (None, [torch.ones(1, 3, 11, 1)]):
+        row = average_last_rows(entry, 7, norms)
+        assert torch.equal(row.isnan(), ~Window(3, 0).table(11, 11)[..., 7, :].flatten())
+        expected = entry.recording.map(0)[0, :, 7].mean(0)
+        assert torch.equal(row.nan_to_num(0), expected)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import dependency
+from regard.examination import dependency, evidence
 from regard.examination.call_conventions import AttentionFunction
 from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
@@ -28,6 +28,7 @@ AFTER = (
     "Apply dropout to the weights, after the softmax, not to the scores: "
     "weights = F.dropout(scores.softmax(-1), p, training=self.training)."
 )
+LOST = f"A score of -inf that is dropped is -inf * 0, which is NaN. {AFTER}"
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -35,12 +36,15 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     change = measure_randomness(case)
     if change > 0:
         what = "function" if case.subject.module is None else "layer in evaluation mode"
-        evidence = f"two calls of the {what} with the same input differ by {change:.2g}"
-        yield Finding("dropout in evaluation", evidence, DRAWN, 3.0, "dropout")
+        differ = f"two calls of the {what} with the same input differ by {change:.2g}"
+        yield Finding("dropout in evaluation", differ, DRAWN, 3.0, "dropout")
         return
     yield Checked("evaluation is not random", "two calls give the same outputs")
     call = make_training_call(case)
-    if call is not None and measure_spread(call, case.make_usual_inputs(), case) > 0:
+    lost = None if call is None else describe_lost_row(case, call)
+    if lost is not None:
+        yield Finding("dropout not rescaled", lost, LOST, 1.5, "dropout")
+    elif call is not None and measure_spread(call, case.make_usual_inputs(), case) > 0:
         if has_fixed_buffers(case):
             yield from check_training(case, call)
         else:
@@ -99,6 +103,26 @@ def measure_spread(call: AttentionFunction, inputs: tuple[Tensor, ...], case: Ca
     return dependency.measure_difference(outputs[0], outputs[1], case.subject.dtype, times=1e2)
 
 
+def describe_lost_row(case: Case, call: AttentionFunction) -> str | None:
+    """Describe the first output that is NaN or infinite in training and finite in evaluation; None if there is none."""
+    inputs = case.make_usual_inputs()
+    usual = case.compute_seeded_context(*inputs).cpu()
+    for seed in (1, 2):
+        seed_generators(seed, case.subject.device)
+        try:
+            with torch.no_grad():
+                context = call(*inputs).context.cpu()
+        except Exception:  # training may need more than evaluation
+            return None
+        lost = usual.isfinite().all(-1) & ~context.isfinite().all(-1) if context.shape == usual.shape else torch.zeros(0)
+        if lost.any():
+            b, i = (int(n) for n in lost.nonzero()[0][:2])
+            row = evidence.format_token(case, evidence.get_token_number(case, i))
+            number = "NaN" if context[b, i].isnan().any() else "inf"
+            return f"in training output {row} is {number}, and in evaluation it is finite"
+    return None
+
+
 def check_training(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:
     """Check dropout in training, if the subject takes single tokens and as many sequences as there are draws."""
     try:
@@ -113,15 +137,15 @@ def check_single_token(case: Case, call: AttentionFunction) -> Iterator[Finding 
     one = case.make_inputs(1, 2)
     case.run_subject(*one)
     if measure_spread(call, one, case) == 0:
-        evidence = describe_score_dropout(case, call)
-        if evidence is not None:
-            yield Finding("dropout not rescaled", evidence, AFTER, 1.0, "dropout")
+        dropped = describe_score_dropout(case, call)
+        if dropped is not None:
+            yield Finding("dropout not rescaled", dropped, AFTER, 1.0, "dropout")
     elif not is_affine(case):
         yield Unknown(f"whether {RESCALED}", "the attention alone, without norms and feed-forward parts")
     else:
-        evidence = describe_mean_difference(case, call)
-        if evidence is not None:
-            yield Finding("dropout not rescaled", f"with a single token {evidence}", DIVIDE, 1.5, "dropout")
+        difference = describe_mean_difference(case, call)
+        if difference is not None:
+            yield Finding("dropout not rescaled", f"with a single token {difference}", DIVIDE, 1.5, "dropout")
         else:
             yield Checked(RESCALED, f"{DRAWS} draws of one token; a mean {100 * LEAST:.1f} % off might be detected")
 

@@ -22,6 +22,8 @@ NAN = (
 )
 SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|key|value|kv|other|image|text|^y$|^z$|^xa$")
 ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
+JOINT = re.compile(r"qkv|in_proj|c_attn|query_key_value|kv", re.IGNORECASE)  # names of projections of several roles
+LEAST_SHARE = 1 / 16  # of a joint projection: less may be spare
 ZERO = "Initialize one of the two with random numbers, as LoRA does with A, or neither can ever change."
 LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
 
@@ -66,6 +68,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         )
     elif without:
         yield Finding("not trainable", f"no gradient reaches {format_names(without)}", CUT, 1.1, "gradient")
+    elif (cut := find_cut_rows(case, got)) is not None:
+        yield Finding("not trainable", f"no gradient reaches {cut}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
         yield Checked("every weight with requires_grad=True gets a gradient", f"{sum(s is not None for s in found)} weights")
 
@@ -75,6 +79,20 @@ def find_stuck_pairs(got: Mapping[str, Tensor | None], weights: Mapping[str, Ten
     tables = {name: slope for name, slope in got.items() if slope is not None and slope.dim() > 1}
     stuck = [name for name, slope in tables.items() if not slope.any() and not weights[name].any()]
     return stuck if len(stuck) > 1 and len(stuck) < len(tables) else []
+
+
+def find_cut_rows(case: Case, got: Mapping[str, Tensor | None]) -> str | None:
+    """Describe the outputs of a joint projection of queries, keys and values that get no gradient, as after k.detach()."""
+    if not (case.get_expected_visibility(*case.make_usual_inputs()).sum(-1) > 1).any():
+        return None  # the weight of a single key is 1, whatever its score
+    for name, slope in got.items():
+        if slope is None or slope.dim() != 2 or not JOINT.search(name):
+            continue
+        for axis, n in enumerate(slope.shape):  # (outputs, inputs), or the reverse, as in GPT-2
+            cut = (slope == 0).all(1 - axis).nonzero().flatten().tolist()
+            if LEAST_SHARE * n <= len(cut) < n and cut[-1] - cut[0] + 1 == len(cut):
+                return f"outputs {cut[0]} to {cut[-1]} of the {n} of {format_names([name])}"
+    return None
 
 
 def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:

@@ -13,6 +13,7 @@ from regard.examination.report import Checked, Finding, Unknown
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
+DRAWS = 256  # sequences of inputs of the largest size
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
     "Subtract each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
@@ -28,7 +29,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     usual = case.usual_context.double().cpu()
     if not usual.isfinite().any():
         return
-    sentence = ""
+    size, sentence = 1.0, ""
     harmless: list[str] = []
     for size, sentence in choose_input_sizes(case):
         inputs = scale_inputs(case, 0, size)
@@ -46,13 +47,49 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         unhidden = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
         if unhidden is not None:
             below = f"; with {harmless[-1]} it stays hidden" if harmless else ""
-            why = f"with {sentence}, {unhidden}: the number used for -inf is not below them{below}"
-            yield Finding("overflow", why, LOWEST, 1.1, "overflow")
+            yield make_mask_finding(f"with {sentence}, {unhidden}", below)
             return
         harmless.append(sentence)
+    unhidden = None if has_leak(case) else draw_unhidden_token(case, size)
+    if unhidden is not None:
+        yield make_mask_finding(f"with {sentence}, in one of {DRAWS} sequences {unhidden}", "")
+        return
     yield Checked(
         f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {sentence}"
     )
+
+
+def make_mask_finding(evidence: str, below: str) -> Finding:
+    """Return the finding of a number for -inf that scores can fall below."""
+    return Finding("overflow", f"{evidence}: the number used for -inf is not below them{below}", LOWEST, 1.1, "overflow")
+
+
+def draw_unhidden_token(case: Case, size: float) -> str | None:
+    """Describe an output that moves with the last token that is hidden from it, for one of many inputs; None if none does.
+
+    A number for -inf counts where all visible scores of a query are below it, which few inputs need not show.
+    """
+    if not case.can_resize:
+        return None
+    inputs, other = (scale_inputs(case, seed, size, DRAWS) for seed in (1, 100))
+    expected = case.get_expected_visibility(*inputs).cpu()
+    unseen = (~expected & expected.any(-1, keepdim=True))[0]  # (q, k)
+    if case.subject.form == "x":
+        unseen &= ~torch.eye(*unseen.shape, dtype=torch.bool)  # a residual passes on a token's own value
+    if not unseen.any():
+        return None
+    j = int(unseen.any(0).nonzero()[-1])
+    changed = dependency.replace_token(inputs, other, slice(None), j)
+    try:
+        context, moved = (case.compute_seeded_context(*x).double().cpu() for x in (inputs, changed))
+        moves = ((moved - context).abs() > HIDDEN * context.abs()).any(-1) & unseen[:, j]  # (b, q)
+        for b in moves.any(-1).nonzero().flatten().tolist():
+            unhidden = describe_moved_output(case, inputs, other, context, unseen[:, j], (b, j))
+            if unhidden is not None:
+                return unhidden
+    except Exception:  # refusing another batch, or large numbers, is allowed
+        return None
+    return None
 
 
 def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:
@@ -82,12 +119,13 @@ def measure_usual_score(case: Case) -> float | None:
     return spread if spread > 0 and math.isfinite(spread) else None
 
 
-def scale_inputs(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
-    """Return usual inputs with x times size; of a function only the queries."""
+def scale_inputs(case: Case, seed: int, size: float, b: int | None = None) -> tuple[Tensor, ...]:
+    """Return inputs of the usual length, and of the usual batch or b, with x times size; of a function only the queries."""
+    b = case.shapes.batch if b is None else b
     if case.subject.form == "qkv":
-        q, k, v = case.make_usual_inputs(seed)
+        q, k, v = case.make_inputs(None, b, seed)
         return q * size, k, v
-    return case.make_usual_inputs(seed, size)
+    return case.make_inputs(None, b, seed, size)
 
 
 def has_leak(case: Case) -> bool:
@@ -99,21 +137,28 @@ def describe_unhidden_token(case: Case, inputs: tuple[Tensor, ...], context: Ten
     """Describe the first output that moves with a token hidden from it; None if none does."""
     expected = case.get_expected_visibility(*inputs).cpu()
     other = scale_inputs(case, 100, size)
-    top = context.abs().amax(-1).nan_to_num()
     for j in mask_requirements.choose_queries(expected.shape[-1], case.expects):
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # a residual passes on a token's own value
         if not hidden.any():
             continue
-        moves = (
-            (case.compute_seeded_context(*dependency.replace_token(inputs, other, 0, j)).double().cpu() - context)[0]
-            .abs()
-            .amax(-1)
-        )
-        leaking = hidden & (moves > HIDDEN * top[0])
-        if leaking.any():
-            i = int(leaking.int().argmax())
-            token, output = evidence.format_token(case, j), evidence.format_token(case, evidence.get_token_number(case, i))
-            return f"changing token {token}, which is hidden, moves output {output} by {float(moves[i]):.2g}"
+        unhidden = describe_moved_output(case, inputs, other, context, hidden, (0, j))
+        if unhidden is not None:
+            return unhidden
     return None
+
+
+def describe_moved_output(
+    case: Case, inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], context: Tensor, hidden: Tensor, place: tuple[int, int]
+) -> str | None:
+    """Describe the first output that moves with the token at a place, a sequence and a number, that is hidden from it."""
+    b, j = place
+    changed = case.compute_seeded_context(*dependency.replace_token(inputs, other, b, j)).double().cpu()
+    moves, top = ((changed - context)[b].abs().amax(-1), context[b].abs().amax(-1).nan_to_num())
+    leaking = hidden & (moves > HIDDEN * top)
+    if not leaking.any():
+        return None
+    i = int(leaking.int().argmax())
+    token, output = evidence.format_token(case, j), evidence.format_token(case, evidence.get_token_number(case, i))
+    return f"changing token {token}, which is hidden, moves output {output} by {float(moves[i]):.2g}"

@@ -82,8 +82,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if frame.has_operations and is_token_mixer(module):
-            report_token_mixer(module)
+        if frame.has_operations and (frame.multiplies_scores or is_token_mixer(module)):
+            report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1 and STATE.mode.undivided:  # no frames if the recording ended meanwhile
             STATE.mode.report_undivided()
         return result

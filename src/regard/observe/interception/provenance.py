@@ -51,10 +51,23 @@ class ModuleFrame:
     Operations are only logged while the model runs; provenance is computed when it is queried.
     """
 
-    __slots__ = ("__weakref__", "args", "contents", "kwargs", "made", "makers", "module", "noted", "settled", "watchers")
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "contents",
+        "kwargs",
+        "made",
+        "makers",
+        "module",
+        "multiplies_scores",
+        "noted",
+        "settled",
+        "watchers",
+    )
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
+        self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below

@@ -51,8 +51,8 @@ class Watcher(Protocol):
     def handle_recurrence(self, call: RecurrenceCall, name: str) -> None:
         """Handle a recurrence that ran in the module of this name."""
 
-    def handle_token_mixer(self, module: nn.Module) -> None:
-        """Handle the end of a watched module that mixes tokens, as its name states, read or not."""
+    def handle_token_mixer(self, module: nn.Module, reason: str) -> None:
+        """Handle the end of a watched module that mixes tokens, read or not, and the reason why it may not be."""
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Handle what a context was divided by in place of the sums of its weights, which is known after its call."""

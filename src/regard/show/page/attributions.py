@@ -187,8 +187,9 @@ def compute_line(m: AttributionMap, heads: Sequence[int], *, q: int | None = Non
     rows = torch.arange(queries) if q is None else torch.tensor([q])
     columns = torch.tensor([k]) if q is None else torch.arange(keys)
     h, i, j = torch.meshgrid(torch.tensor(list(heads)), rows, columns, indexing="ij")
-    seen = m.is_visible(torch.zeros_like(h), h, i, j).any(0).flatten()
-    return m[torch.zeros_like(h), h, i, j].mean(0).flatten().masked_fill(~seen, torch.nan)
+    index = torch.zeros_like(h), h, i, j
+    seen = m.is_visible(*index) | (m.weights[index] > 0)  # as of a weight: see exact_weights.get_map_row
+    return m[index].mean(0).flatten().masked_fill(~seen.any(0).flatten(), torch.nan)
 
 
 def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) -> Tensor:
@@ -201,8 +202,13 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
     )
     (pixels,) = m.draw_pictures(rows, columns)
     picture = pixels.pool("max" if how == "max" else "mean")
-    seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(picture, dtype=torch.bool))
-    return picture.masked_fill(~seen, torch.nan)
+    return picture.masked_fill(~find_seen_pixels(m, 0, picture, rows, columns), torch.nan)
+
+
+def find_seen_pixels(m: AttributionMap, head: int, picture: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return which pixels of a picture of a head hold a visible entry, or one of a row whose bias hides every key."""
+    plane = MapView(m.weights).get_plane(0, head)
+    return find_visible_pixels(plane, rows, columns, picture == 0, m.hiding_bias) | (picture != 0)
 
 
 def draw_thumbnails(m: AttributionMap) -> tuple[Tensor, Tensor]:
@@ -214,9 +220,7 @@ def draw_thumbnails(m: AttributionMap) -> tuple[Tensor, Tensor]:
     found = m.gather_entries(rows, columns)
     pictures = torch.stack([one.picture.pool("max") for one in found])
     totals = torch.stack([one.row_sums.double().sum() for one in found])
-    seen = find_visible_pixels(
-        MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(pictures[0], dtype=torch.bool)
-    )
+    seen = torch.stack([find_seen_pixels(m, head, picture, rows, columns) for head, picture in enumerate(pictures)])
     return pictures.masked_fill(~seen, torch.nan), totals
 
 

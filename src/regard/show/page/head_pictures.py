@@ -103,17 +103,20 @@ def make_thumbnails(entry: RecordingEntry, place: HeadPlace) -> tuple[Tensor, bo
     """
     _, h, q, k = entry.get_shape(place)
     rows, columns = (bin_edges(0, length, min(length, THUMBNAIL_PIXELS)) for length in (q, k))
+    hiding = MapView(entry.get_map(place)).hiding_bias
     if h * q * k > MAX_FULL_WEIGHTS:
         maps = (entry.get_map(replace(place, head=head)) for head in range(h))  # one at a time
-        return torch.stack([encode_thumbnail(m, pool_sampled_rows(m, rows, columns), rows, columns) for m in maps]), True
+        sampled = [encode_thumbnail(m, pool_sampled_rows(m, rows, columns), rows, columns, hiding) for m in maps]
+        return torch.stack(sampled), True
     layer = entry.get_layer_map(place)
     found = layer.pooled(len(rows) - 1, len(columns) - 1, "max")[0]
-    return torch.stack([encode_thumbnail(layer.select(heads=head), found[head], rows, columns) for head in range(h)]), False
+    pictures = [encode_thumbnail(layer.select(heads=head), found[head], rows, columns, hiding) for head in range(h)]
+    return torch.stack(pictures), False
 
 
-def encode_thumbnail(m: AttentionMap, picture: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Encode a picture of a map of one matrix as codes, given the edges of its pixels."""
-    return encode_weights(picture, find_visible_pixels(MapView(m).get_plane(0, 0), rows, columns, picture == 0))
+def encode_thumbnail(m: AttentionMap, picture: Tensor, rows: Tensor, columns: Tensor, hiding_bias: float) -> Tensor:
+    """Encode a picture of a map of one matrix as codes, given the edges of its pixels, and which bias hides a key."""
+    return encode_weights(picture, find_visible_pixels(MapView(m).get_plane(0, 0), rows, columns, picture == 0, hiding_bias))
 
 
 def pool_sampled_rows(m: AttentionMap, rows: Tensor, columns: Tensor) -> Tensor:

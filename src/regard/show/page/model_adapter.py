@@ -217,7 +217,7 @@ def generate_tokens(
     if chat and not has_chat_template(adapter):
         raise ConfigError(f"{adapter.name} has no chat template: generate without it.")
     text = adapter.format_chat(text) if chat else text  # type: ignore[attr-defined]
-    found = continue_text(adapter, text, tokens, temperature, seed)
+    found = continue_text(adapter, text, tokens, temperature, seed, chat)
     ids, words, last = list(found.ids), found.text.pieces(found.ids), len(found.ids) - 1
     recorder = Recorder(adapter.model, keep="values")
     steps = check_client_in_steps(found.steps, alive, nullcontext() if found.reader is None else recorder.resume())
@@ -284,9 +284,16 @@ def describe_story(adapter: ModelAdapter, recording: Recording, ids: Tensor, wor
     return RecordedText(recording, [], None, ids, looked)
 
 
-def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: float, seed: int | None) -> Continuation:
-    """Start to continue a text. Raises ConfigError where the context has no room."""
-    ids, decoder = adapter.encode(text), get_decoder(adapter)
+def continue_text(
+    adapter: ModelAdapter, text: str, tokens: int, temperature: float, seed: int | None, is_complete: bool = False
+) -> Continuation:
+    """Start to continue a text, which has the tokens that begin it if `is_complete`, as a chat template writes it.
+
+    Raises ConfigError where the context has no room.
+    """
+    takes_prompts = not isinstance(adapter, GPT2Adapter) and not is_complete
+    ids = list(adapter.encode_prompt(text) if takes_prompts else adapter.encode(text))  # type: ignore[attr-defined]
+    decoder = get_decoder(adapter)
     check_context(adapter, max(len(ids), 1), tokens)
     settings: dict[str, Any] = {"temperature": temperature, "seed": seed}
     if isinstance(adapter, GPT2Adapter):
@@ -294,13 +301,13 @@ def continue_text(adapter: ModelAdapter, text: str, tokens: int, temperature: fl
         settings |= {"text": adapter.words, **adapter.model.get_end_settings()}
         ids = ids or [end for end in [settings.get("end")] if end is not None]
     else:
-        words, ids = TokenDecoder(adapter), ids or adapter.start_ids  # type: ignore[attr-defined]
+        words = TokenDecoder(adapter)
     if decoder is None:
-        return Continuation(list(ids), adapter.choices(list(ids), tokens, **settings), words)  # type: ignore[attr-defined]
+        return Continuation(ids, adapter.choices(ids, tokens, **settings), words)  # type: ignore[attr-defined]
     if not isinstance(adapter, GPT2Adapter):
         settings["stop"] = adapter.list_ends()  # type: ignore[attr-defined]
-    found = start_decoding(decoder, [list(ids)], tokens, **settings)  # type: ignore[arg-type]
-    return Continuation(list(ids), found.steps, words, found.reader)
+    found = start_decoding(decoder, [ids], tokens, **settings)  # type: ignore[arg-type]
+    return Continuation(ids, found.steps, words, found.reader)
 
 
 def check_context(adapter: ModelAdapter, prompt_tokens: int, tokens: int) -> None:

@@ -332,5 +332,6 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         "examines": entry.text is not None,
         "attributable": entry.ids is not None,
         "request": make_request(entry),
+        "typed": entry.text if entry.story is None else None,
         "generated": entry.story is not None,
     }

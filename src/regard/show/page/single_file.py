@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.atomic_write import write_atomically
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.html_repr import HtmlFragment
 from regard.map.pyramid import TILE
 from regard.mechanism.arguments import check_path
@@ -186,9 +186,12 @@ def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -
         scores = plane.compute_masked_scores(torch.arange(q), torch.arange(k))
         yield f"{entry.id}/scores?{named}", encode_little_endian(scores, "<f4")
     if max(q, k) <= MAX_STEP_WORDS:
-        steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)
+        try:
+            steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)
+        except DataError as error:  # numbers that are not finite: the other views and heads can be shown
+            steps = {"error": str(error)}
         for name in ("q", "k", "v"):
-            if steps[name] is not None:
+            if steps.get(name) is not None:
                 steps[name], data = encode_table(entry, steps[name])
                 yield steps[name]["name"], data
         yield f"{entry.id}/steps?{named}", encode_json(steps)

@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.errors import ConfigError, DataError
 from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.lectures.examples import build_example
-from regard.map.plane import Plane
 from regard.mechanism import Steps
 from regard.observe.map_view import MapView
 from regard.show.number_format import format_rounded
@@ -24,7 +23,8 @@ def compute_head_steps(entry: RecordingEntry, place: HeadPlace, q: int | None, m
 
     Raises ConfigError where there is no such query, DataError where a number is not finite.
     """
-    plane = MapView(entry.get_map(place)).get_plane(0, 0)
+    view = MapView(entry.get_map(place))
+    plane = view.get_plane(0, 0)
     queries, keys = plane.shape
     last = queries - 1
     if q is not None and not 0 <= q <= last:
@@ -32,15 +32,16 @@ def compute_head_steps(entry: RecordingEntry, place: HeadPlace, q: int | None, m
     rows, columns = entry.get_axis_words(place)
     focus = last if q is None else q
     if max(queries, keys) > most:
-        return compute_row_steps(entry, place, plane, focus, rows[focus], columns)
-    problem = collect_arguments(plane, torch.arange(queries), torch.arange(keys), entry.get_values(place))
+        return compute_row_steps(entry, place, view, focus, rows[focus], columns)
+    problem = collect_arguments(view, torch.arange(queries), torch.arange(keys), entry.get_values(place))
     return describe_head(entry, place, rows, columns, focus) | problem
 
 
 def compute_row_steps(
-    entry: RecordingEntry, place: HeadPlace, plane: Plane, q: int, asks: str, columns: Sequence[str]
+    entry: RecordingEntry, place: HeadPlace, view: MapView, q: int, asks: str, columns: Sequence[str]
 ) -> dict[str, Any]:
     """Return the STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
+    plane = view.get_plane(0, 0)
     query, everywhere = torch.tensor([q]), torch.arange(plane.shape[1])
     (row,) = plane.compute_masked_scores(query, everywhere)
     count = min(MAX_ROW_KEYS, int((row != -torch.inf).sum()))
@@ -54,7 +55,7 @@ def compute_row_steps(
         f"others together receive {format_rounded(share)} of its attention. The context is computed from these alone."
     )
     found = describe_head(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)
-    found |= collect_arguments(plane, query, largest, entry.get_values(place))
+    found |= collect_arguments(view, query, largest, entry.get_values(place))
     return found | {"sink": convert_score(others), "partial": True, "places": largest.tolist(), "notes": [note]}
 
 
@@ -72,12 +73,19 @@ def describe_head(
     }
 
 
-def collect_arguments(plane: Plane, queries: Tensor, keys: Tensor, values: Tensor | None) -> dict[str, Any]:
-    """Return the numbers of STEPS: the arguments of attend for these queries and keys."""
+def collect_arguments(view: MapView, queries: Tensor, keys: Tensor, values: Tensor | None) -> dict[str, Any]:
+    """Return the numbers of STEPS: the arguments of attend for these queries and keys.
+
+    A key that a finite number in the bias hides is not visible, except to a query of which all keys are hidden in this way:
+    that one has weights all the same.
+    """
+    plane = view.get_plane(0, 0)
     bias = None if plane.bias is None else plane.bias[queries.unsqueeze(-1), keys]
     visible = plane.can_see(queries.unsqueeze(-1), keys).expand(len(queries), len(keys))
     if bias is not None:
         visible = visible & (bias != -torch.inf)
+        shown = visible & ~(bias <= view.hiding_bias)
+        visible = torch.where(shown.any(-1, keepdim=True), shown, visible)
         bias = bias.masked_fill(~visible, 0)
     return {
         "q": convert_numbers("q", plane.q[queries]),

@@ -279,6 +279,96 @@ def test_what_is_no_attention_is_not_reported(part):
         assert not recording.calls
 
 
+class Kernels(nn.Module):
+    """A mixer of tokens without a softmax, in a class whose name says nothing of it."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.one, self.two, self.three, self.mix = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C), mix
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (H, D)).transpose(1, 2) for part in (self.one, self.two, self.three))
+        return self.mix(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda q, k, v: (q @ k.mT).tril() @ v,
+        lambda q, k, v: ((w := q.exp() @ k.exp().mT) / w.sum(-1, keepdim=True)) @ v,
+        lambda q, k, v: q @ (k.mT @ v),
+        lambda q, k, v: torch.einsum("bhqk,bhke->bhqe", torch.einsum("bhqd,bhkd->bhqk", q, k), v) / T,
+        lambda q, k, v: (q @ k.mT).softmax(-1).log1p() @ v,
+    ],
+    ids=["hidden", "divided", "keys and values first", "einsum", "logarithms of weights"],
+)
+def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_module_called_attention(mix):
+    model, x = Model(Kernels(mix)), torch.randn(B, T, C)
+    recording, _ = record_and_compare(model, lambda m: m(x), missing=True)
+    assert not recording.runs
+    assert [(one.kernel, one.module) for one in recording.missed] == [("Kernels", "block.attn")]
+    assert "without a softmax" in recording.missed[0].reason
+
+
+class RepeatedQuery(nn.Module):
+    """Additive attention as tutorials on translation have it: one query (b, c), repeated for all keys (b, t, c)."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.query, self.keys, self.joined, self.score = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(2 * C, C), nn.Linear(C, 1)
+        self.join, self.weights = join, []
+
+    def forward(self, state, keys):
+        scores = self.score(torch.tanh(self.join(self, state, keys))).squeeze(-1)
+        self.weights.append(scores.softmax(-1).detach())
+        return torch.bmm(scores.softmax(-1).unsqueeze(1), keys).squeeze(1)
+
+
+class Steps(nn.Module):
+    """A decoder of four steps."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention, self.cell = attention, nn.GRUCell(C, C)
+
+    def forward(self, keys):
+        state = keys.mean(1)
+        for _ in range(4):
+            state = self.cell(self.attention(state, keys), state)
+        return state
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda part, state, keys: part.joined(torch.cat([state.unsqueeze(1).repeat(1, T, 1), keys], 2)),
+        lambda part, state, keys: part.joined(torch.cat([keys, state.unsqueeze(1).expand(-1, T, -1)], -1)),
+        lambda part, state, keys: part.query(state).unsqueeze(1).expand(-1, T, -1) + part.keys(keys),
+        lambda part, state, keys: part.query(state).unsqueeze(1) + part.keys(keys),
+    ],
+    ids=["repeated and joined", "expanded and joined", "expanded and added", "added"],
+)
+def test_a_query_that_is_repeated_for_all_keys_is_recorded_as_the_weights_of_each_step(join, float64):
+    part = RepeatedQuery(join)
+    recording, _ = record_and_compare(Steps(part), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 4
+    for call, weights in zip(recording.calls, part.weights[-4:], strict=True):
+        assert torch.allclose(call.map.dense(), weights[:, None, None], atol=EQUAL, rtol=0)
+
+
+@pytest.mark.parametrize("scores", [lambda h, k: torch.sum(h * k, 2), lambda h, k: torch.einsum("qbc,kbc->kb", h, k)])
+def test_the_sentences_of_a_decoder_with_a_state_of_one_layer_are_a_batch_and_no_heads(scores, float64):
+    class Luong(nn.Module):
+        def forward(self, state, keys):  # (1, b, c) and (t, b, c), as in PyTorch's tutorials
+            self.weights = F.softmax(scores(state, keys).t(), dim=1).unsqueeze(1)
+            return self.weights.bmm(keys.transpose(0, 1))
+
+    part = Luong()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(1, 3, C), torch.randn(7, 3, C)))
+    (call,) = recording.calls
+    assert torch.allclose(call.map.dense(), part.weights.unsqueeze(1), atol=EQUAL, rtol=0)
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))

@@ -126,3 +126,26 @@ def test_numbers_are_written_as_in_python(open_page, address):
     assert call_function(page, "drawing/number_format", "formatRounded", [[number] for number in numbers]) == [
         format_rounded(number) for number in numbers
     ]
+
+
+WRITE_CELLS = """async (values) => {
+  const { createQuantity } = await import("./static/drawing/quantity.js");
+  return values.map((value) => createQuantity("weight").writeCell(value));
+}"""
+
+
+def test_the_weights_in_the_cells_of_a_map_are_rounded_and_not_cut(open_page, address):
+    values = [0.0, 1.0, 0.995, 0.00499, 0.0049, 0.00199, 9.99e-4, 9.4e-4, 9.51e-4, 1.96e-5, 2.0**-32]
+    values += torch.rand(200, generator=torch.Generator().manual_seed(5), dtype=torch.float64).pow(9).tolist()
+    for value, text in zip(values, open_page(address).evaluate(WRITE_CELLS, values), strict=True):
+        digits, power = [*text.replace("−", "-").split("e"), "0"][:2]
+        unit = 10.0 ** (int(power) - len(digits.partition(".")[2]))
+        assert abs(float(digits) * 10.0 ** int(power) - value) <= 0.5001 * unit, (value, text)
+        assert len(text) <= 5, text
+
+
+def test_three_digits_are_written_in_one_way_on_both_sides_of_a_thousand(open_page, address):
+    values = [999.4, 999.5, 999.96, 1000.0, 1000.4, -999.7]
+    expected = ["999", "1\u202f000", "1\u202f000", "1\u202f000", "1\u202f000", "−1\u202f000"]
+    page = open_page(address)
+    assert call_function(page, "drawing/number_format", "formatThreeDigits", [[value] for value in values]) == expected

@@ -9,6 +9,7 @@ from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
 from show.page.browser.page_waits import link, wait_until, wait_until_quiet
+from show.page.browser.problems import call_function
 from show.page.browser.recordings import (
     PLAIN,
     code_bounds,
@@ -205,3 +206,16 @@ def test_on_a_phone_the_pictures_stand_one_at_a_time_in_the_same_place(open_page
         page.locator(".compare-turn").get_by_role("button", name=name, exact=True).click()
         assert page.locator(".compare-pane:visible h2").all_inner_texts() == [name]
         assert link(page).get("pane") == number
+
+
+def test_what_is_compared_of_two_translations_of_one_sentence_is_said_of_the_translations(open_page, address):
+    source, first = list("abcd"), list("uvw")
+    texts = [{"rows": rows, "columns": source} for rows in (first, list("uxy"), list("uvwxy"), list("xvw"))]
+    found = call_function(open_page(address), "views/compare/difference", "matchWords", [[texts[0], one] for one in texts])
+    assert [(one["rows"], one["columns"]) for one in found] == [(3, 4)] * 4
+    assert [one["said"] for one in found] == [
+        "",
+        "Both have 3 words, 2 of which are different: the difference is computed position by position.",
+        "The first text has 3 words, the second 5. The first 3 are the same; the difference is computed for these.",
+        "Both have 3 words, 1 of which is different: the difference is computed position by position.",
+    ]

@@ -177,7 +177,7 @@ def test_the_numbers_of_an_image_are_saved(open_page, make, link, keys, kind, tm
     patches = [None if one["patch"] in ("", None) else int(one["patch"]) for one in rows]
     assert [(one["word"], patch) for one, patch in zip(rows, patches, strict=True)] == keys
     assert [(int(one["query"]), int(one["key"])) for one in rows] == [(link["q"], key) for key in range(len(keys))]
-    request = recording.map(layer, part=link.get("part")).select(b, head)._request
+    request = recording.map(layer, part=link.get("part")).select(b, head).planes.request
     exact = weights[layer][b : b + 1, head : head + 1]
     bounds = attention_bounds(torch.float32, request.q, request.k, request.k, exact, scale=request.scale)
     found = torch.tensor([float(one["weight"] or 0) for one in rows], dtype=torch.float64)

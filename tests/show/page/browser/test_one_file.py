@@ -9,6 +9,7 @@ import regard
 from bounds import sum_bound
 from regard.show.page.finding import find_finding
 from regard.show.page.recording_entry import RecordingEntry
+from regard.show.page.session import Session
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import (
@@ -22,6 +23,7 @@ from show.page.browser.recordings import (
     space_words,
     weights,
 )
+from show.page.server_client import rows_and_keys
 
 LAYERS, HEADS, T = 2, 3, 13
 Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
@@ -125,8 +127,6 @@ def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(open
 
 
 def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, recording):
-    from regard.show.page.session import Session
-
     pages = [
         f"{at}#view=map&head=1&q={q}&k={k}"
         for (q, k), at in itertools.product([(5, 2), (12, 12)], [address, serving(Session(recording))])
@@ -142,8 +142,6 @@ def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, r
 
 @pytest.mark.parametrize("step", ["q, k", "scores", "weights"])
 def test_the_numbers_of_its_steps_and_the_servers_are_the_same(open_page, address, serving, recording, step):
-    from regard.show.page.session import Session
-
     told = []
     for at in (address, serving(Session(recording))):
         page = wait_until_settled(open_page(f"{at}#view=steps&layer=1&head=2&q=9&step={step}"))
@@ -159,3 +157,67 @@ def test_a_link_to_a_view_that_needs_a_model_opens_the_text(open_page, address, 
     assert page.locator("#views [aria-current]").inner_text() == "Text"
     assert page.locator("textarea").count() == 0
     assert page.locator(".prose .word").count() == T
+
+
+def count_codes(page, heads: str, way: str) -> list[list[bool]]:
+    """Which words of the text are hidden from each of its words, or hide from it, in the mean of some heads."""
+    found = []
+    for n in range(T):
+        page.evaluate(f"location.hash = '#view=text&heads={heads}&q={n}&way={way}'")
+        wait_until(page, f"document.querySelector('.word.selected')?.dataset.n === '{n}'")
+        wait_until_settled(page)
+        words = "[...document.querySelectorAll('.word')]"
+        found.append(page.evaluate(f"{words}.map((one) => one.classList.contains('hidden-word'))"))
+    return found
+
+
+@pytest.mark.parametrize("way", ["", "to"])
+def test_the_mean_of_heads_hides_only_what_all_of_them_hide(open_page, tmp_path, way):
+    """Each head has a mask of its own."""
+    table = torch.rand(1, 2, T, T, generator=torch.Generator().manual_seed(0)) < 0.4
+    recording = rows_and_keys(Q[0][:, :2], K[0][:, :2], regard.Given(table))
+    recording.tokens = space_words(PLAIN, T)
+    write(recording, tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=text&heads=all&q=0"))
+    hidden = ~table[0].any(0)
+    assert count_codes(page, "all", way) == (hidden.T if way else hidden).tolist()
+
+
+def test_weights_that_have_one_code_have_ranks_of_their_own(open_page, tmp_path):
+    q, k = torch.ones(1, 1, 5, 1), torch.tensor([0.0, 1.0, 1.0001, 1.00005, -1.0]).view(1, 1, 5, 1)
+    write(rows_and_keys(q, k, regard.Everything()), tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri()))
+    for key, rank in enumerate([4, 3, 1, 2, 5]):
+        page.evaluate(f"location.hash = '#view=map&q=2&k={key}'")
+        wait_until(page, f"[...document.querySelectorAll('.readout dd')].some((one) => one.textContent === '{rank} of 5')")
+
+
+def test_a_head_with_numbers_that_are_not_finite_leaves_the_others_and_says_why_it_has_no_steps(open_page, tmp_path):
+    q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    q[0, 1, 3] = torch.nan
+    write(rows_and_keys(q, k), tmp_path / "page.html")
+    page = open_page((tmp_path / "page.html").as_uri() + "#view=steps&head=1")
+    page.get_by_text("q of this head contains numbers that are not finite").wait_for()
+    page.evaluate("location.hash = '#view=steps&head=0&step=weights'")
+    page.locator(".panel td").first.wait_for()
+    page.evaluate("location.hash = '#view=map&head=1&q=2&k=1'")
+    wait_until(page, "document.querySelector('.readout dd').title !== ''")
+
+
+@pytest.mark.parametrize("where", ["the file", "the server"])
+def test_a_row_that_is_nan_is_said_to_be_and_not_hidden(open_page, serving, tmp_path, where):
+    q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
+    q[0, 1, 3] = torch.nan
+    recording = rows_and_keys(q, k)
+    recording.tokens = space_words(PLAIN, 7)
+    write(recording, tmp_path / "page.html")
+    at = (tmp_path / "page.html").as_uri() if where == "the file" else serving(Session(recording))
+    page = wait_until_settled(open_page(f"{at}#view=map&head=1&q=3&k=1"))
+    for key, fields in ((1, ["not a number (NaN)", "–", "–"]), (5, ["hidden from this query", "–", "–"])):
+        page.evaluate(f"location.hash = '#view=map&head=1&q=3&k={key}'")
+        wait_until(page, f"document.querySelector('.readout dd').textContent === '{fields[0]}'")
+        assert page.locator(".readout dd").all_inner_texts()[:3] == fields
+    page.evaluate("location.hash = '#view=text&head=1&q=3'")
+    page.get_by_text("it sees no word, or they are not numbers (NaN)").wait_for()
+    page.evaluate("location.hash = '#view=compare&head=0&head2=1&q=3&k=1'")
+    page.get_by_text("second: not a number (NaN)").wait_for()

@@ -155,7 +155,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(open_p
         [float(cell.replace("−", "-")) for cell in line.split("\t")[1:]]
         for line in page.locator(".panel tbody").inner_text().splitlines()
     ]
-    call = right.calls[q].map._request
+    call = right.calls[q].map.planes.request
     expected = (call.weight * (call.q[0, 0] + call.k[0, 0]).tanh()).sum(-1)
     assert shown[q] == pytest.approx(expected.tolist(), abs=PLACES)
     assert len(shown) == len(right.tokens.rows)

@@ -7,11 +7,15 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
 
 import regard
+from regard.cli.model_loading import TransformersModel
 from regard.models import GPT2
 from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
+from regard.text.byte_pair import GPT2_FOLDER
 from show.page.browser.page_waits import PATIENCE, wait_until, wait_until_quiet
 from show.page.browser.recordings import CODE, expect_digits
 
@@ -134,6 +138,32 @@ def test_a_next_word_that_is_picked_is_added_and_run(open_page, address):
     page.locator(".type-expected").first.click()
     wait_for_words(page, len(TEXT) + 1)
     assert page.get_by_role("textbox", name="Your words").input_value() == TEXT + word
+
+
+@pytest.mark.parametrize("text", ["the cat", "the cat sat on " * 30 + "the"], ids=["short", "longer than a link"])
+def test_a_next_word_follows_the_text_that_was_typed_without_what_the_tokenizer_adds(open_page, serving, text):
+    """Also once the page is loaded again."""
+    words = GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
+    added = [(words.bos_token, words.bos_token_id)]
+    words.backend_tokenizer.post_processor = TemplateProcessing(f"{words.bos_token} $A", special_tokens=added)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = TransformersModel("llama", LlamaForCausalLM(LlamaConfig(vocab_size=50257, **sizes)).eval(), words)
+    page = open_page(serving(Session(None, llama)))
+    page.get_by_role("textbox", name="Your words").fill(text)
+    page.keyboard.press("Enter")
+    count = 1 + len(words.encode(text, add_special_tokens=False))
+    wait_for_words(page, count)
+    page.reload()
+    wait_for_words(page, count)
+    box = page.get_by_role("textbox", name="Your words")
+    assert box.input_value() == text
+    first = llama.run(llama.tokens(text, None)[0]).logits[0, -1].argmax()
+    page.locator(".type-expected").first.click()
+    wait_until(page, f"document.querySelector('.type-page textarea').value.length > {len(text)}")
+    wait_until_quiet(page)
+    assert box.input_value() == text + llama.decode([int(first)])
+    assert page.locator(".type-words .word").count() == 1 + len(llama.encode(box.input_value()))
 
 
 def test_an_empty_box_offers_sentences_that_run_when_picked(open_page, address):

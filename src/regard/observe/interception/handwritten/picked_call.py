@@ -64,7 +64,7 @@ def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Group
         raise UnreadableError("its queries are not known")
     dims = table.expand_dims(picked.form.dims)
     batch = [tuple(axis for axis in axes if axis not in {*queries, *keys}) for axes in dims]
-    before, heads = split_heads(table, [axes for axes in batch if axes])
+    before, heads = split_heads(table, [axes for axes in batch if axes], math.prod(table.get_sizes(keys)))
     axes_of_scores = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
     width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in axes_of_scores)
     return Groups(before, heads, queries, keys, width)

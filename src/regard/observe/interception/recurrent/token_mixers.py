@@ -1,4 +1,4 @@
-"""Modules that mix tokens, as their names state: recurrences, and attention with queries. One that is not read is missed.
+"""Modules that mix tokens, as their names or products state: recurrences, and attention. One that is not read is missed.
 
 That is how a kernel is noticed that no hook sees, as an extension in C++, and an algorithm that is no product of weights with
 values, as that of Autoformer.
@@ -12,6 +12,8 @@ from torch import nn
 from regard.observe.interception.recurrent.recurrences import CLASSES, is_recurrent_name
 from regard.observe.interception.thread_state import STATE
 
+UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
+UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
 ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)
 QUERIES = re.compile(r"(^|_)w?(q|qk|qkv|query|queries)(_|$)|^(in_proj|c_attn)", re.IGNORECASE)  # names of their projections
 
@@ -33,8 +35,15 @@ def is_attention_name(name: str) -> bool:
     return ATTENTION.search(name) is not None
 
 
-def report_token_mixer(module: nn.Module) -> None:
-    """Tell the watchers of a module that mixes tokens that it ran, so that one that was not read is not left out."""
+def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> None:
+    """Tell the watchers of a module that mixes tokens that it ran, so that one that was not read is not left out.
+
+    One that multiplies scores with values as they are need only be called attention, by its class or by its place in the model.
+    """
+    class_name = type(module).__name__
+    reason = UNREAD if multiplies_scores or is_recurrent_name(class_name) else UNFOLLOWED
     for watcher in STATE.watchers:
-        if id(module) in watcher.names:
-            watcher.handle_token_mixer(module)
+        path = watcher.names.get(id(module))
+        names = class_name, "" if path is None else path.rpartition(".")[2]
+        if path is not None and (is_token_mixer(module) or any(map(is_attention_name, names))):
+            watcher.handle_token_mixer(module, reason)

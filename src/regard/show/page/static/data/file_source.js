@@ -59,7 +59,7 @@ export function createFileSource() {
     if (all.length === 1) return Uint16Array.from({ length: n }, (_, i) => at(all[0], i));
     return Uint16Array.from({ length: n }, (_, i) => {
       const seen = all.map((one) => decodeWeight(at(one, i)));
-      return seen[0] === null ? 0 : encodeWeight(seen.reduce((sum, one) => sum + one, 0) / seen.length);
+      return seen.every((one) => one === null) ? 0 : encodeWeight(seen.reduce((sum, one) => sum + one, 0) / seen.length);
     });
   }
 
@@ -79,7 +79,7 @@ export function createFileSource() {
     const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
     const all = await Promise.all(heads.map((head) => numbers(r, { ...query, head })));
     const lines = all.map((one) => (what === "row" ? one[query.q] : one.map((line) => line[query.k])));
-    return lines[0].map((_, n) => lines.reduce((sum, line) => sum + line[n], 0) / lines.length);
+    return lines[0].map((_, n) => averageSeen(lines.map((line) => line[n])));
   }
 
   async function exactTile(r, { level, row: down, column: across, how, ...place }) {
@@ -104,11 +104,13 @@ export function createFileSource() {
   async function cell(r, { q, k, ...place }) {
     const found = await whole(r, place);
     const line = found.codes.subarray(q * found.columns, (q + 1) * found.columns);
-    const rest = { rank: 1 + line.reduce((sum, one) => sum + (one > line[k]), 0), of: line.reduce((sum, one) => sum + (one > 0), 0), visible: line[k] > 0 };
+    const rest = { of: line.reduce((sum, one) => sum + (one > 0), 0), visible: line[k] > 0 };
+    const rank = (larger) => 1 + line.reduce((sum, one, n) => sum + (one > 0 && larger(n)), 0);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
-    if (!kept) return { weight: decodeWeight(line[k]), score: null, ...rest };
+    if (!kept) return { weight: decodeWeight(line[k]), score: null, rank: rank((n) => line[n] > line[k]), ...rest };
     const scores = new Float32Array(kept.buffer).subarray(q * found.columns, (q + 1) * found.columns);
-    return { ...computeWeight(scores, line, k), ...rest };
+    if (Number.isNaN(scores[k])) return { weight: null, score: null, rank: null, of: scores.reduce((sum, one) => sum + Number.isNaN(one), 0), visible: true };
+    return { ...computeWeight(scores, line, k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
   }
 
   const list = (r, name) => (name && entries.has(`${r}/words?list=${name}`) ? json(`${r}/words?list=${name}`) : Promise.resolve({ words: null }));
@@ -150,6 +152,7 @@ export function createFileSource() {
     top,
     async steps(r, place) {
       const found = await json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
+      if (found.error) throw new Fault(found.error);
       for (const name of ["q", "k", "v"]) if (found[name]) found[name] = readTable(found[name], await bytes(found[name].name));
       return found;
     },
@@ -202,6 +205,9 @@ function computeRow(scores, line) {
     return sunk ? roundCode(code) : exact;
   });
 }
+
+// Return the mean of the weights of some heads, NaN where all of them hide the key; one that hides it has the weight 0.
+const averageSeen = (weights) => (weights.every(Number.isNaN) ? NaN : weights.reduce((sum, one) => sum + (one || 0), 0) / weights.length);
 
 // Return the weight of a code with the four digits that it has, NaN for a hidden entry.
 const roundCode = (code) => (code ? Number(decodeWeight(code).toPrecision(4)) : NaN);

@@ -13,7 +13,7 @@ export function formatThreeDigits(value) {
 export const formatSigned = (value) => `${value > 0 ? "+" : ""}${formatThreeDigits(value)}`;
 
 function groupDigits(value, size) {
-  if (size >= 1000) return Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
+  if (size >= 999.5) return Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
   return value.toPrecision(3);
 }
 

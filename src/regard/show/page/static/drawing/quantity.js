@@ -31,7 +31,7 @@ const WEIGHT = {
   },
   makeScale: createStateScale,
   makePictureScale: createStateScale,
-  writeCell: (value) => (value < 0.005 && value > 0 ? formatThreeDigits(value).replace(/\.\d+e/, "e").replace(/^0\.00(\d)\d*$/, "0.00$1") : value.toFixed(2)),
+  writeCell: (value) => (value < 9.5e-4 && value > 0 ? value.toExponential(0).replace("-", "−") : value.toFixed(value < 0.005 && value > 0 ? 3 : 2)),
   shade: (scale, value) => shadeWeight(scale.share(value)),
   paint: (scale) => {
     const table = buildColorTable(scale);

@@ -27,20 +27,25 @@ export async function fetchPicture({ queries, keys }, level, fetch, decode) {
 // Return the rows and columns of a tile of a picture.
 export const measureTile = ({ rows, columns }, { row, column }) => [Math.min(TILE, rows - row * TILE), Math.min(TILE, columns - column * TILE)];
 
-// Return the part of two texts that can be compared, {rows, columns, said}: all, their common beginning, or nothing.
+// Return the part of two texts that can be compared, {rows, columns, said}: all, their common beginning, or nothing. What is said
+// is about the keys, or about the queries if the keys are the same and the queries are not.
 export function matchWords(a, b) {
-  const same = a.rows.length === b.rows.length && a.columns.length === b.columns.length;
-  const differ = a.columns.filter((word, n) => word !== b.columns[n]).length;
-  if (same && !differ) return { rows: a.rows.length, columns: a.columns.length, said: "" };
-  if (same) {
-    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.`;
-    return { rows: a.rows.length, columns: a.columns.length, said };
+  const axis = countDifferent(a.columns, b.columns) || !countDifferent(a.rows, b.rows) ? "columns" : "rows";
+  const [first, second] = [a[axis], b[axis]];
+  const differ = countDifferent(first, second);
+  const whole = { rows: a.rows.length, columns: a.columns.length };
+  if (!differ) return { ...whole, said: "" };
+  if (a.rows.length === b.rows.length && a.columns.length === b.columns.length) {
+    return { ...whole, said: `Both have ${first.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.` };
   }
-  const [rows, columns] = [countCommonPrefix(a.rows, b.rows), countCommonPrefix(a.columns, b.columns)];
-  const lengths = `The first text has ${a.columns.length} words, the second ${b.columns.length}.`;
-  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
-  return { rows, columns, said: `${lengths} The first ${columns} are the same; the difference is computed for these.` };
+  const common = { rows: countCommonPrefix(a.rows, b.rows), columns: countCommonPrefix(a.columns, b.columns) };
+  const lengths = `The first text has ${first.length} words, the second ${second.length}.`;
+  if (Math.min(common.rows, common.columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
+  return { ...common, said: `${lengths} The first ${common[axis]} are the same; the difference is computed for these.` };
 }
+
+// Count the words that are not the same at their position, those that only one text has among them.
+const countDifferent = (a, b) => Array.from({ length: Math.max(a.length, b.length) }, (_, n) => a[n] !== b[n]).filter(Boolean).length;
 
 function countCommonPrefix(a, b) {
   const count = Math.min(a.length, b.length);

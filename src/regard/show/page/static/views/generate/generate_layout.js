@@ -102,7 +102,9 @@ function createGeneratedText(pick) {
     },
     // Split the prompt into words; the first `count` of them are loaded.
     read(words, count) {
-      const rest = words.length < count ? prompt.textContent.slice(words.join("").length) : "";
+      const text = prompt.textContent;
+      const begun = Math.max(words.join("").indexOf(text.slice(0, 8)), 0); // after what the tokenizer puts before every text
+      const rest = words.length < count ? text.slice(words.join("").length - begun) : "";
       prompt.replaceChildren(...words.flatMap((word, place) => renderTextWord({ "data-place": place }, word, word)), rest);
     },
     add({ word, place }, n) {

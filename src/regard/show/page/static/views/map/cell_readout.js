@@ -78,12 +78,13 @@ export function createReadout(app) {
       fields.effect.title = row && found.visible ? `${row.codes[at.k]} (click to copy)` : "";
       fields.effect.onclick = () => navigator.clipboard?.writeText(String(row?.codes[at.k]));
       cell.classList.remove("asking");
-      fields.weight.textContent = found.visible ? formatThreeDigits(found.weight) : "hidden from this query";
-      fields.weight.title = found.visible ? `${found.weight} (click to copy)` : "";
+      const hasNumber = found.visible && found.weight !== null;
+      fields.weight.textContent = hasNumber ? formatThreeDigits(found.weight) : found.visible ? "not a number (NaN)" : "hidden from this query";
+      fields.weight.title = hasNumber ? `${found.weight} (click to copy)` : "";
       fields.weight.onclick = () => navigator.clipboard?.writeText(String(found.weight));
       fields.score.textContent = formatThreeDigits(found.score);
       fields.score.title = found.score === null ? "" : String(found.score);
-      fields.rank.textContent = found.visible ? `${formatCount(found.rank)} of ${formatCount(found.of)}` : "–";
+      fields.rank.textContent = hasNumber ? `${formatCount(found.rank)} of ${formatCount(found.of)}` : "–";
       app.fail("", element);
     } catch (fault) {
       if (fault.name !== "AbortError") app.fail(fault.message, element);

@@ -13,6 +13,7 @@ import { createTextPanes } from "./text_panes.js";
 const LINKS = 8; // number of strongest links listed
 const REST = 120; // milliseconds that the pointer stays on a word before its links are listed
 const BINS = 64; // number of colors of words
+const NO_WEIGHTS = "it has no weights: it sees no word, or they are not numbers (NaN)";
 
 export const view = {
   name: "text",
@@ -174,7 +175,7 @@ async function describePicture(it, state) {
   if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · each word is shaded by ${quantity.explain(incoming)} `, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
   const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
     : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : "; it cannot see the gray words");
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : it.shown.codes.every((code) => code === HIDDEN) ? `; ${NO_WEIGHTS}` : "; it cannot see the gray words");
 }
 
 // Fetch and list the strongest links with their exact weights.

@@ -17,7 +17,7 @@ const SENTENCES = {
 
 function describeRow({ numbers, words, asker, q }) {
   const found = listLargest({ numbers, words }, formatRounded, q);
-  if (!found) return `${quoteWord(asker)} may see nothing.`;
+  if (!found) return `${quoteWord(asker)} has no weights: it may see nothing, or they are not numbers (NaN).`;
   const isFirst = sortBySize(numbers, words)[0] === 0 && numbers[0] > 0.3 && q > 1;
   return `${quoteWord(asker)} attends most to ${found}.${isFirst ? " Heads that match no other word often put their attention on the first word." : ""}`;
 }

@@ -125,7 +125,7 @@ function beginText(it, summary, all) {
   setModel(it.page.form, model);
   const { request } = summary;
   const given = isCrossText(summary, it.app.attention()) || all.length === MOST ? "" : all.join("").trim();
-  const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? request?.text ?? given;
+  const read = words !== undefined || request?.tokens !== undefined ? "" : text ?? summary.typed ?? given;
   if (it.drawn || (read && (text || !box.value))) box.value = read; // what a visitor is typing already stays
   it.page.offer();
   it.kept.clear();
@@ -224,10 +224,10 @@ async function listNumbers({ app, numbers, asked, nextWords }) {
   return [...own, ...(nextWords ?? []).map(({ word, ...shares }) => ({ next: word, ...shares }))];
 }
 
-// Append a predicted word to the text, and run the model.
+// Append a predicted word to the text that was typed, or else to the words, and run the model.
 async function appendWord(it, word) {
   const { columns, layers } = it.app.attention();
-  const text = (await it.app.words(columns, 0, layers[0].keys)).join("") + word;
+  const text = (it.app.summary().typed ?? (await it.app.words(columns, 0, layers[0].keys)).join("")) + word;
   it.page.form.elements.text.value = text;
   runText(it, text);
 }

@@ -1,0 +1,101 @@
+"""ActivationTrace: what goes into and out of the modules of a model in one forward pass, at a few positions."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.mechanism.scores import score_dtype
+
+POSITIONS = 8  # at which inputs and outputs are compared
+NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or TF32
+ROUNDINGS = 4  # of half precision between two activations that are the same: of each one's factors and of itself
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """What went into a module and came out of it at the first positions of the first row, (p, c_in) and (p, c_out).
+
+    Both are widened to float32; tolerance is the relative difference up to which they equal others, from their own dtype.
+    """
+
+    module: nn.Module
+    name: str
+    x: Tensor
+    y: Tensor
+    tolerance: float = NEAR
+
+
+class ActivationTrace:
+    """Hooks that keep what goes into and out of the modules of one forward pass, at the first positions."""
+
+    def __init__(self, positions: int = POSITIONS) -> None:
+        self.positions = positions
+        self.linear: list[Activation] = []
+        self.norms: list[Activation] = []
+        self.last: Tensor | None = None  # the whole input of the last norm
+        self.tokens: Tensor | None = None  # what the model was called with, the first positions of the first row
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator["ActivationTrace"]:
+        """Keep activations within the context."""
+        handles = [
+            module.register_forward_hook(self.make_hook(name), with_kwargs=True)
+            for name, module in model.named_modules()
+            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() in (1, 2)
+            if not isinstance(module, nn.Embedding)
+        ]
+        handles.append(model.register_forward_pre_hook(self.keep_tokens))
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def keep_tokens(self, model: nn.Module, args: Any) -> None:
+        """Keep the tokens (1, p) that a model is called with."""
+        self.tokens = args[0][:1, :POSITIONS]
+
+    def make_hook(self, name: str) -> Any:
+        """Return a hook that keeps the activation of a module."""
+
+        def keep(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            x = find_input(args, kwargs)
+            if x is None or not isinstance(result, Tensor) or x.dim() < 2:
+                return
+            given, outputs = (cut_positions(one, self.positions) for one in (x, result))
+            found = Activation(module, name, given, outputs, get_tolerance(result.dtype))
+            if module.weight.dim() == 2:  # type: ignore[operator]
+                self.linear.append(found)
+            elif x.shape == result.shape:
+                self.norms.append(found)
+                self.last = x.detach()
+
+        return keep
+
+
+def find_input(args: Any, kwargs: Any) -> Tensor | None:
+    """Return the first tensor that a module was called with."""
+    return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+
+
+def cut_positions(x: Tensor, positions: int) -> Tensor:
+    """Return the first positions of the first row of (b, t, c) or (t, c), in float32 at least."""
+    row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
+    return widen(row[:positions]).clone()
+
+
+def get_tolerance(dtype: torch.dtype, least: float = NEAR) -> float:
+    """Return the relative difference up to which two activations are the same, for their dtype: `least`, or its roundings.
+
+    A rounding changes a number by at most half of eps, relative to its size (Higham 2002, section 2.1).
+    """
+    return max(least, ROUNDINGS * torch.finfo(dtype).eps / 2) if dtype.is_floating_point else least
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it is."""
+    return x.to(score_dtype(x.dtype))

@@ -1,0 +1,217 @@
+"""The matrices of a map, one for each batch row and head, traversed by the fastest pass that applies to them."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.map import compiled_passes, passes, pooling, small_maps, triton_passes
+from regard.map.plane import DenominatorCache, Denominators, Pair, Plane, count_block_numbers
+from regard.map.pooling import BinnedWeights
+from regard.map.weight_sums import SumRequest, WeightSums
+from regard.mechanism.request import Request
+
+PICTURE_BINS = 256  # most rows and columns of an overview's picture
+Answer = TypeVar("Answer")
+
+
+@dataclass(eq=False)
+class MapPlanes:
+    """The matrices (q, k) of some batch rows and heads of a request, and the denominators that were computed for them."""
+
+    request: Request
+    rows: Sequence[int]  # batch rows of q
+    heads: Sequence[int]  # heads of q
+    denominators: DenominatorCache = field(default_factory=DenominatorCache)  # shared by all selections of a map
+
+    def __iter__(self) -> Iterator[Plane]:
+        """Iterate over the matrices, the heads of a batch row one after the other."""
+        return (Plane(self.request, *pair) for pair in itertools.product(self.rows, self.heads))
+
+    def __len__(self) -> int:
+        """Return the number of matrices."""
+        return len(self.rows) * len(self.heads)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape (b, h, q, k) of all matrices together."""
+        return len(self.rows), len(self.heads), self.request.q.shape[2], self.request.k.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of q and k, and of every result."""
+        return self.request.q.device
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes stored: q, k, bias, sinks, weight, and the denominators of the rows computed so far."""
+        tensors = [getattr(self.request, name) for name in ("q", "k", "bias", "sinks", "weight")]
+        given: int = sum(x.nbytes for x in tensors if x is not None)
+        return given + self.denominators.nbytes
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the matrices are many small ones, which go through one pass together."""
+        return small_maps.is_worth_batch(self.request, len(self))
+
+    @property
+    def is_gpu_batch(self) -> bool:
+        """Whether the matrices are on a GPU, and several of them go through one operation together."""
+        return small_maps.is_gpu_batch(self.request, len(self))
+
+    @cached_property
+    def pairs(self) -> list[list[Pair]]:
+        """The batch row and head in q of each matrix, by its place among the rows and heads."""
+        return [[(row, head) for head in self.heads] for row in self.rows]
+
+    @cached_property
+    def row_numbers(self) -> Tensor:
+        """The batch rows in q, (b,)."""
+        return torch.tensor(self.rows, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def head_numbers(self) -> Tensor:
+        """The heads in q, (h,)."""
+        return torch.tensor(self.heads, dtype=torch.int64, device=self.device)
+
+    @property
+    def pair_numbers(self) -> Tensor:
+        """The batch row and head in q of each matrix, (b h, 2)."""
+        return torch.cartesian_prod(self.row_numbers, self.head_numbers)
+
+    def list_planes(self) -> list[Plane]:
+        """List the matrices, or raise ShapeError if there are none."""
+        if not (planes := list(self)):
+            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}, which holds no matrix: b and h must be at least 1.")
+        return planes
+
+    def apply(self, function: Callable[[Plane], Tensor]) -> Tensor:
+        """Apply a function to each matrix, and stack the results on the axes (b, h, ...)."""
+        return self.stack([function(plane) for plane in self])
+
+    def apply_with_denominators(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
+        """Apply a function of a matrix and its denominators to each, and stack the results."""
+        self.gather_statistics([plane for plane in self if (plane.b, plane.h) not in self.denominators])
+        return self.apply(lambda plane: function(plane, self.get_denominators(plane)))
+
+    def apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
+        """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
+        (found,) = small_maps.compute_rows(self.request, self.pair_numbers, function)
+        return found.view(*self.shape[:2], *found.shape[1:])
+
+    def stack(self, found: list[Tensor]) -> Tensor:
+        """Stack the results of all matrices on the axes (b, h, ...)."""
+        self.list_planes()
+        return torch.stack(found).view(*self.shape[:2], *found[0].shape)
+
+    def traverse(
+        self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
+    ) -> list[tuple[passes.TraversalResult, BinnedWeights]]:
+        """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
+        found = []
+        quick: Sequence[tuple[passes.TraversalResult, BinnedWeights] | None] | None = None
+        if planes and triton_passes.can_run_triton(planes[0]):
+            quick = triton_passes.gather_statistics(planes, rows, columns)
+        if quick is None:
+            quick = run_compiled(
+                planes, lambda plane, threads: compiled_passes.gather_statistics(plane, threads, rows, columns)
+            )
+        for plane, one in zip(planes, quick, strict=True):
+            gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
+            self.denominators.add([(plane.b, plane.h)], gathered.denominators[None])
+            found.append((gathered, picture))
+        return found
+
+    def gather_statistics(
+        self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic
+    ) -> list[passes.TraversalResult]:
+        """Traverse every plane, or the planes given, for statistics that are among those of an overview."""
+        # an empty picture
+        bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
+        planes = list(self) if planes is None else planes
+        if small_maps.is_worth_batch(self.request, len(planes)):
+            return self.gather_batch_statistics(planes, list(statistics))
+        return [gathered for gathered, _ in self.traverse(planes, *bins, statistics)]
+
+    def gather_batch_statistics(self, planes: Sequence[Plane], names: Sequence[str]) -> list[passes.TraversalResult]:
+        """Return the statistics of many small planes, from one pass."""
+        pairs = [(plane.b, plane.h) for plane in planes]
+        found, below = small_maps.gather_statistics(self.request, torch.tensor(pairs, device=self.device), names)
+        self.denominators.add(pairs, below)
+        columns = found.pop("received").unbind()
+        by_name = {name: x.unbind() for name, x in found.items()}
+        return [
+            passes.TraversalResult({name: x[n] for name, x in by_name.items()}, columns[n], self.denominators[pair])
+            for n, pair in enumerate(pairs)
+        ]
+
+    def gather_batch_overview(self) -> dict[str, Tensor]:
+        """Compute the overview of many small matrices, whose picture is the matrix itself, by the name of its field."""
+        found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
+        self.denominators.add_product(self.rows, self.heads, below)
+        weights = found.pop("weights")
+        return {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
+
+    def gather_batch_sums(self, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
+        """Compute the statistics, by name, and sums of the weights of many small matrices; None if no compiled pass applies."""
+        gathered = small_maps.gather_sums(self.request, self.pair_numbers, wanted)
+        if gathered is None:
+            return None
+        found, sums = gathered
+        below = Denominators(found.pop("shift"), found.pop("total"))
+        self.denominators.add_product(self.rows, self.heads, below)
+        return {name: x.view(*self.shape[:2], -1) for name, x in found.items()}, sums
+
+    def get_denominators(self, plane: Plane) -> Denominators:
+        """Return the denominators of the rows of a plane, computed once."""
+        if (plane.b, plane.h) not in self.denominators:
+            self.gather_statistics([plane])
+        return self.denominators[plane.b, plane.h]
+
+    def can_use_denominators(self, plane: Plane, rows: int) -> bool:
+        """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""
+        return (plane.b, plane.h) in self.denominators or 2 * rows > plane.shape[0]
+
+    def iterate_weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield weights (n, m) of queries and keys by index, a part of the queries at a time; keys are in increasing order.
+
+        For a few rows it is cheapest to compute complete rows; for more than half of them the denominators are worth caching.
+        """
+        known = self.can_use_denominators(plane, len(queries))
+        below = self.get_denominators(plane) if known else None
+        step = max(1, count_block_numbers(self.device) // max(len(keys) if known else plane.shape[1], 1))
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            if below is None:
+                rows = plane.compute_rows(part)
+                weights = rows if len(keys) == plane.shape[1] else rows[:, keys]
+            else:
+                weights = below[part].weigh(plane.compute_masked_scores(part, keys))
+            yield slice(start, start + step), weights
+
+    def draw_picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> BinnedWeights:
+        """Draw the picture of one matrix, given the edges of its bins in tokens."""
+        ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
+        if ends == [(0, self.shape[2]), (0, self.shape[3])]:
+            return self.traverse([plane], rows, columns, {})[0][1]
+        if compiled_passes.can_run_compiled(plane) and self.can_use_denominators(plane, ends[0][1] - ends[0][0]):
+            quick = compiled_passes.draw_picture(plane, torch.get_num_threads(), self.get_denominators(plane), rows, columns)
+            if quick is not None:
+                return quick
+        picture = BinnedWeights(plane, rows, columns)
+        queries, keys = (torch.arange(*span, device=self.device) for span in ends)
+        for part, weights in self.iterate_weights(plane, queries, keys):
+            picture.add(queries[part], keys, weights)
+        return picture
+
+
+def run_compiled(planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
+    """Run a compiled pass on each plane; None for each plane that has to go through the plain pass."""
+    if planes and compiled_passes.can_run_compiled(planes[0]):
+        return compiled_passes.run_planes(planes, work)
+    return [None] * len(planes)
