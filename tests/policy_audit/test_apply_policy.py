@@ -7,7 +7,7 @@ import torch
 
 import regard
 from policy_audit.small_models import PROMPT, TOKENS, draw_tokens, make_model, record
-from regard import ConfigError
+from regard import ConfigError, KnockOut
 from regard.observe.intervene import Change
 from regard.policies import H2O, TOVA, Knorm, Oracle, Quantised, Quest, SnapKV, StreamingLLM
 from regard.policy_audit import ApplyPolicy
@@ -72,6 +72,27 @@ def test_later_queries_read_the_rounded_cache():
     with regard.intervene(model, PutContext(context, layer=0)), torch.no_grad():
         torch.testing.assert_close(model(tokens), first, rtol=0, atol=1e-10)
     assert not torch.allclose(first, changed)
+
+
+@pytest.mark.parametrize("is_policy_first", [True, False])
+def test_a_head_that_is_knocked_out_stays_so_under_a_policy(is_policy_first):
+    model, tokens, contexts = make_model(), draw_tokens(), []
+    policy, knockout = ApplyPolicy(Quantised(2, 4), PROMPT, layer=0), KnockOut(layer=0, head=1)
+
+    @dataclass(frozen=True, eq=False)
+    class KeepContext(Change):
+        """Keep the context of a layer, as the changes before leave it."""
+
+        def change_context(self, context, call, name, number):
+            contexts.append(context)
+            return context
+
+    for changes in ([policy, knockout] if is_policy_first else [knockout, policy], [policy]):
+        with regard.intervene(model, *changes, KeepContext(layer=0)), torch.no_grad():
+            model(tokens)
+    both, alone = contexts
+    assert not both[:, 1].any()
+    assert torch.equal(both[:, [0, 2]], alone[:, [0, 2]])
 
 
 def test_one_head_of_one_layer_can_have_a_policy_alone():

@@ -46,6 +46,7 @@ class Change:
     head: Heads = None
     kind: str = "self"
     can_change_parts: ClassVar[bool] = False  # whether a rank can change its heads of a call, whose others it does not have
+    computes_context: ClassVar[bool] = False  # whether change_context computes a context, so that others change it afterwards
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -406,7 +407,7 @@ class Intervention:
             adapter = replace(adapter, run=partial(run_changed, adapter.run, compute, write), read_weights=None)
         result = proceed(changed, adapter)
         context = read(result)
-        for change in meant:
+        for change in sorted(meant, key=lambda change: not change.computes_context):
             context = change.change_context(context, changed, name, number)
         return write(context, result)
 

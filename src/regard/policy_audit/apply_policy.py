@@ -29,6 +29,7 @@ class ApplyPolicy(Change):
     cache: the queries of the prompt stay as they were recorded, which needs a policy that `reads_whole_prompt`.
     """
 
+    computes_context = True
     policy: Policy
     prompt: int
     context: Recording | None = None
