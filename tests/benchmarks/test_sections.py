@@ -22,6 +22,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "PAGE", page)
     monkeypatch.setattr(command, "RESULTS", results)
     monkeypatch.setattr(command.machine, "gigaflops", lambda dtype: 1.0)
+    monkeypatch.setattr(command.machine, "gigabytes", lambda: 1.0)
 
     def measure(processor: str, figure: float) -> tuple[str, dict]:
         table = Table("a figure", ["ms"], [[figure]])
