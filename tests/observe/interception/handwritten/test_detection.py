@@ -369,6 +369,21 @@ def test_the_sentences_of_a_decoder_with_a_state_of_one_layer_are_a_batch_and_no
     assert torch.allclose(call.map.dense(), part.weights.unsqueeze(1), atol=EQUAL, rtol=0)
 
 
+@pytest.mark.parametrize("queries", [4, 5])
+@pytest.mark.parametrize("keys", [4, 7])
+def test_as_many_queries_as_heads_of_a_bmm_are_no_batch(queries, keys, float64):
+    class Folded(nn.Module):
+        def forward(self, x, y):
+            q, k = (one.view(one.shape[1], 4, C // 4).transpose(0, 1) for one in (x, y))  # (heads, t, d), in a batch of one
+            self.weights = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
+            return torch.bmm(self.weights, k).transpose(0, 1).reshape(x.shape)
+
+    part = Folded()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(1, queries, C), torch.randn(1, keys, C)))
+    assert recording.calls[0].map.shape == (1, 4, queries, keys)
+    assert torch.allclose(recording.calls[0].map.dense()[0], part.weights, atol=EQUAL, rtol=0)
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))

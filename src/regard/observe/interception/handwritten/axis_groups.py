@@ -57,7 +57,7 @@ def find_groups(
     batch = [left for axes, left in zip(rows, rest, strict=True) if left or not axes]
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
         del batch[len(batch) - 1 - batch[::-1].index(())]
-    before, heads = split_grouped_heads(table, batch, other, math.prod(table.get_sizes(keys)))
+    before, heads = split_grouped_heads(table, batch, other, count_tokens(table, queries, keys))
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
@@ -76,7 +76,7 @@ def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes |
     return tuple(axis for axis in scores if axis in mine and axis not in theirs and axis not in shared)
 
 
-def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int], keys: int) -> tuple[Axes, Axes]:
+def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int], tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads, with heads that share values last.
 
     `batch` are the dimensions of weights but those of queries and keys, without axes where their size is 1; `other` are axes of
@@ -86,19 +86,19 @@ def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int], ke
     shared = [axes for axes in batch if axes and not set(axes) & other]
     own = [axes for axes in batch if axes not in shared]
     if shared and len(own) > 1:
-        before, heads = split_heads(table, own, keys)
+        before, heads = split_heads(table, own, tokens)
         grouped, head_counts = tuple(axis for axes in (heads, *shared) for axis in axes), find_head_counts()
         if math.prod(table.get_sizes(grouped)) in head_counts or (not head_counts and batch == [*own, *shared]):
             return before, grouped
-    return split_heads(table, [axes for axes in batch if axes], keys)
+    return split_heads(table, [axes for axes in batch if axes], tokens)
 
 
-def split_heads(table: AxisTable, batch: list[Axes], keys: int) -> tuple[Axes, Axes]:
+def split_heads(table: AxisTable, batch: list[Axes], tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads among the dimensions that are neither queries nor keys."""
     sizes = [math.prod(table.get_sizes(axes)) for axes in batch]
     head_counts = find_head_counts()
     if len(batch) == 1:
-        return split_single(table, batch[0], head_counts, keys)
+        return split_single(table, batch[0], head_counts, tokens)
     fits = [n for n, size in enumerate(sizes) if size in head_counts and n]
     if not head_counts and len(batch) == 2:
         shape = find_input_shape(3)
@@ -107,7 +107,12 @@ def split_heads(table: AxisTable, batch: list[Axes], keys: int) -> tuple[Axes, A
     return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
 
 
-def split_single(table: AxisTable, axes: Axes, head_counts: list[int], keys: int) -> tuple[Axes, Axes]:
+def count_tokens(table: AxisTable, *groups: Axes) -> set[int]:
+    """Return the numbers of tokens of groups of axes."""
+    return {math.prod(table.get_sizes(axes)) for axes in groups}
+
+
+def split_single(table: AxisTable, axes: Axes, head_counts: list[int], tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads in a dimension that may hold both, as that of bmm.
 
     The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
@@ -118,7 +123,7 @@ def split_single(table: AxisTable, axes: Axes, head_counts: list[int], keys: int
     if shape is None:
         return ((), axes) if any(x.dim() > 1 for frame in STATE.frames for x in frame.input_tensors) else (axes, ())
     heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
-    if not heads and size == shape[1] != keys and shape[0] == 1:
+    if not heads and shape[0] == 1 and size == shape[1] and size not in tokens:
         return axes, ()
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
     for n in range(len(axes) + 1):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_queries, split_heads
+from regard.observe.interception.handwritten.axis_groups import Groups, count_tokens, describe_choice, find_queries, split_heads
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import PickedKeys, Trace
@@ -64,7 +64,7 @@ def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Group
         raise UnreadableError("its queries are not known")
     dims = table.expand_dims(picked.form.dims)
     batch = [tuple(axis for axis in axes if axis not in {*queries, *keys}) for axes in dims]
-    before, heads = split_heads(table, [axes for axes in batch if axes], math.prod(table.get_sizes(keys)))
+    before, heads = split_heads(table, [axes for axes in batch if axes], count_tokens(table, queries, keys))
     axes_of_scores = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
     width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in axes_of_scores)
     return Groups(before, heads, queries, keys, width)
