@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import sum_bound
+from bounds import assert_within, sum_bound
 from regard import AttentionMap, Causal, Window
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
@@ -226,5 +226,7 @@ def test_a_number_in_the_bias_that_hides_a_key_hides_it_as_minus_infinity_does(f
     places = torch.meshgrid(*map(torch.arange, found.shape), indexing="ij")
     assert torch.equal(found.is_visible(*places), ~hidden)
     assert torch.equal(found.dense(), expected.dense())
-    assert torch.equal(found.overview().largest, expected.overview().largest)
-    assert torch.equal(found.pooled(3, 4, "max"), expected.pooled(3, 4, "max"))
+    # of "one" in float32 the compiled pass adds up the products for -inf, and the plain pass for other numbers
+    allowed = sum_bound(dtype, 5) * (left.abs() @ v.abs().mT).amax() if (factor, dtype) == ("one", torch.float32) else 0.0
+    assert_within(found.overview().largest, expected.overview().largest, allowed)
+    assert_within(found.pooled(3, 4, "max"), expected.pooled(3, 4, "max"), allowed)
