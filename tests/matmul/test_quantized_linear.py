@@ -1,5 +1,7 @@
 """A matrix in fewer bits: how far each number is off, and that all routes compute with the same numbers."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -320,7 +322,29 @@ def test_its_weight_is_that_of_the_numbers_left_in_the_dtype_it_had(to, monkeypa
     assert torch.equal(weight.double(), matrix.dequantize_rows(slice(None), torch.bfloat16).double())
     assert torch.equal(F.linear(x, matrix.to(torch.float32).weight), F.linear(x, matrix.dequantize_rows(slice(None))))
     assert "like" not in matrix.state_dict()
-    with pytest.raises(ConfigError, match="quantise it again"):
-        weight.zero_()
+    assert torch.equal(torch.ones(7, 67).add_(weight), 1 + matrix.dequantize_rows(slice(None), torch.bfloat16).float())
+    assert torch.equal(weight[2:].T.contiguous(), matrix.dequantize_rows(slice(2, None), torch.bfloat16).T)
+    assert torch.equal(torch.stack(weight.unbind()), torch.stack(list(weight)))
+    assert torch.equal(copy.deepcopy({"a part": weight})["a part"].float(), weight.float())
     monkeypatch.setattr(QuantizedLinear, "dequantize_rows", None)  # what is asked from here on reads no number
     assert (matrix.weight.shape, matrix.weight.dtype, matrix.weight.device) == ((7, 67), torch.float32, x.device)
+
+
+WRITES = {
+    "zero_": lambda weight: weight.zero_(),
+    "entry": lambda weight: weight.__setitem__(0, 0),
+    "part": lambda weight: weight[:, 3].fill_(0),
+    "data": lambda weight: weight.data.mul_(0),
+    "data entry": lambda weight: weight.data.__setitem__((slice(None), 3), 0),
+    "transpose": lambda weight: weight.T.copy_(torch.zeros(67, 7)),
+    "out": lambda weight: torch.zeros(7, 67, out=weight),
+    "several": lambda weight: torch._foreach_mul_([weight], 0.0),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", WRITES)
+def test_its_weight_and_views_of_it_refuse_to_be_changed(write):
+    matrix = QuantizedLinear.from_weight(numbers(7, 67))
+    with pytest.raises(ConfigError, match="quantise it again"):
+        WRITES[write](matrix.weight)

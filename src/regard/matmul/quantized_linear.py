@@ -88,7 +88,8 @@ class QuantizedLinear(nn.Module):
         """W (rows, n) in the dtype of the weight that was quantized, computed by each operation that reads it."""
         like = self._buffers.get("like")  # one that an older version pickled has none
         dtype = torch.float32 if like is None else like.dtype
-        return DequantizedWeight((len(self.values), self.columns), dtype, self.values.device, self.dequantize_rows)
+        outline = torch.empty(len(self.values), self.columns, dtype=dtype, device="meta")
+        return DequantizedWeight(outline, self.values.device, lambda: self.dequantize_rows(slice(None), dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (..., n) to (..., rows)."""
