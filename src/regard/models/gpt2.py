@@ -129,8 +129,6 @@ class GPT2(nn.Module):
         """Write a folder that transformers reads too, with the text if there is one, in place of the text that was there."""
         refuse_quantized(self)
         files.save_weights(check_path("folder", folder), asdict(self.config), self.state_dict(), self.text)
-        if self.text is not None and not isinstance(self.text, Letters):
-            (Path(folder) / letters.FILE_NAME).unlink(missing_ok=True)  # of an earlier model; load_text prefers it
 
     def generate(self, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
         """Generate the next tokens, (b,) at a time; the settings are those of regard.generate.Settings."""

@@ -40,6 +40,7 @@ from regard.weights.tensor_names import (
 )
 from regard.weights.translator_weights import SavableTokenizer, read_vocabulary_files
 
+LETTERS = "letters.txt"  # the vocabulary that loading prefers, as regard.text.letters names it
 INCLUDED_MODELS = {
     name: Path(__file__).parent / name for name in ("pocket", "sorter")
 }  # models in this package, with their license
@@ -215,6 +216,8 @@ def save_weights(
             config_file.write_text(header + "\n", encoding="utf-8")
             for path in vocabulary_files:
                 path.write_bytes(vocabulary[path.name])
+        if vocabulary and LETTERS not in vocabulary:  # of an earlier model, which loading would prefer
+            (folder / LETTERS).unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
 
