@@ -97,11 +97,8 @@ def draw_unhidden_token(case: Case, size: float) -> str | None:
 def count_draws(case: Case) -> int:
     """Return how many sequences to draw, so that neither their scores nor their activations exceed the budget."""
     x = case.make_usual_inputs()
-    if case.subject.form == "qkv":
-        heads = x[0].shape[1]
-    else:
-        heads = HEADS if case.match is None else case.match.heads
-    scores = heads * x[0].shape[-2] * x[-1].shape[-2]
+    known = HEADS if case.match is None else case.match.heads
+    scores = (x[0].shape[1] if case.subject.form == "qkv" else known) * x[0].shape[-2] * x[-1].shape[-2]
     return min(DRAWS, BUDGET // max(scores, *(one[0].numel() for one in x)))
 
 
