@@ -47,6 +47,19 @@ def test_bytes_in_a_picture_of_wider_numbers_stay_as_they_are(mode):
     assert np.array_equal(load_image(Image.fromarray(numbers).convert(mode))[..., 2], numbers)
 
 
+@pytest.mark.parametrize("numbers", [[[0, 1000], [3000, 4095]], [[700, 700]], [[0, 65535]], [[0, 200]], [[1, 1]]])
+def test_integers_give_the_same_picture_in_every_form(numbers):
+    words = np.array(numbers, np.uint16)
+    expected = words if words.max() <= 255 else np.rint(words / 257)
+    for form in (words, Image.fromarray(words), Image.fromarray(words.astype(np.int32)), words.astype(">u2")):
+        assert np.array_equal(load_image(form)[..., 0], expected)
+
+
+@pytest.mark.parametrize("number", [-3, 70000])
+def test_a_flat_picture_beyond_16_bits_is_grey(number):
+    assert (load_image(Image.fromarray(np.full((2, 3), number, np.int32))) == 128).all()
+
+
 @pytest.mark.parametrize(
     "image", [7, None, {"a": 1}, np.zeros(3), np.zeros((2, 3, 5)), torch.zeros(2, 3, 4, 5), np.zeros((0, 2))]
 )

@@ -22,7 +22,8 @@ MAX_NAME = 200  # letters of a file's name in a message
 def load_image(image: Any) -> Pixels:
     """Return the pixels (height, width, 3) of an image: a file, a PIL image, an array (height, width, 3) or a tensor (3, ...).
 
-    Numbers that are no bytes are those of a model's input: 0 to 1, or else stretched from the smallest to the largest.
+    Integers of 16 bits are shares of 65535, or bytes if none is above 255. Other numbers that are no bytes are those of a
+    model's input: 0 to 1, or else stretched from the smallest to the largest.
     Raises DataError if a file is no image, ConfigError for another value or if Pillow is not installed.
     """
     if isinstance(image, (str, Path)):
@@ -74,13 +75,21 @@ def open_image(path: Path) -> Pixels:
 
 def convert_picture(picture: Any) -> Pixels:
     """Return the pixels of a PIL image. One of more than 8 bits is scaled, which `convert("RGB")` would cut off at 255."""
-    if picture.mode.startswith("I;16"):
-        return convert_array(np.asarray(picture).astype(np.float64) / MOST_16_BITS, picture)
-    if picture.mode in ("I", "F"):
+    if picture.mode == "I" or picture.mode.startswith("I;16"):
+        return convert_array(scale_integers(np.asarray(picture)), picture)
+    if picture.mode == "F":
         low, high = picture.getextrema()
         if not (low >= 0 and 1 < high <= MOST_8_BITS):
             return convert_array(np.asarray(picture), picture)
     return np.asarray(picture.convert("RGB"))
+
+
+def scale_integers(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers from 0 to 255 as bytes, those up to 65535 as shares of it, and a range beyond as it is."""
+    low, high = numbers.min(initial=0), numbers.max(initial=0)
+    if low < 0 or high > MOST_16_BITS:
+        return numbers
+    return numbers.astype(np.uint8) if high <= MOST_8_BITS else numbers.astype(np.float64) / MOST_16_BITS
 
 
 def convert_array(found: npt.NDArray[Any], value: Any) -> Pixels:
@@ -88,12 +97,14 @@ def convert_array(found: npt.NDArray[Any], value: Any) -> Pixels:
     array = found[..., None] if found.ndim == 2 else found
     if array.ndim != 3 or array.shape[2] not in (GREY, COLORS) or not array.size:
         raise ConfigError(f"image must be {FORMS}; got {describe_value(value)}.")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 2:  # as 16-bit files are read
+        array = scale_integers(array)
     if array.dtype != np.uint8:
         numbers = array.astype(np.float64)
         low, high = float(numbers.min()), float(numbers.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             raise ConfigError("image must have finite numbers, got NaN or infinity.")
         if low < 0 or high > 1:
-            numbers = (numbers - low) / ((high - low) or 1)
+            numbers = (numbers - low) / (high - low) if high > low else np.full_like(numbers, 0.5)
         array = np.rint(255 * numbers).astype(np.uint8)
     return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], COLORS)))

@@ -72,6 +72,68 @@ def test_dropped_scores_of_minus_infinity_are_found_by_the_nan_that_they_are_in_
     assert "is NaN, and in evaluation it is finite" in finding.evidence
 
 
+@pytest.mark.parametrize("drop", [nn.Dropout(P), torch.nn.functional.dropout, lambda x, p, on: torch.dropout(x, p, on)])
+def test_dropped_scores_are_found_whichever_function_drops_them(drop):
+    class Scores(Layer):
+        def __init__(self):
+            super().__init__(weigh)
+            self.drop = drop
+
+        def forward(self, x):
+            scores = (self.W_query(x) @ self.W_key(x).mT).masked_fill(later(x.shape[1], x.shape[1]), -torch.inf)
+            dropped = self.drop(scores) if isinstance(self.drop, nn.Module) else self.drop(scores, P, self.training)
+            return dropped.softmax(-1) @ self.W_value(x)
+
+    (finding,) = findings(Scores())
+    assert "is NaN" in finding.evidence
+
+
+def test_dropped_scores_are_found_beside_a_query_that_sees_nothing():
+    class Blind(HiddenScoresDropped):
+        def forward(self, x):
+            y = super().forward(x)
+            return torch.cat([y[:, :1] * torch.nan, y[:, 1:]], 1)
+
+    (finding,) = findings(Blind(0.0))
+    assert "is NaN" in finding.evidence
+
+
+class Divided(Layer):
+    """A division of zero by zero in training, without dropout."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * (y - y).detach() / (y - y).abs().mean() if self.training else y
+
+
+class Infinite(Layer):
+    """An output that overflows in training."""
+
+    def forward(self, x):
+        return super().forward(x) / (0.0 if self.training else 1.0)
+
+
+class NeverKept(Dropped):
+    """Stochastic depth that keeps nothing, and divides by its share."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * torch.bernoulli(torch.zeros(len(x), 1, 1)) / 0.0 if self.training else y
+
+
+class Renormalized(Layer):
+    """Dropped weights that are divided by their sum, which is zero where all were dropped."""
+
+    def forward(self, x):
+        weights = F.dropout(weigh(self.W_query(x) @ self.W_key(x).mT), 0.9, self.training)
+        return weights / weights.sum(-1, keepdim=True) @ self.W_value(x)
+
+
+@pytest.mark.parametrize("layer", [Divided(weigh), Infinite(weigh), NeverKept("weights"), Renormalized(weigh)])
+def test_other_numbers_that_are_not_finite_in_training_are_not_taken_for_dropped_scores(layer):
+    assert not any("is NaN" in one.evidence or "is inf" in one.evidence for one in findings(layer))
+
+
 @pytest.mark.parametrize("layer", [wrong.DropsAlways(), wrong.KernelDropsAlways()])
 def test_what_is_drawn_in_evaluation_is_found(layer):
     (finding,) = findings(layer)

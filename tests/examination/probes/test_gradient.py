@@ -67,6 +67,83 @@ def test_a_joint_projection_is_no_finding_where_all_of_it_is_used_or_each_query_
     assert findings(Own(None), expects=Window(0, 0)) == []
 
 
+class Grouped(nn.Module):
+    """Four queries of width 2 for each key and value, by one projection, one part of it cut off."""
+
+    def __init__(self, cut):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cut, self.Wqkv = cut, nn.Linear(D_IN, 12)
+
+    def forward(self, x):
+        parts = self.Wqkv(x).split((8, 2, 2), -1)
+        q, k, v = (one.detach() if n == self.cut else one for n, one in enumerate(parts))
+        heads = q.unflatten(-1, (4, 2)).transpose(1, 2)
+        return (weigh(heads @ k.mT[:, None]) @ v[:, None]).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("cut", "outputs"), [(0, "0 to 7"), (1, "8 to 9")])
+def test_a_part_for_grouped_queries_that_gets_no_gradient_is_named(cut, outputs):
+    (finding,) = findings(Grouped(cut))
+    assert f"outputs {outputs} of the 12 of Wqkv" in finding.evidence
+    assert findings(Grouped(None)) == []
+
+
+class LearnedPositions(Layer):
+    """A table of positions, of which a call uses the first."""
+
+    def __init__(self):
+        super().__init__(weigh)
+        self.kv_pos = nn.Parameter(torch.randn(64, D_IN))
+
+    def forward(self, x):
+        return super().forward(x + self.kv_pos[: x.shape[1]])
+
+
+class NamedAfterKeys(nn.Module):
+    """A table of biases by distance, in a module whose name is like that of a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.kvattn = Layer(self.weigh)
+        self.kvattn.table = nn.Embedding(64, 1)
+
+    def weigh(self, scores):
+        places = torch.arange(scores.shape[-1])
+        return weigh(scores + self.kvattn.table((places[:, None] - places).clamp_min(0))[..., 0])
+
+    def forward(self, x):
+        return self.kvattn(x)
+
+
+class DeadUnit(nn.Module):
+    """One of 16 inputs of a joint projection that is always zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.qkv = nn.Linear(D_IN, 16), nn.Linear(16, 48)
+        nn.init.constant_(self.before.bias, 9.0)
+        nn.init.constant_(self.before.bias[3:4], -99.0)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.before(x).relu()).chunk(3, -1)
+        return weigh(q @ k.mT / 4) @ v
+
+
+class ZeroQueries(Joint):
+    """Queries that begin with zeros, so that keys get a gradient from the second step on."""
+
+    def __init__(self):
+        super().__init__(None)
+        nn.init.zeros_(self.qkv[:D_OUT])
+
+
+@pytest.mark.parametrize("made", [LearnedPositions, NamedAfterKeys, DeadUnit, ZeroQueries])
+def test_rows_without_gradient_of_a_right_layer_are_no_finding(made):
+    assert findings(made()) == []
+
+
 def test_a_layer_without_any_gradient_is_found():
     class Nothing(Layer):
         @torch.no_grad()

@@ -10,7 +10,7 @@ from examination import wrong_softmax as wrong
 from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
 from regard.examination.identify.match import identify_formula
-from regard.examination.probes.overflow import check_case
+from regard.examination.probes.overflow import check_case, draw_unhidden_token
 
 
 def case(layer, dtype=torch.float32, **told):
@@ -74,6 +74,20 @@ def test_a_layer_that_leaks_anyway_is_not_warned_of_its_mask_again():
 
 def test_rows_that_are_no_numbers_anyway_are_left_to_others():
     assert list(check_case(case(Layer(lambda scores: scores.softmax(-1) * torch.nan), expects=Everything()))) == []
+
+
+@pytest.mark.parametrize(("t", "draws"), [(8, 256), (32, 256), (100, 26), (320, 2), (600, 0)])
+def test_as_many_sequences_are_drawn_as_scores_of_16_heads_have_room(t, draws):
+    sizes = []
+
+    class Sized(Layer):
+        def forward(self, x):
+            sizes.append(len(x))
+            return super().forward(x)
+
+    told = case_of(Sized(hiding(later)), sample=torch.randn(1, t, D_IN))
+    draw_unhidden_token(told, 4.0)
+    assert max(sizes) == max(draws, 1)
 
 
 def test_of_many_tokens_some_are_changed():

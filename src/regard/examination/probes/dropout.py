@@ -1,10 +1,13 @@
 """Check that nothing is random in evaluation, and that in training the mean of dropout is what evaluation gives."""
 
 import copy
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.examination import dependency, evidence
 from regard.examination.call_conventions import AttentionFunction
@@ -28,6 +31,7 @@ AFTER = (
     "Apply dropout to the weights, after the softmax, not to the scores: "
     "weights = F.dropout(scores.softmax(-1), p, training=self.training)."
 )
+DROPOUTS = re.compile(r"(alpha_|feature_|feature_alpha_)?dropout([123]d)?_?")
 LOST = f"A score of -inf that is dropped is -inf * 0, which is NaN. {AFTER}"
 
 
@@ -104,23 +108,51 @@ def measure_spread(call: AttentionFunction, inputs: tuple[Tensor, ...], case: Ca
 
 
 def describe_lost_row(case: Case, call: AttentionFunction) -> str | None:
-    """Describe the first output that is NaN or infinite in training and finite in evaluation; None if there is none."""
+    """Describe the first output that is NaN in training and finite in evaluation, as dropped scores of -inf make it.
+
+    None if there is none, or if something else than dropout of infinite numbers makes it.
+    """
     inputs = case.make_usual_inputs()
     usual = case.compute_seeded_context(*inputs).cpu()
     for seed in (1, 2):
-        seed_generators(seed, case.subject.device)
         try:
-            with torch.no_grad():
-                context = call(*inputs).context.cpu()
+            lost = compute_in_training(case, call, inputs, seed).isnan().any(-1) & usual.isfinite().all(-1)
+            if not lost.any():
+                continue
+            with DropoutSwitch() as switch:
+                kept = compute_in_training(case, call, inputs, seed)
         except Exception:  # training may need more than evaluation
             return None
-        lost = usual.isfinite().all(-1) & ~context.isfinite().all(-1) if context.shape == usual.shape else torch.zeros(0)
-        if lost.any():
-            b, i = (int(n) for n in lost.nonzero()[0][:2])
-            row = evidence.format_token(case, evidence.get_token_number(case, i))
-            number = "NaN" if context[b, i].isnan().any() else "inf"
-            return f"in training output {row} is {number}, and in evaluation it is finite"
+        if not kept[lost].isfinite().all() or not switch.drops_infinite:
+            return None
+        i = int(lost.nonzero()[0][1])
+        row = evidence.format_token(case, evidence.get_token_number(case, i))
+        return f"in training output {row} is NaN, and in evaluation it is finite"
     return None
+
+
+def compute_in_training(case: Case, call: AttentionFunction, inputs: tuple[Tensor, ...], seed: int) -> Tensor:
+    """Return the context (b, t, c) of a call in training, with fixed random numbers."""
+    seed_generators(seed, case.subject.device)
+    with torch.no_grad():
+        return join_context_heads(call(*inputs).context, case.subject.form).cpu()
+
+
+class DropoutSwitch(TorchFunctionMode):
+    """Turns dropout by torch's functions off, and says whether it would have dropped infinite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drops_infinite = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; return the input of dropout as it is."""
+        kwargs = kwargs or {}
+        if not DROPOUTS.fullmatch(getattr(func, "__name__", "")):
+            return func(*args, **kwargs)
+        x = args[0] if args else kwargs["input"]
+        self.drops_infinite |= bool(x.isinf().any())
+        return x
 
 
 def check_training(case: Case, call: AttentionFunction) -> Iterator[Finding | Checked | Unknown]:

@@ -22,8 +22,12 @@ NAN = (
 )
 SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|key|value|kv|other|image|text|^y$|^z$|^xa$")
 ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
-JOINT = re.compile(r"qkv|in_proj|c_attn|query_key_value|kv", re.IGNORECASE)  # names of projections of several roles
-LEAST_SHARE = 1 / 16  # of a joint projection: less may be spare
+JOINT = re.compile(  # the whole name of a projection of several roles
+    r"(to_?|w_?|linear_)?(qkv|kv|in_proj|c_attn|query_key_value|key_value|q_k_v|k_v)"
+    r"(_?(proj|projection|linear|layer|weight|w))*",
+    re.IGNORECASE,
+)
+LEAST_GROUP = 1 / 8  # of a joint projection, for the keys of grouped queries: fewer may be spare
 ZERO = "Initialize one of the two with random numbers, as LoRA does with A, or neither can ever change."
 LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
 
@@ -83,16 +87,47 @@ def find_stuck_pairs(got: Mapping[str, Tensor | None], weights: Mapping[str, Ten
 
 def find_cut_rows(case: Case, got: Mapping[str, Tensor | None]) -> str | None:
     """Describe the outputs of a joint projection of queries, keys and values that get no gradient, as after k.detach()."""
-    if not (case.get_expected_visibility(*case.make_usual_inputs()).sum(-1) > 1).any():
+    module = case.subject.module
+    if module is None or not (case.get_expected_visibility(*case.make_usual_inputs()).sum(-1) > 1).any():
         return None  # the weight of a single key is 1, whatever its score
     for name, slope in got.items():
-        if slope is None or slope.dim() != 2 or not JOINT.search(name):
-            continue
-        for axis, n in enumerate(slope.shape):  # (outputs, inputs), or the reverse, as in GPT-2
-            cut = (slope == 0).all(1 - axis).nonzero().flatten().tolist()
-            if LEAST_SHARE * n <= len(cut) < n and cut[-1] - cut[0] + 1 == len(cut):
-                return f"outputs {cut[0]} to {cut[-1]} of the {n} of {format_names([name])}"
+        axis = None if slope is None or slope.dim() != 2 else find_output_axis(module, name, slope)
+        if slope is None or axis is None or has_zero_row(module.get_parameter(name), axis):
+            continue  # keys get no gradient where the projection of the queries begins with zeros
+        cut, n = (slope == 0).all(1 - axis).nonzero().flatten().tolist(), slope.shape[axis]
+        if cut and is_whole_part(cut, n):
+            return f"outputs {cut[0]} to {cut[-1]} of the {n} of {format_names([name])}"
     return None
+
+
+def find_output_axis(module: nn.Module, name: str, weight: Tensor) -> int | None:
+    """Return the axis of the outputs of a joint projection; None if it is unknown or the weight is of something else."""
+    owner = module.get_submodule(name.rpartition(".")[0])
+    if isinstance(owner, nn.Embedding) or not JOINT.fullmatch(name.removesuffix(".weight").rpartition(".")[2]):
+        return None
+    if isinstance(owner, nn.Linear):
+        return 0
+    if type(owner).__name__ == "Conv1D":  # of GPT-2: (inputs, outputs)
+        return 1
+    return None if weight.shape[0] == weight.shape[1] else int(weight.shape[1] > weight.shape[0])
+
+
+def has_zero_row(weight: Tensor, axis: int) -> bool:
+    """Return whether all weights of an output are zero."""
+    return bool((weight == 0).all(1 - axis).any())
+
+
+def is_whole_part(cut: list[int], n: int) -> bool:
+    """Return whether outputs are whole thirds or halves of n, or the queries or the keys of grouped queries."""
+    first, size = cut[0], len(cut)
+    rest = n - first - size
+    if size in (1, n) or cut[-1] - first + 1 != size:
+        return False  # a single one may be a dead unit
+    if any(n % parts == 0 and size % (n // parts) == 0 and first % (n // parts) == 0 for parts in (2, 3)):
+        return True
+    if first == 0:  # queries, followed by as many keys as values
+        return rest > 2 and rest % 2 == 0 and size % (rest // 2) == 0
+    return size == rest and first % size == 0 and size >= LEAST_GROUP * n  # keys, followed by as many values
 
 
 def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:

@@ -13,7 +13,8 @@ from regard.examination.report import Checked, Finding, Unknown
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
-DRAWS = 256  # sequences of inputs of the largest size
+DRAWS, BUDGET = 256, 2**22  # sequences of inputs of the largest size; numbers that scores or activations of all may have
+HEADS = 16  # where their number is not known
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
     "Subtract each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
@@ -52,7 +53,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         harmless.append(sentence)
     unhidden = None if has_leak(case) else draw_unhidden_token(case, size)
     if unhidden is not None:
-        yield make_mask_finding(f"with {sentence}, in one of {DRAWS} sequences {unhidden}", "")
+        yield make_mask_finding(f"with {sentence}, {unhidden}", "")
         return
     yield Checked(
         f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {sentence}"
@@ -69,9 +70,10 @@ def draw_unhidden_token(case: Case, size: float) -> str | None:
 
     A number for -inf counts where all visible scores of a query are below it, which few inputs need not show.
     """
-    if not case.can_resize:
+    draws = count_draws(case)
+    if not case.can_resize or draws < 2:
         return None
-    inputs, other = (scale_inputs(case, seed, size, DRAWS) for seed in (1, 100))
+    inputs, other = (scale_inputs(case, seed, size, draws) for seed in (1, 100))
     expected = case.get_expected_visibility(*inputs).cpu()
     unseen = (~expected & expected.any(-1, keepdim=True))[0]  # (q, k)
     if case.subject.form == "x":
@@ -86,10 +88,18 @@ def draw_unhidden_token(case: Case, size: float) -> str | None:
         for b in moves.any(-1).nonzero().flatten().tolist():
             unhidden = describe_moved_output(case, inputs, other, context, unseen[:, j], (b, j))
             if unhidden is not None:
-                return unhidden
+                return f"in one of {draws} sequences {unhidden}"
     except Exception:  # refusing another batch, or large numbers, is allowed
         return None
     return None
+
+
+def count_draws(case: Case) -> int:
+    """Return how many sequences to draw, so that neither their scores nor their activations exceed the budget."""
+    x = case.make_usual_inputs()
+    known = HEADS if case.match is None else case.match.heads
+    scores = (x[0].shape[1] if case.subject.form == "qkv" else known) * x[0].shape[-2] * x[-1].shape[-2]
+    return min(DRAWS, BUDGET // max(scores, *(one[0].numel() for one in x)))
 
 
 def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:

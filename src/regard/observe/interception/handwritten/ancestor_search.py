@@ -49,15 +49,16 @@ def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
 def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: int, last: int) -> bool:
     """Return whether an operation formed pairs of tokens: `size` entries, with `last` features each."""
     sizes = [one for _, one in tokens]
-    are_expanded = [is_expanded(frame, *one) for one in tokens]
     if maker.name in JOINS:
+        are_expanded = [is_expanded(frame, *one) for one in tokens]
         return sum(are_expanded) > 1 or (len(tokens) == 2 and any(are_expanded) and are_all_tokens(frame, tokens))
     if size > max(sizes):
         return True
     role = infer_role(maker.name)
     if role is Role.MULTIPLY:
         return last > 0 and min(sizes) >= last and not min(sizes) % last
-    if role is Role.ADD and (min(sizes) < size or any(are_expanded)):  # one query for all keys of its row: additive attention
+    if role is Role.ADD and (min(sizes) < size or any(is_expanded(frame, *one) for one in tokens)):
+        # one query for all keys of its row: additive attention
         return last > 0 and not min(sizes) % last and are_all_tokens(frame, tokens)
     return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
 

@@ -188,8 +188,9 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            if trace.kind is TraceKind.SCORES and any(self.is_value(frames[-1], v, trace) for v in others):
-                frames[-1].multiplies_scores |= trace.pairs  # linear attention in either order, or other algebra
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not frames[-1].multiplies_scores
+            if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
+                frames[-1].multiplies_scores = True  # linear attention in either order, or other algebra
         self.drop(y)
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
         if len(token_operands) > 1:
