@@ -429,6 +429,15 @@ def test_a_policy_for_other_layers_than_those_recorded_is_refused():
         regard.audit(recording, DuoAttention(retrieval=((LAYERS, 0),)))
 
 
+def test_the_attributes_of_a_policy_of_ones_own_may_be_anything():
+    @dataclass(frozen=True)
+    class Own(StreamingLLM):
+        retrieval: bool = False
+
+    Own.__module__ = "mine"
+    assert regard.audit(record(make_model(), draw_tokens()), Own(1, 6), prompt=PROMPT).policies
+
+
 @pytest.mark.parametrize("broken", ["queries", "keys", "values"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_are_named_as_what_cannot_be_compared(broken, number):

@@ -78,11 +78,11 @@ class NormReplay:
         """Keep the input of a norm, and its output or give again what it was."""
         self.calls, self.eps = self.calls + 1, torch.finfo(result.dtype).eps
         x = find_input(args, kwargs)
-        self.final = torch.empty(0) if x is None else x.detach().double().cpu().flatten(0, -2)  # (p, c)
+        self.final = torch.empty(0) if x is None else x.detach().cpu().double().flatten(0, -2)  # (p, c)
         if self.is_first:
-            self.given.append(result)
+            self.given.append(result.clone())  # a model may write into it
             return None
-        return self.given[self.calls - 1] if self.calls < len(self.given) else None
+        return self.given[self.calls - 1].clone() if self.calls < len(self.given) else None
 
     def make_adder(self, vectors: Mapping[int, Tensor]) -> Any:
         """Return a hook that adds vectors to the outputs of a module, by the number of the call."""

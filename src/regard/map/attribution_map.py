@@ -164,7 +164,8 @@ class AttributionMap(SignedMap):
         means = None if self.means is None else self.means[b, h]
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
         plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[b][h])
-        return plane, Products(self.left[b, h], right, self.factor, means, self.hiding_bias)
+        hiding = self.hiding_bias if self.factor == "one" else -math.inf  # for the others the weight is 0
+        return plane, Products(self.left[b, h], right, self.factor, means, hiding)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
         """Yield batch row, head, and the weights and products of it."""

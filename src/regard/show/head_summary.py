@@ -101,6 +101,7 @@ def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, in
     is_trivial = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
     if kind == "cross":  # the first word of another text is not special
         is_trivial = torch.zeros_like(is_trivial)
+    is_trivial |= largest < 0
     query = int((largest if is_trivial.all() else largest.masked_fill(is_trivial, -1)).argmax())
     row = head[0, 0, query]
     return query, int(row.argmax()), float(row.max())
