@@ -25,8 +25,8 @@ def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: 
     """
     if not projections or trace.tokens is None:
         return {}
-    replay = NormReplay()
-    with replay.watch({id(one.module): one.module for one in trace.norms}.values(), {}):
+    replay, norms = NormReplay(), {id(one.module): one.module for one in trace.norms}.values()
+    with replay.watch(norms, {}):
         compute_logits(model, trace.tokens)
     before, generator = replay.start_again(), torch.Generator().manual_seed(0)
     if SPARE * len(projections) > before.numel():
@@ -37,7 +37,7 @@ def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: 
     for one, vector in zip(projections, vectors, strict=True):
         calls = [other for other in trace.linear if other.module is one.module]
         added.setdefault(one.module, {})[next(n for n, call in enumerate(calls) if call is one)] = vector
-    with replay.watch({id(one.module): one.module for one in trace.norms}.values(), added):
+    with replay.watch(norms, added):
         compute_logits(model, trace.tokens)
     change, columns = (replay.start_again() - before).flatten(), vectors.flatten(1).T
     gains = torch.linalg.lstsq(columns, change.unsqueeze(-1)).solution.squeeze(-1)
