@@ -41,7 +41,7 @@ MASKS = [
     Given(torch.rand(T, T, generator=torch.Generator("cpu").manual_seed(0)) > 0.5),
 ]
 OTHERWISE = {  # families that compute something else on a GPU than on the CPU, by their own code
-    *("speecht5", "vit_mae1"),  # which draw random numbers, of which each device has its own
+    *("speecht5", "vit_mae", "oneformer"),  # which draw random numbers, of which each device has its own
     *("deepseek_v32", "vjepa2"),  # which sort numbers, some of them equal
 }
 OPTIONS = [{}, {"softcap": 3.0}, {"sinks": torch.tensor([0.7, -0.3, 0.1, 2.0])}, {"offset": 9}]
