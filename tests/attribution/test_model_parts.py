@@ -109,6 +109,20 @@ def test_an_output_projection_is_times_what_the_model_multiplies_its_output_by(d
         torch.testing.assert_close(layer.output.float(), expected, **near)
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_deep_and_narrow_model_is_taken_apart_by_few_tokens(tokens):
+    torch.manual_seed(0)
+    model = regard.GPT2(regard.GPT2Config(layers=12, heads=2, width=16, context=64, vocabulary=61)).eval()
+    trace = ActivationTrace()
+    ids = torch.randint(0, 61, (1, tokens), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), trace.watch(model), regard.record(model, keep="values") as recording:
+        logits = model(ids)
+    parts = find_parts(model, trace, recording, logits)
+    for layer, block in zip(parts.layers.values(), model.blocks, strict=True):
+        expected = block.attention.out_proj.weight.detach().T.reshape(2, 8, 16)
+        torch.testing.assert_close(layer.output, expected, **NEAR)
+
+
 @pytest.mark.parametrize("name", ["bloom", "llama", "gpt2"])
 def test_the_embedding_is_what_the_first_layer_reads_of_each_token(name):
     model = make_model(name)

@@ -18,10 +18,10 @@ SPARE = 4  # numbers of the residual stream for each layer, so that rounding is 
 def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: Sequence[Activation]) -> dict[int, float]:
     """Return by what number each projection's output is multiplied in the last norm's input, by the projection's id.
 
-    Past all other norms: a few tokens are run twice, the second time with a random vector added to each output, while every
-    norm but the last gives what it gave before, so that no branch sees the vectors. It is 1 where outputs are added as they
-    are, and 0 where the vectors do not arrive, as in a model whose norms follow the sums, or not each times one number. Nothing
-    is returned where the tokens have too few numbers to tell the layers apart.
+    Past all other norms: a few tokens are run again with a random vector added to each output, while every norm but the last
+    gives what it gave before, so that no branch sees the vectors. It is 1 where outputs are added as they are, and 0 where the
+    vectors do not arrive, as in a model whose norms follow the sums, or not each times one number. A forward takes as many
+    projections as the numbers of the residual stream tell apart: one is enough but for few tokens in a deep, narrow model.
     """
     if not projections or trace.tokens is None:
         return {}
@@ -29,23 +29,31 @@ def measure_direct_gains(model: nn.Module, trace: ActivationTrace, projections: 
     with replay.watch(norms, {}):
         compute_logits(model, trace.tokens)
     before, generator = replay.start_again(), torch.Generator().manual_seed(0)
-    if SPARE * len(projections) > before.numel():
-        return {}
-    size = before.square().mean().sqrt()
-    vectors = torch.randn(len(projections), *before.shape, generator=generator, dtype=torch.float64) * size
-    added: dict[nn.Module, dict[int, Tensor]] = {}
+    size, share = before.square().mean().sqrt(), max(1, before.numel() // SPARE)
+    tolerance = max(NEAR, (2 * len(projections)) ** 0.5 * replay.eps)  # each block adds twice
+    gains: list[float] = []
+    for start in range(0, len(projections), share):
+        part = projections[start : start + share]
+        vectors = torch.randn(len(part), *before.shape, generator=generator, dtype=torch.float64) * size
+        with replay.watch(norms, place_vectors(trace, part, vectors)):
+            compute_logits(model, trace.tokens)
+        change, columns = (replay.start_again() - before).flatten(), vectors.flatten(1).T
+        found = torch.linalg.lstsq(columns, change.unsqueeze(-1)).solution.squeeze(-1)
+        is_linear = (change - columns @ found).norm() <= tolerance * columns.sum(1).norm()
+        gains += (found if is_linear else torch.zeros_like(found)).tolist()
+    rounded = [gain if abs(gain - 1) > tolerance else 1.0 for gain in gains]
+    return {id(one): gain if gain > tolerance else 0.0 for one, gain in zip(projections, rounded, strict=True)}
+
+
+def place_vectors(
+    trace: ActivationTrace, projections: Sequence[Activation], vectors: Tensor
+) -> dict[nn.Module, dict[int, Tensor]]:
+    """Return the vector of each projection by its module and the number of its call."""
+    placed: dict[nn.Module, dict[int, Tensor]] = {}
     for one, vector in zip(projections, vectors, strict=True):
         calls = [other for other in trace.linear if other.module is one.module]
-        added.setdefault(one.module, {})[next(n for n, call in enumerate(calls) if call is one)] = vector
-    with replay.watch(norms, added):
-        compute_logits(model, trace.tokens)
-    change, columns = (replay.start_again() - before).flatten(), vectors.flatten(1).T
-    gains = torch.linalg.lstsq(columns, change.unsqueeze(-1)).solution.squeeze(-1)
-    tolerance = max(NEAR, (2 * len(projections)) ** 0.5 * replay.eps)  # each block adds twice
-    if not (change - columns @ gains).norm() <= tolerance * columns.sum(1).norm():
-        gains = torch.zeros_like(gains)
-    rounded = [gain if abs(gain - 1) > tolerance else 1.0 for gain in gains.tolist()]
-    return {id(one): gain if gain > tolerance else 0.0 for one, gain in zip(projections, rounded, strict=True)}
+        placed.setdefault(one.module, {})[next(n for n, call in enumerate(calls) if call is one)] = vector
+    return placed
 
 
 class NormReplay:

@@ -1,6 +1,5 @@
 """LeGrad: which tokens raise the score that each layer would give through the model's own head."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_index, check_instance, check_sequence, describe_value
 from regard.observe.attribution import attribute
 from regard.observe.block_outputs import is_inside
-from regard.observe.map_view import MapView
 from regard.observe.record import record
 from regard.observe.recording import Recording
 
@@ -102,14 +100,8 @@ def mean_columns(gradients: AttributionMap) -> Tensor:
     """
     b, h, q, k = gradients.shape
     found = torch.zeros(b, k, dtype=torch.float64, device=gradients.device)
-    look = MapView(gradients.weights)
-    has_hiding_bias = look.hiding_bias != -math.inf
-    for n, head, run, entries in gradients.iterate_blocks():
-        positive = entries.clamp(min=0)
-        if has_hiding_bias:
-            queries = torch.arange(run.start, run.stop, device=found.device).unsqueeze(-1)
-            positive = positive.where(look.can_see(n, head, queries, run.columns), 0)
-        found[n].index_add_(0, run.columns, positive.sum(0, dtype=torch.float64))
+    for n, _, run, entries in gradients.iterate_blocks():
+        found[n].index_add_(0, run.columns, entries.clamp(min=0).sum(0, dtype=torch.float64))
     return found / (h * q)
 
 

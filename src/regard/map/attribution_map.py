@@ -13,11 +13,12 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
-from regard.map.hiding_bias import find_hiding_bias
+from regard.map.hiding_bias import replace_hiding_numbers
 from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
+from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
 
 FACTORS = {"one": "products", "weights": "weights times products", "cut": "changes by hidden keys"}  # and what the map is
@@ -80,9 +81,9 @@ class AttributionMap(SignedMap):
         return (self.left * (self.weights @ self.right)).sum(-1) if self.factor == "cut" else None
 
     @cached_property
-    def hiding_bias(self) -> float:
-        """The largest number in the bias that hides its key; -inf if no other number does."""
-        return find_hiding_bias(self.weights.planes.request)
+    def visible_request(self) -> Request:
+        """The arguments of the weights, with -inf for each finite number of the bias that hides its key."""
+        return replace_hiding_numbers(self.weights.planes.request)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -154,18 +155,17 @@ class AttributionMap(SignedMap):
         pairs = b * self.shape[1] + h
         for pair in pairs.unique().tolist():
             (n, m), is_pair = divmod(pair, self.shape[1]), pairs == pair
-            plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[n][m])
+            plane = Plane(self.visible_request, *self.weights.planes.pairs[n][m])
             seen = plane.can_see(i[is_pair], j[is_pair])
-            found[is_pair] = seen if plane.bias is None else seen & ~(plane.bias[i[is_pair], j[is_pair]] <= self.hiding_bias)
+            found[is_pair] = seen if plane.bias is None else seen & (plane.bias[i[is_pair], j[is_pair]] != -math.inf)
         return found
 
     def get_plane(self, b: int, h: int) -> tuple[Plane, Products]:
         """Return the weights and products of a head."""
         means = None if self.means is None else self.means[b, h]
         right = self.right[b, h * self.right.shape[1] // self.shape[1]]
-        plane = Plane(self.weights.planes.request, *self.weights.planes.pairs[b][h])
-        hiding = self.hiding_bias if self.factor == "one" else -math.inf  # for the others the weight is 0
-        return plane, Products(self.left[b, h], right, self.factor, means, hiding)
+        request = self.visible_request if self.factor == "one" else self.weights.planes.request  # where others are 0 anyway
+        return Plane(request, *self.weights.planes.pairs[b][h]), Products(self.left[b, h], right, self.factor, means)
 
     def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
         """Yield batch row, head, and the weights and products of it."""
@@ -184,8 +184,7 @@ class AttributionMap(SignedMap):
         """Traverse each head by the fastest pass available, given the edges of the picture's bins, of whose rows alone."""
         heads = {plane: products for _, _, plane, products in self.iterate_planes()}
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
-        hides = self.factor == "one" and self.hiding_bias != -math.inf  # the compiled pass knows -inf alone
-        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1] and not hides:
+        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
             quick = run_compiled(
                 list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )

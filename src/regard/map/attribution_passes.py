@@ -3,7 +3,6 @@
 This is the plain form in torch, which is the definition and runs on any device.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ class Products:
     right: Tensor  # (k, e)
     factor: str
     means: Tensor | None  # (q,), of the products under the weights, for factor "cut"
-    hiding_bias: float = -math.inf  # the largest number of the bias that hides its key
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +45,6 @@ def iterate_entries(
             entries.mul_(run.weights)
         else:
             entries.masked_fill_(run.masked == -torch.inf, 0)
-            if plane.bias is not None and products.hiding_bias != -math.inf:
-                queries = torch.arange(run.start, run.stop, device=entries.device).unsqueeze(-1)
-                entries.masked_fill_(plane.bias[queries, run.columns] <= products.hiding_bias, 0)
         yield run, entries
 
 

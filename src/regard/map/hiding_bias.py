@@ -1,7 +1,6 @@
 """Masks inside a bias: -1e9 or the smallest number of a dtype, added to the scores, hides a key as -inf does."""
 
 import math
-
 import torch
 from torch import Tensor
 
@@ -35,11 +34,27 @@ def find_hiding_bias(request: Request) -> float:
     return found
 
 
+def replace_hiding_numbers(request: Request) -> Request:
+    """Return the request with -inf for each number of its bias that hides its key, or the request itself if none does."""
+    hiding, bias = find_hiding_bias(request), request.bias
+    if bias is None or hiding == -math.inf:
+        return request
+    entries = drop_repeats(bias)
+    replaced = entries.masked_fill(entries <= hiding, -math.inf)
+    if isinstance(bias, RelativeBias):
+        return request._replace(bias=RelativeBias(replaced.expand(bias.diagonals.shape), bias.shape[-2]))
+    return request._replace(bias=replaced.expand(bias.shape))
+
+
+def drop_repeats(bias: Tensor) -> Tensor:
+    """Return the numbers of a bias, of a relative one its diagonals, with size 1 for each axis along which it is expanded."""
+    entries = bias.diagonals if isinstance(bias, RelativeBias) else bias
+    return entries[tuple(slice(None) if stride else slice(1) for stride in entries.stride())]
+
+
 def split_entries(bias: Tensor) -> tuple[Tensor, ...]:
     """Return the numbers of a bias in blocks, without the repeats of axes along which it is expanded."""
-    entries = bias.diagonals if isinstance(bias, RelativeBias) else bias
-    distinct = entries[tuple(slice(None) if stride else slice(1) for stride in entries.stride())]
-    blocks: tuple[Tensor, ...] = distinct.flatten().split(BLOCK_NUMBERS)
+    blocks: tuple[Tensor, ...] = drop_repeats(bias).flatten().split(BLOCK_NUMBERS)
     return blocks
 
 

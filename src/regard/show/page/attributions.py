@@ -1,5 +1,6 @@
 """What the weights of a typed text do: how much a head carries, the pull on a next word, and the change by a cut."""
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -12,13 +13,13 @@ from torch import Tensor
 from regard.attribution.contributions import contributions
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
+from regard.map.plane import Plane
 from regard.map.pooling import bin_edges
 from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import Recording, record
 from regard.observe.attribution import Attribution
 from regard.observe.kv_history import StoredCall
-from regard.observe.map_view import MapView
 from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.memory_size import count_storage_bytes
 from regard.show.page.model_adapter import ModelAdapter, get_device
@@ -207,8 +208,8 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
 
 def find_seen_pixels(m: AttributionMap, head: int, picture: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return which pixels of a picture of a head hold a visible entry, or one of a row whose bias hides every key."""
-    plane = MapView(m.weights).get_plane(0, head)
-    return find_visible_pixels(plane, rows, columns, picture == 0, m.hiding_bias) | (picture != 0)
+    plane = Plane(m.visible_request, *m.weights.planes.pairs[0][head])
+    return find_visible_pixels(plane, rows, columns, picture == 0, -math.inf) | (picture != 0)
 
 
 def draw_thumbnails(m: AttributionMap) -> tuple[Tensor, Tensor]:

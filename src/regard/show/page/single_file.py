@@ -168,6 +168,13 @@ def iterate_places(attention: AttentionLayers) -> Iterator[HeadPlace]:
                 yield HeadPlace(attention.kind, attention.part, row, layer, head)
 
 
+def compute_head_scores(view: MapView) -> Tensor:
+    """Compute the scores (q, k) of a view of one matrix: -inf where a key is hidden, but for rows in which numbers hide all."""
+    q, k = (torch.arange(n) for n in view.map.shape[2:])
+    scores, seen = view.get_plane(0, 0).compute_masked_scores(q, k), view.can_see(0, 0, q.unsqueeze(-1), k)
+    return scores.masked_fill(~seen & seen.any(-1, keepdim=True), -torch.inf)
+
+
 def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -> Iterator[NamedAnswer]:
     """Generate the answers about one head."""
     named = f"kind={place.kind}&part={place.part or ''}&b={place.b}&layer={place.layer}&head={place.head}"
@@ -182,9 +189,7 @@ def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -
             )
     q, k = entry.get_shape(place)[2:]
     if 4 * q * k * sum(shape[0] * shape[1] for one in entry.attention_layers for shape in one.shapes) <= MAX_SCORES_BYTES:
-        plane = MapView(opened.pyramid.map).get_plane(0, 0)
-        scores = plane.compute_masked_scores(torch.arange(q), torch.arange(k))
-        yield f"{entry.id}/scores?{named}", encode_little_endian(scores, "<f4")
+        yield f"{entry.id}/scores?{named}", encode_little_endian(compute_head_scores(MapView(opened.pyramid.map)), "<f4")
     if max(q, k) <= MAX_STEP_WORDS:
         try:
             steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)

@@ -77,6 +77,19 @@ def test_the_weights_on_screen_are_saved_with_all_their_digits(open_page, addres
         assert [one["word"] for one in rows] == space_words(PLAIN, T)
 
 
+@pytest.mark.parametrize("heads", ["head=1", "heads=all"])
+def test_a_key_that_is_nan_is_saved_from_a_file_as_from_the_server(open_page, serving, heads, tmp_path):
+    k = K.clone()
+    k[0, 0, 1, 2] = torch.nan
+    recording = record_layers(Q, k, space_words(PLAIN, T))
+    regard.page(recording, tmp_path / "page.html")
+    places = [f"{tmp_path.as_uri()}/page.html#view=text", f"{serving(Session(recording))}#view=text&r=r1"]
+    pages = [wait_until_settled(open_page(f"{place}&layer=0&{heads}&q={QUERY}")) for place in places]
+    file, server = (list(csv.DictReader(save(page, "CSV", tmp_path).splitlines())) for page in pages)
+    assert file == server
+    assert [one["weight"] for one in file[: QUERY + 1]] != ["0"] * (QUERY + 1)
+
+
 @pytest.mark.parametrize("view", ["type", "heads", "steps"])
 def test_each_view_saves_json_that_says_what_it_is(open_page, address, view, tmp_path):
     page = wait_until_settled(open_page(f"{address}#view={view}&r=r2&layer=5&head=4&step=weights"))

@@ -204,10 +204,14 @@ def test_a_head_with_numbers_that_are_not_finite_leaves_the_others_and_says_why_
     wait_until(page, "document.querySelector('.readout dd').title !== ''")
 
 
+@pytest.mark.parametrize("broken", ["query", "key"])
 @pytest.mark.parametrize("where", ["the file", "the server"])
-def test_a_row_that_is_nan_is_said_to_be_and_not_hidden(open_page, serving, tmp_path, where):
+def test_a_row_that_is_nan_is_said_to_be_and_not_hidden(open_page, serving, tmp_path, where, broken):
     q, k = torch.randn(2, 1, 2, 7, 4, generator=torch.Generator().manual_seed(0))
-    q[0, 1, 3] = torch.nan
+    if broken == "query":
+        q[0, 1, 3] = torch.nan
+    else:
+        k[0, 1, 2] = torch.nan
     recording = rows_and_keys(q, k)
     recording.tokens = space_words(PLAIN, 7)
     write(recording, tmp_path / "page.html")

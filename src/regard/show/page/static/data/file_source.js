@@ -63,13 +63,13 @@ export function createFileSource() {
     });
   }
 
-  // Return all weights of a head, NaN where one is hidden: of its scores, or rounded to the digits of the codes.
+  // Return all weights of a head, null where one is hidden: of its scores, or rounded to the digits of the codes.
   async function numbers(r, place) {
     const { codes, rows, columns } = await whole(r, place);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     const scores = kept && new Float32Array(kept.buffer);
     const line = (q, all) => all.subarray(q * columns, (q + 1) * columns);
-    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes)) : Array.from(line(q, codes), roundCode));
+    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes)) : Array.from(line(q, codes), (code) => (code ? roundCode(code) : null)));
     return Array.from({ length: rows }, (_, q) => read(q));
   }
 
@@ -86,7 +86,7 @@ export function createFileSource() {
     const { codes, shape } = cutTile(await picture(r, place, level, how), level, down, across, how);
     if (level) return Array.from(codes, roundCode);
     const found = await numbers(r, place);
-    return Array.from(codes, (_, n) => found[down * TILE + Math.floor(n / shape[1])][across * TILE + (n % shape[1])]);
+    return Array.from(codes, (_, n) => found[down * TILE + Math.floor(n / shape[1])][across * TILE + (n % shape[1])] ?? NaN);
   }
 
   const row = (r, query) => mean(r, query, size(r, query).keys, (one, k) => one.codes[query.q * one.columns + k]);
@@ -109,7 +109,10 @@ export function createFileSource() {
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     if (!kept) return { weight: decodeWeight(line[k]), score: null, rank: rank((n) => line[n] > line[k]), ...rest };
     const scores = new Float32Array(kept.buffer).subarray(q * found.columns, (q + 1) * found.columns);
-    if (Number.isNaN(scores[k])) return { weight: null, score: null, rank: null, of: scores.reduce((sum, one) => sum + Number.isNaN(one), 0), visible: true };
+    if (scores.some(Number.isNaN)) {
+      const seen = scores.map((one) => one !== -Infinity);
+      return { weight: seen[k] ? null : 0, score: null, rank: null, of: seen.reduce((sum, one) => sum + one, 0), visible: seen[k] > 0 };
+    }
     return { ...computeWeight(scores, line, k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
   }
 
@@ -192,22 +195,23 @@ function computeWeight(scores, line, k) {
   return line[k] ? { weight: computeRow(scores, line)[k], score: scores[k] } : { weight: 0, score: null };
 }
 
-// Return the weights of a row of scores, NaN where the code is 0, which is hidden.
+// Return the weights of a row of scores, null where one is hidden: all others are NaN where a score is, else have a code.
 function computeRow(scores, line) {
+  if (scores.some(Number.isNaN)) return Array.from(scores, (one) => (one === -Infinity ? null : NaN));
   let most = -Infinity;
   for (let n = 0; n < line.length; n++) if (line[n]) most = Math.max(most, scores[n]);
   let sum = 0;
   for (let n = 0; n < line.length; n++) if (line[n]) sum += Math.exp(scores[n] - most);
   return Array.from(line, (code, n) => {
-    if (!code) return NaN;
+    if (!code) return null;
     const [exact, near] = [Math.exp(scores[n] - most) / sum, decodeWeight(code)];
     const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took part of the weight, which the scores do not show
     return sunk ? roundCode(code) : exact;
   });
 }
 
-// Return the mean of the weights of some heads, NaN where all of them hide the key; one that hides it has the weight 0.
-const averageSeen = (weights) => (weights.every(Number.isNaN) ? NaN : weights.reduce((sum, one) => sum + (one || 0), 0) / weights.length);
+// Return the mean of the weights of some heads, NaN where all of them hide the key; one that hides it, by null, has the weight 0.
+const averageSeen = (weights) => (weights.every((one) => one === null) ? NaN : weights.reduce((sum, one) => sum + one, 0) / weights.length);
 
 // Return the weight of a code with the four digits that it has, NaN for a hidden entry.
 const roundCode = (code) => (code ? Number(decodeWeight(code).toPrecision(4)) : NaN);
