@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bounds import assert_within, sum_bound
+from bounds import sum_bound
 from regard import AttentionMap, Causal, Window
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap

@@ -1,6 +1,7 @@
 """Masks inside a bias: -1e9 or the smallest number of a dtype, added to the scores, hides a key as -inf does."""
 
 import math
+
 import torch
 from torch import Tensor
 
