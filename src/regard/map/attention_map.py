@@ -240,12 +240,14 @@ class AttentionMap(HtmlRepr):
         if self.planes.is_batch:
             return Overview(**self.planes.gather_batch_overview())
         rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
-        found = [
-            {**gathered.rows, "received": gathered.received, "mean": picture.pool("mean"), "max": picture.pool("max")}
-            for gathered, picture in self.planes.traverse(list(self.planes), rows, columns, passes.ROWS)
-        ]
-        names = [*passes.ROWS, "received", "mean", "max"]
-        return Overview(**{name: self.planes.stack([one[name] for one in found]) for name in names})
+        gathered, pictures = zip(*self.planes.traverse(self.planes.list_planes(), rows, columns, passes.ROWS), strict=True)
+        stack = self.planes.stack
+        picture = BinnedWeights.from_sums(
+            pictures[0].rows, pictures[0].columns, stack([one.sum for one in pictures]), stack([one.max for one in pictures])
+        )
+        statistics = {name: stack([one.rows[name] for one in gathered]) for name in passes.ROWS}
+        received = stack([one.received for one in gathered])
+        return Overview(**statistics, received=received, mean=picture.pool("mean"), max=picture.pool("max"))
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Compute A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
