@@ -23,7 +23,7 @@ LAYERS = [
 ]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
-    "starlette": {"show.page.server", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
+    "starlette": {"show.page.routes", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
     "uvicorn": {"show.page.server", "show.page.timeouts"},
     "matplotlib": {
         f"show.{name}"

@@ -19,7 +19,7 @@ def slowly(monkeypatch):
         go_on.wait(60)
         yield {"done": 1}
 
-    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    monkeypatch.setattr("regard.show.page.routes.stream_head", opening)
     yield go_on
     go_on.set()
 
@@ -57,7 +57,7 @@ def test_no_more_is_computed_for_a_client_that_has_gone(recording, monkeypatch):
             go_on.wait(60)
             yield {"done": n}
 
-    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    monkeypatch.setattr("regard.show.page.routes.stream_head", opening)
     with join_server_threads(), open_client(recording) as client:
         with client.leaving("/api/r/r1/open"):
             assert begun.wait(60)
@@ -79,7 +79,7 @@ def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
         yield {"done": 0.5}
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    monkeypatch.setattr("regard.show.page.routes.stream_head", opening)
     with open_client(recording) as client:
         status, _, body = client.ask("/api/r/r1/open")
     first, last = map(json.loads, body.splitlines())
@@ -117,7 +117,7 @@ def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(record
             ended.set()
             raise
 
-    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    monkeypatch.setattr("regard.show.page.routes.stream_head", opening)
     with join_server_threads(), open_client(recording) as client:
         client.server._server.config.timeout_graceful_shutdown = None  # uvicorn itself would wait for ever
         with client.leaving("/api/r/r1/open") as one:

@@ -141,7 +141,7 @@ def test_a_part_of_a_file_is_not_sent(client):
 
 
 def test_an_error_of_ours_before_an_answer_is_one_sentence(recording, monkeypatch, caplog):
-    monkeypatch.setattr("regard.show.page.server.get_entry", lambda *_: 1 // 0)
+    monkeypatch.setattr("regard.show.page.routes.get_entry", lambda *_: 1 // 0)
     with open_client(recording) as client:
         status, sentence = client.expect_refusal("/api/r/r1/open")
     assert (status, "ZeroDivision" in sentence) == (500, False)
