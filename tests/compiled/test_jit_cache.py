@@ -126,6 +126,41 @@ def test_a_second_process_compiles_none_of_the_functions_of_the_project():
     assert (second["never"], second["lowered"]) == ([], [])  # each was used, and none was compiled
 
 
+COMPILE = """
+import sys
+from regard.matmul import numba_matmul
+print("ready", flush=True)
+sys.stdin.readline()
+numba_matmul.multiply_shared.address
+print(numba_matmul.multiply_shared.cache_hits)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.can_run_loops(), reason="torch has no OpenMP of GNU's kind")
+def test_of_processes_that_need_a_function_at_once_one_compiles_it(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    hits = [int(process.communicate()[0]) for process in processes]
+    assert sorted(hits) == [0, 1, 1]
+
+
+def test_after_a_compilation_that_failed_the_function_is_compiled_for_other_arguments():
+    @jit_cache.njit_with_cache()
+    def add(x, y):
+        return x + y
+
+    with pytest.raises(numba.TypingError):
+        add(2, "3")
+    assert add(2, 3) == 5
+
+
 def test_a_function_is_identified_by_what_it_closes_over_and_a_compiled_one_there_by_what_that_is():
     def make(dtype, number):
         @numba.njit

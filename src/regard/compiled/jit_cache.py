@@ -13,6 +13,7 @@ from pickle import UnpicklingError
 from uuid import uuid4
 
 import numpy as np
+from filelock import FileLock
 from numba import njit, types
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
@@ -22,6 +23,7 @@ from numba.core.sigutils import normalize_signature
 
 UNREADABLE = AttributeError, ImportError, IndexError, EOFError, UnpicklingError  # what unpickling raises
 SHARED_FOLDERS = Path(__file__).parent, Path(__file__).parents[1] / "matmul"  # whose functions others inline
+PATIENCE_SECONDS = 120.0  # for another process that compiles the same function; after it both do
 LOGGER = logging.getLogger("regard.compiled")
 VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # types whose repr is the same in every process
 
@@ -51,11 +53,17 @@ class UniqueCacheFile(IndexDataCacheFile):
 
 
 class LoopCache(FunctionCache):
-    """numba's cache with keys of our own: numba's hash of a closure differs between processes."""
+    """numba's cache with keys of our own: numba's hash of a closure differs between processes.
+
+    Of processes that need the same function at once one compiles it, and the others wait and read it: a lock is held from a
+    load that found nothing until the save. It ends with its process.
+    """
 
     def __init__(self, function):
         super().__init__(function)
         self._cache_file = UniqueCacheFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        lock = Path(self._cache_path) / f"{self._impl.filename_base}.lock"
+        self._lock = FileLock(lock, PATIENCE_SECONDS, thread_local=False, is_singleton=True)  # closures have one name
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple(), *map(checksum_folder, SHARED_FOLDERS), *make_function_key(self._py_func)
@@ -65,12 +73,20 @@ class LoopCache(FunctionCache):
         found = super().load_overload(sig, target_context)
         if found is None:
             LOGGER.info("compiling loops for this processor, once: this takes a few seconds")
+            with suppress(OSError, NotImplementedError):  # no folder to write, no locks on its file system, or out of patience
+                self._lock.acquire()
+            found = super().load_overload(sig, target_context)
+            if found is not None:
+                self._lock.release()
         return found
 
     def save_overload(self, sig, data):
         """Save a compiled function; on a full disk it stays in memory only."""
-        with suppress(OSError):
-            super().save_overload(sig, data)
+        try:
+            with suppress(OSError):
+                super().save_overload(sig, data)
+        finally:
+            self._lock.release()
 
 
 class MemoryOnlyCache(NullCache):
