@@ -5,7 +5,8 @@ from observe.models import CACHE, WINDOW, bart, gpt2, llama, mistral, words
 from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
-from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
+from regard.observe.attention_changes import CutEdges, KnockOut, Patch, Temperature
+from regard.observe.intervene import intervene
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 KEPT = {"rtol": 0, "atol": 1e-9}  # of logits, in float64

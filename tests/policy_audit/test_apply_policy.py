@@ -8,7 +8,7 @@ import torch
 import regard
 from policy_audit.small_models import PROMPT, TOKENS, draw_tokens, make_model, record
 from regard import ConfigError, KnockOut
-from regard.observe.intervene import Change
+from regard.observe.attention_changes import Change
 from regard.policies import H2O, TOVA, Knorm, Oracle, Quantised, Quest, SnapKV, StreamingLLM
 from regard.policy_audit import ApplyPolicy
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, DataError
 from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_instance, check_path, check_sequence, describe_value
-from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
+from regard.observe.attention_changes import REPLACEMENTS, KnockOut
+from regard.observe.intervene import intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores

@@ -12,8 +12,9 @@ from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.heads import share
+from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.intervene import Change, intervene
+from regard.observe.intervene import intervene
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
 

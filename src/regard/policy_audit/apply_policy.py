@@ -9,8 +9,8 @@ from regard.errors import ConfigError
 from regard.mechanism.arguments import check_count
 from regard.mechanism.mask_algebra import And
 from regard.mechanism.masks import Given
+from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.intervene import Change
 from regard.observe.recording import Recording
 from regard.policies import AttentionInputs, Policy
 from regard.policies.policy import check_policy

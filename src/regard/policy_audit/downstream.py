@@ -13,8 +13,9 @@ from regard.errors import ShapeError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_count, check_sequence, describe_value
+from regard.observe.attention_changes import Change
 from regard.observe.block_outputs import is_inside, watch_blocks
-from regard.observe.intervene import Change, intervene
+from regard.observe.intervene import intervene
 from regard.policies import Policy
 from regard.policy_audit.apply_policy import ApplyPolicy
 from regard.policy_audit.audit import Watch

@@ -5,8 +5,8 @@ from torch import Tensor
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import check_count
 from regard.mechanism.request import Request
+from regard.observe.attention_changes import RECORD_VALUES
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.intervene import RECORD_VALUES
 from regard.observe.recording import Recording
 from regard.policies import AttentionInputs
 

@@ -21,9 +21,10 @@ from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.generate.sequence_reader import compute_logits
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
+from regard.observe.attention_changes import REPLACEMENTS, KnockOut
 from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
 from regard.observe.head_scores import HeadOptions
-from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
+from regard.observe.intervene import intervene
 from regard.observe.map_view import MapView
 from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import regard
 from observe.family import Widened, widen
 from observe.recording_checks import EQUAL, distance
-from regard.observe.intervene import Change
+from regard.observe.attention_changes import Change
 
 B, H, T, D = 4, 6, 7, 5
 HEADS, ROWS = (Shard(1),), (Shard(0),)

@@ -9,8 +9,9 @@ from regard.mechanism import Everything
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe import Recording, record
+from regard.observe.attention_changes import Change
 from regard.observe.interception.attention_call import AttentionCall
-from regard.observe.intervene import Change, intervene
+from regard.observe.intervene import intervene
 from regard.show.page import translator_adapter
 from regard.show.page.finding import LEAK
 from regard.show.page.model_adapter import ModelAdapter, can_read

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.observe.intervene import KnockOut, intervene
+from regard.observe.attention_changes import KnockOut
+from regard.observe.intervene import intervene
 from regard.show.page.model_adapter import MAX_NEXT_WORDS, ModelAdapter
 from regard.show.page.recording_entry import truncate_word
 

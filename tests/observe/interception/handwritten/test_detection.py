@@ -13,7 +13,8 @@ from observe.family import Widened
 from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
 from regard.observe import record
-from regard.observe.intervene import KnockOut, intervene
+from regard.observe.attention_changes import KnockOut
+from regard.observe.intervene import intervene
 
 B, H, T, D, C = 2, 3, 5, 4, 12
 

@@ -1,0 +1,310 @@
+"""Changes of attention: heads knocked out, edges cut, a temperature, and contexts patched from another recording."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.errors import ConfigError, OutOfRangeError
+from regard.mechanism import attention
+from regard.mechanism.additive import additive_attention
+from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
+from regard.mechanism.masks import Given
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.recording import Recording
+from regard.observe.run import KINDS
+from regard.observe.token_positions import Places, locate_tokens, mark_positions
+
+Layer = int | str | None
+Heads = int | Sequence[int] | None
+REPLACEMENTS = ("zero", "mean", "resample")
+RECORD_VALUES = "Record with regard.record(model, keep='values')."
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Change:
+    """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all.
+
+    A number that means a layer of the encoder and one of the decoder is refused.
+    """
+
+    layer: Layer = None
+    head: Heads = None
+    kind: str = "self"
+    can_change_parts: ClassVar[bool] = False  # whether a rank can change its heads of a call, whose others it does not have
+    computes_context: ClassVar[bool] = False  # whether change_context computes a context, so that others change it afterwards
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        if self.layer is not None and not isinstance(self.layer, str):
+            check_integer("layer", self.layer, ", the path of a module, or None for all")
+        for head in () if self.head is None or isinstance(self.head, int) else check_sequence("head", self.head):
+            check_integer("head", head, " or None for all")
+
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        """Return the call that the kernel gets instead; the call itself if it does not change."""
+        return call
+
+    def compute_context(self, changed: AttentionCall, call: AttentionCall, name: str, number: int) -> Tensor | None:
+        """Return the context (b, h, q, e) of a call that only this change has changed; None to compute it by `attention`."""
+        return None
+
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        """Return the context (b, h, q, e) that the model gets instead."""
+        return context
+
+    def is_target(self, name: str, number: int, kind: str) -> bool:
+        """Return whether the change applies to a layer."""
+        return kind == self.kind and (self.layer is None or self.layer in (name, number))
+
+    def find_heads(self, call: AttentionCall) -> list[int]:
+        """Return the heads to change by their places in a call: of those that this rank computes, if ranks share a call."""
+        part = call.rank_part
+        if part is None:
+            return self.resolve_heads(call.q.shape[1])
+        places = {head: place for place, head in enumerate(part.heads)}
+        return [places[head] for head in self.resolve_heads(part.head_count) if head in places]
+
+    def resolve_heads(self, count: int) -> list[int]:
+        """Return the heads to change, of `count`. Raises OutOfRangeError for a head that does not exist."""
+        chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
+        wrong = [head for head in chosen if not -count <= head < count]
+        if wrong:
+            raise OutOfRangeError(
+                f"{type(self).__name__} has head {describe_value(wrong[0])}, but the heads are 0 to {count - 1}."
+            )
+        return [head % count for head in chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class KnockOut(Change):
+    """Replace the context of a head, so that it says nothing about this input.
+
+    by: "zero", as if the head's part of the output projection were 0; "mean", the mean over the batch at each position (Wang
+    et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows, or a
+    source, a recording with values of other inputs: the mean is then over all its rows and queries, and row r is replaced at
+    each position by row r of the source, which starts again at row 0 after its last.
+    """
+
+    can_change_parts = True
+    layer: Layer = None
+    head: Heads = None
+    by: str = "zero"
+    source: Recording | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("by", self.by, REPLACEMENTS)
+        if self.source is not None:
+            check_instance("source", self.source, Recording, RECORD_VALUES)
+            if self.by == "zero":
+                raise ConfigError("by='zero' takes nothing from a source: leave it out, or use by='mean' or 'resample'.")
+
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
+        chosen[self.find_heads(call)] = True
+        if self.by != "zero" and self.source is None and call.rank_part is not None and not call.rank_part.has_whole_batch:
+            raise ConfigError(
+                f"by={self.by!r} replaces a head's context by that of other rows of the batch, but the DTensors of {name} are "
+                "split along the batch: pass source=, a recording of other inputs on this rank."
+            )
+        past = locate_tokens(call, self.kind).past if self.source is not None else 0
+        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number, past), context)
+
+    def make_replacement(self, context: Tensor, name: str, number: int, past: int = 0) -> Tensor:
+        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs.
+
+        `past` tokens came before them.
+        """
+        if self.by == "zero":
+            return context.new_zeros(())
+        if self.source is None:
+            if len(context) < 2:
+                raise ConfigError(
+                    f"by={self.by!r} replaces a head's context by that of other rows: the batch needs at least 2, or pass "
+                    "source=, a recording of other inputs."
+                )
+            return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
+        other = compute_recorded_context(self.source, name, number, self.kind).to(context)
+        b, h, q, e = context.shape
+        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
+            after = f" after {past} tokens" if past else ""
+            raise ConfigError(
+                f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
+                f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
+            )
+        if self.by == "mean":
+            return other.mean((0, 2), keepdim=True)
+        return other[torch.arange(b) % len(other), :, past : past + q]
+
+
+@dataclass(frozen=True, eq=False)
+class CutEdges(Change):
+    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly.
+
+    Negative positions count from the last token so far.
+    """
+
+    can_change_parts = True
+    queries: Places = None  # all
+    keys: Places = None
+
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        q, k, (past, first, total) = call.q.shape[2], call.k.shape[2], locate_tokens(call, self.kind)
+        rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
+        columns = functional.pad(mark_positions(self.keys, total, "keys")[first:], (0, k - (total - first))).view(1, 1, 1, -1)
+        heads = torch.zeros(1, call.q.shape[1], 1, 1, dtype=torch.bool)
+        heads[:, self.find_heads(call)] = True
+        cut = [Given(x.to(call.q.device)) for x in (rows, columns, heads)]
+        hidden = cut[0] & cut[1] if self.head is None else cut[0] & cut[1] & cut[2]
+        return replace(call, mask=call.mask & ~hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Temperature(Change):
+    """Divide the scaled scores of a head by t, before softcap, bias and sinks: t > 1 flattens its weights."""
+
+    can_change_parts = True
+    layer: Layer = None
+    head: Heads = None
+    t: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < check_number("t", self.t) < math.inf:
+            raise ConfigError(f"t must be above 0 and finite, got {self.t}.")
+
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        if call.weight is not None:
+            return self.change_additive_call(call)
+        by = torch.ones(call.q.shape[1], dtype=call.q.dtype, device=call.q.device)
+        by[self.find_heads(call)] = self.t
+        return replace(call, q=call.q / by.view(-1, 1, 1))
+
+    def change_additive_call(self, call: AttentionCall) -> AttentionCall:
+        """Return a call with additive scores, its weight divided by t. Raises ConfigError for some heads only."""
+        assert call.weight is not None
+        count = call.q.shape[1]
+        if len(set(self.resolve_heads(count))) < count:
+            raise ConfigError("the heads of additive attention share one weight: use Temperature for all of them, head=None.")
+        return replace(call, weight=call.weight / self.t)
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Change):
+    """Replace what a layer does by what it did in a recording, in the layer with its path or else its number.
+
+    of: "weights", the recorded weights, over the values of this forward; "output", the recorded contexts, weights times values,
+    for which the recording must have kept the values; "residual", the residual stream after the layer's block, recorded with
+    keep="residual". head None is the whole layer. queries are positions in the sequence, None for all. A recording of a clean
+    input patched into a corrupted one is activation patching that denoises, the other way round it noises (Heimersheim and
+    Nanda 2024).
+    """
+
+    can_change_parts = True
+    recording: Recording
+    of: str = "weights"
+    queries: Places = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
+        check_choice("of", self.of, ("weights", "output", "residual"))
+        if self.of == "residual" and (self.head is not None or self.kind != "self"):
+            raise ConfigError("of='residual' replaces what a block with self-attention returns: leave head and kind out.")
+
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
+        v, heads = call.v, self.find_heads(call)
+        if not heads:  # those of other ranks
+            return context
+        if self.of == "output":
+            theirs = compute_recorded_context(self.recording, name, number, self.kind)
+            if theirs.shape != context.shape:
+                raise ConfigError(
+                    f"Patch needs recorded contexts of the same shape: recorded {tuple(theirs.shape)}, now "
+                    f"{tuple(context.shape)} in {name}."
+                )
+            theirs = theirs[:, heads]
+        else:
+            found = self.recording.map(find_recorded_layer(self.recording, name, number, self.kind), kind=self.kind)
+            if v is None or found.shape != (*context.shape[:3], v.shape[2]):
+                came = (*context.shape[:3], None if v is None else v.shape[2])
+                raise ConfigError(
+                    f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}."
+                )
+            groups = context.shape[1] // v.shape[1]
+            theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]].to(found.device)
+        rows = self.mark_queries(context.shape[2], locate_tokens(call, self.kind).past).to(context.device)
+        patched = context.clone()
+        patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
+        return patched
+
+    def mark_queries(self, q: int, past: int) -> Tensor:
+        """Return which of a call's queries are replaced, (q,), where `past` tokens came before them."""
+        return mark_positions(self.queries, past + q, "queries")[past:]
+
+    def change_residual(self, stream: Tensor, name: str, number: int, past: int) -> Tensor:
+        """Return the residual stream (b, t, c) after the block of a layer with the recorded one at the chosen queries."""
+        theirs = self.recording.residual(find_recorded_layer(self.recording, name, number, "self"))
+        if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] < past + stream.shape[1]:
+            raise ConfigError(
+                f"Patch needs a recorded residual stream of the same shape: recorded {tuple(theirs.shape)}, now "
+                f"{tuple(stream.shape)} after {past} tokens in {name}."
+            )
+        rows = self.mark_queries(stream.shape[1], past).to(stream.device)
+        return torch.where(rows.view(-1, 1), theirs[:, past : past + stream.shape[1]].to(stream), stream)
+
+    def find_block(self, name: str, number: int) -> str | None:
+        """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
+        layer = find_recorded_layer(self.recording, name, number, "self")
+        return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
+    """Return the path of a layer if the recording has it, else its number.
+
+    Raises ConfigError where that number is another layer of the recording, which has some layers only.
+    """
+    names = recording.layers(kind)
+    if name in names or number >= len(names):
+        return name if name in names else number
+    (texts, numbers), (theirs, found), *all_paths = [split_numbers(path) for path in (name, names[number], *names)]
+    depth = min(len(texts), len(theirs))
+    if texts[:depth] == theirs[:depth]:  # the outermost module may have another name
+        alike = [other[:depth] for text, other in all_paths if text[:depth] == texts[:depth]]
+        columns = list(zip(*alike, strict=True))
+        varying = [n for n, column in enumerate(columns) if len(set(column)) > 1] or range(len(columns))  # of the layers
+        if any(numbers[n] != found[n] for n in varying):
+            listed = ", ".join(names)
+            raise ConfigError(f"the recording has no {name}, only {listed}: record all layers, or choose one of these.")
+    return number
+
+
+def split_numbers(path: str) -> tuple[list[str], list[str]]:
+    """Return the texts after each number in the path of a module, and the numbers, from the last one on."""
+    pieces = re.split(r"(\d+)", path)
+    return pieces[:1:-2], pieces[-2::-2]
+
+
+def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:
+    """Compute the contexts (b, h, q, e) of a recorded layer, weights times values. Raises ConfigError without values."""
+    layer = find_recorded_layer(recording, name, number, kind)
+    values = recording.values(layer, kind=kind)
+    if values is None:
+        raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")
+    return recording.map(layer, kind=kind) @ values
+
+
+def compute_context(call: AttentionCall) -> Tensor:
+    """Compute the context of a changed call."""
+    assert call.v is not None
+    if call.weight is not None:
+        q, k, v, weight = call.q, call.k, call.v, call.weight
+        return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
+    settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
+    return attention(call.q, call.k, call.v, call.mask, **settings)
