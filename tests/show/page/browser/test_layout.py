@@ -38,6 +38,13 @@ CUT = """() => {
         .filter((one) => one.checkVisibility() && !one.closest("#tools, .steps-names, .panel, .link"))
         .filter(isCut).map((one) => one.outerHTML.slice(0, 160));
 }"""
+BEYOND = """() => [...document.querySelectorAll("p, h1, h2, h3, figcaption, .numbers")]
+    .filter((one) => one.checkVisibility() && !one.closest(".type-heads, .chips, .panel") && one.textContent)
+    .filter((one) => {
+        const range = document.createRange();
+        range.selectNodeContents(one);
+        return range.getBoundingClientRect().right > innerWidth - 4;
+    }).map((one) => one.textContent)"""
 CROWDED = """() => [...document.querySelectorAll(".ticks")].filter((one) => one.checkVisibility()).flatMap((ticks) => {
     const boxes = [...ticks.children].filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect());
     return boxes.flatMap((box, n) => (n && box.left < boxes[n - 1].right + 3 ? [ticks.textContent] : []));
@@ -84,20 +91,10 @@ def wait_for_view(page, view):
 
 
 @pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
-def test_no_label_is_cut(open_view, view, screen):
-    assert open_view(view, screen).evaluate(CUT) == []
-
-
-@pytest.mark.parametrize(("view", "screen"), list(itertools.product(VIEWS, SCREENS)))
-def test_no_sentence_and_no_number_reaches_beyond_the_screen(open_view, view, screen):
-    beyond = """() => [...document.querySelectorAll("p, h1, h2, h3, figcaption, .numbers")]
-        .filter((one) => one.checkVisibility() && !one.closest(".type-heads, .chips, .panel") && one.textContent)
-        .filter((one) => {
-            const range = document.createRange();
-            range.selectNodeContents(one);
-            return range.getBoundingClientRect().right > innerWidth - 4;
-        }).map((one) => one.textContent)"""
-    assert open_view(view, screen).evaluate(beyond) == []
+def test_no_label_is_cut_and_no_sentence_or_number_reaches_beyond_the_screen(open_view, view, screen):
+    page = open_view(view, screen)
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(BEYOND) == []
 
 
 def test_a_note_above_many_heads_of_type_is_as_wide_as_a_phone(open_view):
