@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from examination.wrong_calls import Rotary, turn_halves
+from examination import wrong_calls
+from examination.right_variants import NormedGroups
+from examination.wrong_calls import Rotary, turn_halves, turn_neighbors
 from regard.examination import examine
 from regard.examination.inner_calls import record_inner_calls
 from regard.examination.projection_source import ModuleOutput, find_source
@@ -19,11 +21,76 @@ def test_the_slices_of_heads_are_found_in_their_order_through_a_factor():
     assert abs(source.factor - 3) < 7 * 5 * torch.finfo(torch.float32).eps * 3
 
 
-def test_slices_of_one_norm_are_not_told_apart():
-    y = F.normalize(torch.randn(2, 7, 4, 5, generator=torch.Generator().manual_seed(3)), dim=-1)
+def make_normed_heads(seed, heads=3, width=10):
+    """Heads (b, t, h, d) of norm 1, and the angles of their tokens (t, d / 2)."""
+    x = torch.randn(2, 7, heads, width, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(x, dim=-1), torch.arange(7)[:, None] * 0.3 ** torch.arange(width // 2)
+
+
+def test_equal_slices_are_not_told_apart():
+    y = make_normed_heads(3)[0][:, :, :1].expand(-1, -1, 3, -1)
     source = find_source(y.transpose(1, 2), [ModuleOutput("k_norm", y.flatten(2))])
     assert source.name == "k_norm"
     assert source.slice_count == 0
+    assert source.is_ambiguous
+
+
+@pytest.mark.parametrize("turn", [lambda x, *_: x, turn_halves, turn_neighbors])
+@pytest.mark.parametrize("count", [10, 6])  # columns that are rotated
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 2, 0], [1]])
+def test_heads_of_one_norm_are_told_by_what_a_rotation_keeps(turn, count, order):
+    (y, angles), (other, _) = make_normed_heads(3), make_normed_heads(4)
+    x = y[:, :, order].transpose(1, 2)
+    angles = angles[:, : count // 2]
+    x = torch.cat((turn(x[..., :count], angles.cos(), angles.sin()), x[..., count:]), -1)
+    for outputs in ([("q_norm", other), ("k_norm", y)], [("k_norm", y), ("q_norm", other)]):
+        for axes in ((0, 1, 2, 3), (0, 2, 1, 3)):  # tokens before heads, or heads before tokens
+            source = find_source(x, [ModuleOutput(name, heads.permute(axes)) for name, heads in outputs])
+            assert (source.name, source.slices, source.slice_count) == ("k_norm", tuple(order), 3)
+
+
+class Normed:
+    """A norm of each head of queries and of keys, before they are rotated."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.q_norm, self.k_norm = norm(6), norm(6)
+
+    def place(self, q, k):
+        return super().place(self.q_norm(q), self.k_norm(k))
+
+
+class FirstGroupOnly(NormedGroups):
+    """All queries meet the first head of keys and of values."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, *(x[:, :1].expand_as(x) for x in (k, v)))
+
+
+MISTAKES = ["StylesMixed", "CosAndSinExchanged", "Opposite", "OfQueriesInKernel", "WithOtherBase", "KeysLater"]
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+@pytest.mark.parametrize("mistake", [*MISTAKES, "Tiled"])
+def test_mistakes_beside_norms_of_heads_are_found(mistake, norm):
+    torch.manual_seed(0)
+    layer = type(mistake, (Normed, getattr(wrong_calls, f"Rotary{mistake}")), {})(norm)
+    kinds = [finding.kind for finding in examine(layer).findings]
+    assert kinds == ["mixed heads" if mistake == "Tiled" else "wrong positions"]
+
+
+def test_positions_and_heads_are_checked_beside_norms_of_heads():
+    torch.manual_seed(0)
+    what = [one.what for one in examine(NormedGroups()).checked]
+    assert "heads are independent: 4 of width 6" in what
+    assert any(one.startswith("rotary positions: 6 columns in pairs of columns i and i + d / 2") for one in what)
+
+
+def test_key_heads_that_no_query_meets_are_found():
+    torch.manual_seed(0)
+    (finding,) = examine(FirstGroupOnly()).findings
+    assert finding.kind == "mixed heads"
+    assert "only 1 of the 2 heads that k_norm makes is used" in finding.evidence
 
 
 class Turn(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 from bounds import sum_bound
 from dense import Recorded, close
-from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError, record
+from regard import AttentionMap, Causal, ConfigError, Documents, Padding, ShapeError, Window, record
 from regard.observe import detectors, patterns
 from regard.observe.head_kinds import Head, heads, infer_kind
 from regard.observe.map_view import MapView
@@ -221,6 +221,14 @@ def test_chance_is_the_score_of_a_head_that_attends_equally_to_what_it_sees():
         assert {row.scores[name].chance for row in found} == {equal[name].chance}  # the same rows see the same keys
     assert math.isnan(equal["entropy"].chance)
     assert "chance" not in equal["entropy"].to_dict()
+
+
+@pytest.mark.parametrize("mask", [Causal() & Window(5), Causal() & Documents([0] * 7 + [1] * 16)])
+def test_chance_of_the_first_token_is_zero_where_it_cannot_be_seen(mask):
+    q, k = torch.zeros(2, 1, 2, 23, 5)  # equal weights
+    score = heads(Recorded([AttentionMap(q, k, mask)]))[0].scores["first token"]
+    assert score.chance == pytest.approx(float(score))
+    assert score.count == 23
 
 
 @pytest.mark.slow

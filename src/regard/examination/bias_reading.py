@@ -1,5 +1,6 @@
 """Read which keys a call hides, and a bias linear in the distance of a key, as ALiBi's: -slope * (i - j)."""
 
+import torch
 from torch import Tensor
 
 from regard.examination import mask_requirements
@@ -13,15 +14,16 @@ NEAR = 1e-4  # of the largest number
 def read_slopes(one: InnerCall) -> Tensor | None:
     """Return the slope of the bias of each head, (h,), above 0 if it falls with the distance; None if it is no such bias.
 
-    The call is causal, so that each key comes before its query.
+    The call is causal, so that each key comes before its query, or the bias is the same on both sides of a query.
     """
     bias = one.call.bias
     if bias is None or one.is_stored_as_weights or bias.shape[-1] < 3:
         return None
     is_hidden = bias.shape[-2] == bias.shape[-1] and bool((bias[..., 0, 1:] < HIDDEN).all())
-    if one.call.mask != Causal() and not is_hidden:
-        return None  # keys on both sides
     steps = bias[..., -1, :].double().diff(dim=-1)  # of the last query, over its keys
+    is_mirrored = bias.shape[-2] == bias.shape[-1] and torch.equal(bias[..., 0, :], bias[..., -1, :].flip(-1))
+    if one.call.mask != Causal() and not is_hidden and not is_mirrored:
+        return None  # keys on both sides
     if not steps.isfinite().all() or not steps.any() or (steps - steps[..., :1]).abs().max() > NEAR * steps.abs().max():
         return None
     slopes: Tensor = steps[..., 0].reshape(-1, steps.shape[-2] if steps.dim() > 1 else 1)[0]  # of the first sequence

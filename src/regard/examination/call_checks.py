@@ -226,6 +226,8 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         mixed = find_mixed_heads(one) or find_unused_heads(one, calls)
         if mixed is not None:
             return mixed
+    if any(source is not None and source.is_ambiguous for source in sources):
+        return None
     heads = calls[0].call.q.shape[1]
     return Checked(f"{HEADS}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
 
@@ -260,16 +262,24 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
 def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | None:
     """Return the finding of heads that the projections of queries and keys make and that no call of them uses."""
     q, k = one.q_source, one.k_source
-    if q is None or k is None or q.name == k.name or q.slice_count != k.slice_count:
+    if q is None or k is None or q.name == k.name:
         return None
-    sources = [source for other in calls for source in (other.q_source, other.k_source) if source is not None]
-    used = {part for source in sources if source.name in (q.name, k.name) for part in source.slices}
-    if len(used) >= q.slice_count:
-        return None
-    does = (
-        f"only {len(used)} of the {q.slice_count} heads that {q.name} and {k.name} make {'are' if len(used) > 1 else 'is'} used"
-    )
-    return Finding("mixed heads", f"in {one.name or 'the layer'} {does}", ORDER, 1.6, "heads", one.name)
+    own = [(source,) for source, norm in zip((q, k), one.widths, strict=True) if read_role(source) or norm]
+    for made in [(q, k)] if q.slice_count == k.slice_count else own:
+        names, count = [source.name for source in made], made[0].slice_count
+        used = len({part for name in names for part in list_used_slices(name, calls)})
+        if used < count:
+            makes = f"{' and '.join(names)} make{'s' * (len(names) == 1)} {'are' if used > 1 else 'is'} used"
+            does = f"in {one.name or 'the layer'} only {used} of the {count} heads that {makes}"
+            return Finding("mixed heads", does, ORDER, 1.6, "heads", one.name)
+    return None
+
+
+def list_used_slices(name: str, calls: Sequence[InnerCall]) -> Iterator[int]:
+    """Yield the slices of the output of this name that queries or keys of a call come from."""
+    for source in (source for one in calls for source in (one.q_source, one.k_source)):
+        if source is not None and source.name == name:
+            yield from source.slices
 
 
 def find_crossed_heads(q: ProjectionSource, k: ProjectionSource) -> str:

@@ -54,8 +54,9 @@ def find_shifted_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> Projectio
         if bool((best.values < near**2).all()) and float((own / own.mean() - 1).abs().max()) < near:
             is_sure = bool(((rest < near**2).sum(1) == 1).all())
             slices = tuple(best.indices.tolist())
+            count = parts.shape[2] if is_sure else 0
             return ProjectionSource(
-                one.name, slices, float(own.mean()), x.double(), slice_count=parts.shape[2] if is_sure else 0
+                one.name, slices, float(own.mean()), x.double(), slice_count=count, is_ambiguous=not is_sure
             )
     return None
 

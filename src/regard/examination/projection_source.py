@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.examination.call_conventions import parse_role
+from regard.examination.rotary_reading import STYLES, pair_columns
 
 NEAR = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative spread of a ratio of norms that is constant
 LEAST_TOKENS = 4  # rows (b, t) whose norms are compared: fewer would agree by chance
-
+TOKENS = 16  # rows (b, t) at most whose pairs of columns are compared
 
 EXTRA = 8  # keys that a module adds of its own, at most
 
@@ -37,6 +38,7 @@ class ProjectionSource(NamedTuple):
     is_viewed: bool = False
     is_joined: bool = False  # with columns of another output, which are rotated, or of tokens in an unknown order
     slice_count: int = 0  # how many slices the output has; 0 if that is not known, or several slices fit a head
+    is_ambiguous: bool = False  # several slices fit a head, so that `slices` says nothing about the heads
 
     def is_equal_to(self, x: Tensor) -> bool:
         """Return whether x (b, h, t, d) is the projection itself, not one that was rotated; True if it has further tokens."""
@@ -49,17 +51,49 @@ def find_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource 
     """Return the last output of which every head of x (b, h, t, d) has the norms, up to one factor; None if there is none.
 
     A module that rotates heads keeps the norms of the projection: outputs in heads whose names state no role come after others.
+    After a norm of each head all outputs of norms have the norms of x: the one that x was made of is told by its columns.
     """
     near = NEAR.get(x.dtype)
     if near is None:
         return None
+    ambiguous = None
     for one in sorted(outputs, key=lambda one: one.output.dim() != 4 or bool(parse_role(one.name.rpartition(".")[2])))[::-1]:
         for part in iterate_parts(x, one.output):
             y = arrange_tokens(one.output, part)
             found = None if y is None else match_norms(one.name, part.double().norm(dim=-1), y, x.shape[-1], near)
-            if found is not None:
-                return found
-    return find_joined_source(x, outputs)
+            if found is None or y is None:
+                continue
+            told = tell_slices_apart(part, y, found, near) if found.is_ambiguous else found
+            if told is not None:
+                return told
+            ambiguous = ambiguous or found
+    return ambiguous or find_joined_source(x, outputs)
+
+
+def tell_slices_apart(x: Tensor, y: Tensor, source: ProjectionSource, near: float) -> ProjectionSource | None:
+    """Return a source of which several slices have the norms of a head of x (b, h, t, d), with the slices that x was made of.
+
+    The columns are compared, or the norms of their pairs, which a rotation keeps. None if no slice of y (b, t, n) fits, or
+    several do, as equal ones.
+    """
+    d = x.shape[-1]
+    parts = y.unflatten(-1, (-1, d)) * source.factor  # (b, t, n / d, d)
+    rows = x.double().transpose(1, 2).flatten(0, 1)[:TOKENS]  # (tokens, h, d)
+    for own, other in zip(list_rotated_norms(rows), list_rotated_norms(parts.flatten(0, 1)[:TOKENS]), strict=True):
+        far = (own.unsqueeze(2) - other.unsqueeze(1)).abs().amax((0, 3)) > near * own.abs().max()  # (h, n / d)
+        if bool(((~far).sum(1) == 1).all()):
+            slices = (~far).int().argmax(1).tolist()
+            projected = parts[:, :, slices].transpose(1, 2)
+            return source._replace(slices=tuple(slices), projected=projected, slice_count=parts.shape[2], is_ambiguous=False)
+    return None
+
+
+def list_rotated_norms(x: Tensor) -> Iterator[Tensor]:
+    """Yield what each rotation keeps of x (..., d): all columns, or the norms of pairs among the first, and the others."""
+    yield x
+    for width in range(x.shape[-1] // 2 * 2, 1, -2):
+        for style in STYLES:
+            yield torch.cat([pair_columns(x[..., :width], style).abs(), x[..., width:]], -1)
 
 
 def find_joined_source(x: Tensor, outputs: Sequence[ModuleOutput]) -> ProjectionSource | None:
@@ -109,7 +143,7 @@ def arrange_tokens(y: Tensor, x: Tensor) -> Tensor | None:
     if y.dim() == 2 and len(y) == b * t:
         y = y.unflatten(0, (b, t))
     if y.dim() == 4 and y.shape[-1] == d and len(y) == b:
-        y = y.transpose(1, 2) if y.shape[1] in (h, x.shape[1]) and y.shape[2] == t else y
+        y = y.transpose(1, 2) if y.shape[2] == t and (t == h or y.shape[1] != t) else y
         y = y.flatten(2) if y.shape[1] == t else y
     if y.dim() == 4 and y.shape[0] * y.shape[1] == b and y.shape[2] == t:  # windows or patches as a part of the batch
         y = y.flatten(0, 1)
@@ -132,7 +166,8 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
     if found is not None:
         slices, factor, is_sure = found
         projected = parts[:, :, list(slices)].transpose(1, 2) * factor
-        return ProjectionSource(name, slices, factor, projected, slice_count=parts.shape[2] if is_sure else 0)
+        count = parts.shape[2] if is_sure else 0
+        return ProjectionSource(name, slices, factor, projected, slice_count=count, is_ambiguous=not is_sure)
     if y.shape[-1] == h * d and h > 1:
         viewed = y.reshape(b, h, t, d)
         ratio = norms / viewed.norm(dim=-1)
@@ -145,7 +180,7 @@ def match_norms(name: str, norms: Tensor, y: Tensor, d: int, near: float) -> Pro
 def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int, ...], float, bool] | None:
     """Return for each head of norms (n, h) the slice (n, c) with a constant ratio, that ratio, and whether no other slice fits.
 
-    None unless all heads have one. After a norm of each head all slices fit.
+    None unless all heads have one. After a norm of each head all slices fit, and those of other norms.
     """
     ratio = norms.unsqueeze(2) / slices.unsqueeze(1).clamp_min(torch.finfo(torch.float64).tiny)  # (n, h, c)
     middle = ratio.mean(0)
@@ -153,5 +188,6 @@ def choose_slices(norms: Tensor, slices: Tensor, near: float) -> tuple[tuple[int
     best = spread.min(-1)
     factors = middle.gather(1, best.indices.unsqueeze(1)).flatten()
     if bool((best.values < near).all()) and float((factors / factors.mean() - 1).abs().max()) < near:
-        return tuple(best.indices.tolist()), float(factors.mean()), bool(((spread < near).sum(-1) == 1).all())
+        differ = float((norms / norms.mean() - 1).abs().max()) > near
+        return tuple(best.indices.tolist()), float(factors.mean()), differ and bool(((spread < near).sum(-1) == 1).all())
     return None

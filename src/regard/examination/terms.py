@@ -32,9 +32,15 @@ def list_terms(one: InnerCall) -> list[str]:
     if call.sinks is not None:
         said.append(f"{call.sinks.numel()} sinks, one for each head, in the denominators")
     before = call.k.shape[2] - call.q.shape[2]
-    if before > 0 and not call.is_cross and call.can_use_cache:
+    if before > 0 and not call.is_cross and call.can_use_cache and has_last_queries(one):
         said.append(f"{before} keys before the first query, as of a cache")
     return said
+
+
+def has_last_queries(one: InnerCall) -> bool:
+    """Return whether the last key is seen by the last query and not by the first: cross attention has no such order."""
+    seen = one.call.build_map(one.call.k)[:, :, :, -1] > 0  # (b, h, q)
+    return not bool(seen[..., 0].any()) and bool(seen[..., -1].any())
 
 
 def find_wrong_softcap(one: InnerCall) -> tuple[str, str, str] | None:

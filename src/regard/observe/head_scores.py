@@ -105,7 +105,7 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
         found["itself"] = add_chance(look, detectors.weight_on_self.queries(look), 1)
         if look.tokens is not None:
             found |= {name: score_pattern(look, pattern) for name, pattern in PATTERNS.items()}
-    found["first token"] = add_chance(look, detectors.weight_on_first.queries(look), 1)
+    found["first token"] = add_chance(look, detectors.weight_on_first.queries(look), look.is_first_token_visible.long())
     found["sink"] = detectors.sink_rate.queries(look)
     if look.own:
         found |= {f"back {back}": detectors.weight_on_previous.queries(look, back) for back in wanted.offsets}

@@ -159,6 +159,12 @@ class MapView:
         return keys_found
 
     @cached_property
+    def is_first_token_visible(self) -> Tensor:
+        """Whether each query may see the first token, bool (b, h, q): not beyond a window, or in a later document."""
+        first = torch.tensor(self.first_token_indices, device=self.map.device)
+        return self.is_visible(first.unsqueeze(-1).expand(-1, self.map.shape[2]))
+
+    @cached_property
     def first_token_weight(self) -> Tensor:
         """The weight of each query on the first token, (b, h, q)."""
         if not any(self.first_token_indices):

@@ -33,6 +33,31 @@ def test_a_weight_that_gets_no_gradient_is_named(made, names):
     assert all(name in finding.evidence for name in names)
 
 
+class NormOfKeysUnused(nn.Module):
+    """Norms of queries and of keys, of which that of the keys is not called; its weights may be no Linear's neighbors."""
+
+    def __init__(self, is_inside=True):
+        super().__init__()
+        self.q, self.k = (nn.Linear(D_IN, D_OUT) for _ in range(2))
+        self.q_norm, k_norm = nn.LayerNorm(D_OUT), nn.LayerNorm(D_OUT)
+        self.k_norm = k_norm if is_inside else nn.ModuleDict({"k_norm": k_norm})
+
+    def forward(self, x):
+        return weigh(self.q_norm(self.q(x)) @ self.k(x).mT / D_OUT**0.5) @ x
+
+
+def test_a_norm_beside_projections_that_gets_no_gradient_is_named():
+    (finding,) = findings(NormOfKeysUnused())
+    assert finding.kind == "not trainable"
+    assert "k_norm" in finding.evidence
+
+
+def test_a_part_that_gets_no_gradient_is_not_counted_among_those_that_do():
+    (result,) = check_case(case_of(NormOfKeysUnused(is_inside=False).eval()))
+    assert "all but those of k_norm.k_norm" in result.what
+    assert result.sensitivity.startswith("6 weights")
+
+
 class Joint(nn.Module):
     """Queries, keys and values by one projection, of which one may be cut off from its gradient."""
 

@@ -38,6 +38,28 @@ def test_a_softmax_that_takes_it_away_is_no_finding(dtype):
     assert kinds(check_case(case(Layer(hiding(later)), dtype))) == []
 
 
+class AfterNorm(torch.nn.Module):
+    """A layer after a norm, whose outputs have one size whatever the size of its inputs."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.norm, self.layer = torch.nn.LayerNorm(D_IN), layer
+
+    def forward(self, x):
+        return self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("weigh", "found"), [(divide_exponentials, ["overflow"]), (hiding(later, -1e3), ["overflow"]), (hiding(later), [])]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_large_scores_are_made_after_a_norm_too_and_its_weights_are_left_as_they_were(weigh, found, dtype):
+    layer = AfterNorm(Layer(weigh)).to(dtype)
+    before = layer.norm.weight.detach().clone()
+    assert kinds(check_case(case_of(layer))) == found
+    assert torch.equal(layer.norm.weight, before)
+
+
 def test_a_function_that_overflows_is_found():
     (finding,) = check_case(case(wrong.exp_overflows))
     assert finding.kind == "overflow"

@@ -75,7 +75,17 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     elif (cut := find_cut_rows(case, got)) is not None:
         yield Finding("not trainable", f"no gradient reaches {cut}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
-        yield Checked("every weight with requires_grad=True gets a gradient", f"{sum(s is not None for s in found)} weights")
+        yield check_reached_weights(got)
+
+
+def check_reached_weights(got: Mapping[str, Tensor | None]) -> Checked:
+    """Return that every weight gets a gradient, or all but those of parts that may be for other inputs or outputs."""
+    others = [name for name, slope in got.items() if slope is None]
+    count = f"{len(got) - len(others)} weights"
+    if not others:
+        return Checked("every weight with requires_grad=True gets a gradient", count)
+    what = f"weights with requires_grad=True get a gradient, all but those of {format_names(others)}"
+    return Checked(what, f"{count}; a part for other inputs or outputs needs none")
 
 
 def find_stuck_pairs(got: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> list[str]:
@@ -197,14 +207,30 @@ def find_unused_source(case: Case) -> str:
 
 
 def has_trained_neighbor(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
-    """Return whether a weight without gradient is a projection in the same module as others which have one.
+    """Return whether a weight without gradient is a projection in the module of others which have one, or a norm beside them.
 
     What a model holds for other inputs or outputs, such as an embedding or a pooler, is a part of its own.
     """
-    part = module.get_submodule(name.rpartition(".")[0])
-    return not isinstance(part, nn.Embedding) and any(
-        slope is not None and get_owner_path(module, other) == get_owner_path(module, name) for other, slope in got.items()
-    )
+    path = name.rpartition(".")[0]
+    part = module.get_submodule(path)
+    if isinstance(part, nn.Embedding):
+        return False
+    trained = [other for other, slope in got.items() if slope is not None]
+    if is_norm(part) and path:
+        beside = path.rpartition(".")[0]
+        return any(get_owner_path(module, other) == beside and has_projection(module, other) for other in trained)
+    return any(get_owner_path(module, other) == get_owner_path(module, name) for other in trained)
+
+
+def is_norm(part: nn.Module) -> bool:
+    """Return whether a module has weights of its own, all vectors, and no parts."""
+    own = list(part.parameters(recurse=False))
+    return bool(own) and all(weight.dim() == 1 for weight in own) and not list(part.children())
+
+
+def has_projection(module: nn.Module, name: str) -> bool:
+    """Return whether the module that holds a weight of this name is a linear layer."""
+    return isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Linear)
 
 
 def get_owner_path(module: nn.Module, name: str) -> str:

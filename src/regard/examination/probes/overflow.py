@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -30,34 +31,34 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     usual = case.usual_context.double().cpu()
     if not usual.isfinite().any():
         return
-    size, sentence = 1.0, ""
+    leaks, size, sentence = has_leak(case), 1.0, ""
     harmless: list[str] = []
     for size, sentence in choose_input_sizes(case):
-        inputs = scale_inputs(case, 0, size)
-        try:
-            context = case.compute_seeded_context(*inputs).double().cpu()
-        except Exception:  # refusing large numbers is allowed
-            return
-        broken = usual.isfinite().all(-1) & ~context.isfinite().all(-1)
+        with scale_norms(case, size):
+            inputs = scale_inputs(case, 0, size)
+            try:
+                context = case.compute_seeded_context(*inputs).double().cpu()
+            except Exception:  # refusing large numbers is allowed
+                return
+            broken = usual.isfinite().all(-1) & ~context.isfinite().all(-1)
+            unhidden = None if leaks or broken.any() else describe_unhidden_token(case, inputs, context, size)
         if broken.any():
             b, i = (int(n) for n in broken.nonzero()[0])
             kind = "NaN" if context[b, i].isnan().any() else "inf"
             row = f"row {evidence.format_token(case, evidence.get_token_number(case, i))}"
             yield Finding("overflow", f"with {sentence}, {row} is {kind}", STABLE, 1.2, "overflow")
             return
-        unhidden = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
         if unhidden is not None:
             below = f"; with {harmless[-1]} it stays hidden" if harmless else ""
             yield make_mask_finding(f"with {sentence}, {unhidden}", below)
             return
         harmless.append(sentence)
-    unhidden = None if has_leak(case) else draw_unhidden_token(case, size)
+    with scale_norms(case, size):
+        unhidden = None if leaks else draw_unhidden_token(case, size)
     if unhidden is not None:
         yield make_mask_finding(f"with {sentence}, {unhidden}", "")
         return
-    yield Checked(
-        f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {sentence}"
-    )
+    yield Checked(f"large scores give finite outputs{'' if leaks else ', and hidden keys stay hidden'}", f"with {sentence}")
 
 
 def make_mask_finding(evidence: str, below: str) -> Finding:
@@ -107,11 +108,37 @@ def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:
     half = torch.finfo(case.subject.dtype).max < 1e5
     usual = measure_usual_score(case)
     if usual is None:
-        yield from ((size, f"inputs {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
+        what = "inputs and weights of norms" if list_norm_weights(case) else "inputs"
+        yield from ((size, f"{what} {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
         return
     power = 1 if case.subject.form == "qkv" else 2  # for a function, only the queries grow
     for score in HALF if half else SCORES:
         yield max(1.0, (score / usual) ** (1 / power)), f"scores of about {score:.0e}"
+
+
+def list_norm_weights(case: Case) -> list[Tensor]:
+    """Return the weights of the norms of a module whose scores are not known: after a norm no input gives larger scores."""
+    if case.subject.module is None or case.match is not None:
+        return []
+    norms = [part for part in case.subject.module.modules() if "norm" in type(part).__name__.lower()]
+    weights = [getattr(part, "weight", None) for part in norms]
+    return [one for one in weights if isinstance(one, Tensor) and one.dim() == 1 and not one.is_inference()]
+
+
+@contextmanager
+def scale_norms(case: Case, size: float) -> Iterator[None]:
+    """Multiply the weights of norms by size, as inputs are, and restore them."""
+    weights = list_norm_weights(case)
+    usual = [one.detach().clone() for one in weights]
+    try:
+        with torch.no_grad():
+            for one in weights:
+                one.mul_(size)
+        yield
+    finally:
+        with torch.no_grad():
+            for one, before in zip(weights, usual, strict=True):
+                one.copy_(before)
 
 
 def measure_usual_score(case: Case) -> float | None:

@@ -16,6 +16,7 @@ SHAKES = 2  # how often inputs and weights are perturbed by a rounding, before a
 TIMES = 100.0  # times that effect bounds a right layer's error: the most of a hundred was 16, and it grows with the width
 HALF_TIMES = 4.0  # in half precision, where sums are kept in float32: the most was 2.4
 NEAR, SMOOTH = 0.02, 0.3  # how far near inputs are, and how far their errors are apart if they are not rounding
+DRAWS = 8  # further inputs, in the median of which an error must be too large
 LONG = 300  # tokens: more than 256, where a sum of ones in bfloat16 stops growing
 INSIDE = "Compute in the dtype of the input, scores and softmax at least in float32: torch.softmax(scores.float(), dim=-1)."
 SUMS = "Accumulate in float32 and round once, at the end, as torch.softmax and @ do."
@@ -80,6 +81,10 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
     if not shares:
         return
     share, error, budget, t = max(shares)
+    if share > times:  # a few rows can be off by chance
+        more = [ProbeRun(x, case.compute_seeded_context(*x)) for x in draw_more_inputs(case, t)]
+        again = sorted([*measure_shares(case, exact, more, torch.finfo(dtype).eps, times), (share, error, budget, t)])
+        share, error, budget, t = again[len(again) // 2]
     if share > times and differs_smoothly(case, exact, next(one.inputs for one in runs if one.tokens == t)):
         needs = "a layer whose constants are the same in all dtypes"
         yield Unknown(
@@ -122,6 +127,13 @@ def run_inputs(case: Case) -> Iterator[ProbeRun]:
         return
     if context.shape[-2] == LONG:
         yield ProbeRun(inputs, context)
+
+
+def draw_more_inputs(case: Case, tokens: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield further inputs of usual length, or of one sequence of LONG tokens."""
+    for seed in range(62, 62 + DRAWS):
+        usual = case.make_usual_inputs(seed)
+        yield usual if usual[-1].shape[-2] == tokens else case.make_inputs(tokens, 1, seed)
 
 
 def get_coarser_dtype(subject_dtype: torch.dtype, output_dtype: torch.dtype) -> torch.dtype:
