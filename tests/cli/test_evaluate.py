@@ -84,6 +84,18 @@ def test_a_text_is_scored_as_the_library_scores_it(own, capsys, tmp_path):
     assert "published" not in out
 
 
+def test_a_text_of_windows_is_scored_with_the_bytes_that_it_has_but_for_its_byte_order_mark(own, capsys, tmp_path):
+    data, found = TEXT.replace("\n", "\r\n").encode(), []
+    for name, written in (("plain.txt", data), ("marked.txt", b"\xef\xbb\xbf" + data)):
+        (tmp_path / name).write_bytes(written)
+        code, out, _ = run_evaluate(capsys, own, tmp_path / name)
+        assert (code, f"{len(data):,} bytes" in out) == (0, True)
+        found.append(re.search(r"by byte +(\S+)", out)[1])
+    ids = GPT2.load(own).text.encode(data.decode())
+    expected = perplexity(GPT2.load(own), ids, context=29, stride=14, batch=BATCH, bytes=len(data)).by_byte
+    assert found == [evaluate.format_decimal(expected)] * 2
+
+
 def test_context_and_stride_are_as_they_are_said(own, capsys, tmp_path):
     (tmp_path / "some.txt").write_text(TEXT)
     model = GPT2.load(own)

@@ -161,6 +161,16 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
         assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
 
 
+def test_the_text_that_was_looked_at_ends_before_the_stop_string_as_it_does_by_itself(folder, capsys):
+    written = "".join(GPT2.load(folder).complete("the cat", 9, temperature=0))
+    stop = next(one for one in reversed(written) if one.isprintable())
+    flags = ["the cat", "--model", folder, "--temperature", "0", "--tokens", "9", "--stop", stop]
+    _, plain, _ = run_generate(capsys, *flags)
+    code, out, _ = run_generate(capsys, *flags, "--look")
+    assert code == 0
+    assert out.startswith(plain + "\nlooked at: ")
+
+
 @pytest.mark.parametrize("prompt", [SAMPLE + "a dog", SAMPLE[:130]])
 def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys, prompt):
     model, words = GPT2.load(folder), []

@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 import torch
 
@@ -49,6 +51,24 @@ def test_pieces_belong_to_the_words_that_white_space_and_signs_divide(text):
     assert len(tokens) == len(numbers) > len(words)
     assert numbers == sorted(numbers)
     assert {*numbers} == {*range(len(words))}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["l'été", "était", "là", ",", "déjà", "."],
+        [unicodedata.normalize("NFD", word) for word in ["l'été", "là", ",", "déjà", "."]],
+        ["हिन्दी", "में", "लिखा", "।"],
+        ["שָׁלוֹם", "עולם", "!"],
+        ["a", "❤️", "b", "👩‍🚀"],
+    ],
+)
+def test_an_accent_or_a_vowel_sign_belongs_to_the_word_of_its_letter(words):
+    text = BytePair.train(["a"], 257)
+    said = " ".join(words)
+    numbers, found = group_by_word(text, text.encode(said))
+    assert found == words
+    assert numbers == sorted(numbers)
 
 
 def test_a_letter_cut_into_its_bytes_is_one_word():

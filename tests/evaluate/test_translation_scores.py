@@ -51,6 +51,12 @@ def test_an_interval_is_wider_for_fewer_sentences_and_its_signature_says_it_was_
     assert bleu(FOUND, WANTED).interval is None
 
 
+@pytest.mark.parametrize("draws", [1, -3, 2.5])
+def test_draws_from_which_no_interval_follows_are_refused(draws):
+    with pytest.raises(ConfigError, match="draws must be"):
+        bleu(FOUND, WANTED, draws=draws)
+
+
 @pytest.mark.parametrize(("count", "found", "interval"), [(bleu, ["x"] * 3, 0.0), (chrf, ["x", "x", "x the"], None)])
 def test_translations_with_hardly_a_right_word_are_scored_too(count, found, interval):
     score = count(found, WANTED, draws=50)

@@ -1,6 +1,7 @@
 import math
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -259,6 +260,20 @@ def test_how_many_is_a_whole_number():
         MODEL.generate([1], -1)
     with pytest.raises(ConfigError, match="max_new_tokens"):
         MODEL.generate([1], math.inf)
+
+
+@pytest.mark.parametrize("asked", [{"seed": 3}, {"temperature": 0, "beams": 2}])
+@pytest.mark.parametrize("convert", [numpy.int64, numpy.uint8, torch.tensor])
+def test_how_many_and_the_seed_are_integers_of_any_library(convert, asked):
+    converted = asked | {name: convert(number) for name, number in asked.items() if name == "seed"}
+    found, expected = MODEL.generate([1, 2], convert(4), **converted), MODEL.generate([1, 2], 4, **asked)
+    assert torch.equal(stack_tokens(found), stack_tokens(expected))
+
+
+@pytest.mark.parametrize("seed", [3.0, True, "3", torch.tensor([3, 4]), {3}])
+def test_what_is_no_seed_says_what_one_is(seed):
+    with pytest.raises(ConfigError, match="seed must be a"):
+        MODEL.generate([1, 2], 4, seed=seed)
 
 
 def test_choices_are_of_tokens_and_not_of_beams():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generate.small_models import SIZES, gpt2, rows, stack_tokens, table
-from regard import ConfigError
+from regard import ConfigError, DataError
 from regard.generate import Lookup, Sampling, choices, generate
 
 MODEL = gpt2(loud=5.0)
@@ -34,6 +34,16 @@ def test_greedy_past_the_context_and_with_a_penalty_too(draft):
     assert [int(one.tokens) for one in found] == [int(one.tokens) for one in plain]
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one.logits, other.logits, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_logit_that_is_no_number_is_reported_whatever_the_draft(draft, temperature):
+    broken = gpt2()
+    with torch.no_grad():
+        broken.norm.bias[0] = torch.nan
+    with pytest.raises(DataError, match="NaN"):
+        list(broken.generate(rows(7)[0], 4, temperature=temperature, seed=0, draft=DRAFTS[draft]))
 
 
 def exactly(model, prompt, count, sampling):

@@ -8,6 +8,7 @@ from torch import nn
 
 from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
+from regard.evaluate import perplexity
 from regard.text.corpus import Corpus, Reader
 from regard.train import begin, loop, optimizer, run
 from regard.train.loss import compute_loss, count_targets
@@ -111,6 +112,15 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp
     assert compute_held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-9)
     assert training.model.training
     assert targets == kept.tokens - 1
+
+
+@pytest.mark.parametrize("batch", [4, 5, 7, 300])
+def test_the_held_out_loss_counts_each_window_once_whatever_the_batch(folder, tmp_path, batch):
+    training = begin_in_float64(folder, tmp_path, evaluate_batches=10**6, batch=batch)
+    _, kept = Corpus.load(folder / "corpus").split(0.1)
+    expected = perplexity(training.model, kept, context=11, stride=11)
+    assert training.held_out.windows % batch
+    assert compute_held_out_loss(training, training.held_out) == pytest.approx(expected.loss_nats, rel=1e-9)
 
 
 @pytest.mark.slow

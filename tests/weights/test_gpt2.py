@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from regard.errors import ConfigError, WeightsError
 from regard.models import GPT2, GPT2Config
+from regard.text import BytePair, Letters
 from regard.weights import gpt2
 from regard.weights.arrays import read_arrays
 from weights import checkpoint_formats
@@ -206,6 +207,7 @@ def save_ours(folder):
         ("tokenizer.json", None, False),
         ("vocab.json", None, False),
         ("encoder.json", None, True),
+        ("tokenizer_config.json", None, False),
         ("config.json", {"model_type": "llama"}, False),
         ("config.json", {"model_type": "gpt2"}, True),
         ("config.json", {}, True),
@@ -234,3 +236,29 @@ def test_the_names_of_our_own_are_those_of_the_package():
         "pocket",
         "sorter",
     ]
+
+
+TEXTS = ["the cat sat on it's mat", "  two  spaces\n\n\nand\tmore\r\n", "👍🏽 שלום e\u0301 \u200b\u2028x", "1234 I'VE we'll"]
+
+
+@pytest.mark.parametrize("special", [("<|endoftext|>",), (), ("<|pad|>", "<|endoftext|>")])
+def test_transformers_reads_the_text_and_its_end_from_the_folder_that_is_saved(tmp_path, special):
+    text = BytePair.train(["the cat sat on it's mat, and the cat sat 12 times\n" * 9], 300, special)
+    model = GPT2(GPT2Config(layers=1, heads=1, width=4, context=5, vocabulary=text.vocabulary))
+    model.text = text
+    model.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for one in TEXTS:
+        assert theirs(one)["input_ids"] == text.encode(one)
+    config = GPT2LMHeadModel.from_pretrained(tmp_path).generation_config
+    assert config.eos_token_id == text.special.get("<|endoftext|>")
+    assert gpt2.is_own_gpt2(str(tmp_path))
+    assert GPT2.load(tmp_path).text.encode(TEXTS[0]) == text.encode(TEXTS[0])
+
+
+def test_a_vocabulary_of_letters_leaves_none_of_byte_pairs_for_transformers(tmp_path):
+    model = GPT2(GPT2Config(layers=1, heads=1, width=4, context=5, vocabulary=300))
+    for text in (BytePair.train(["the cat sat on the mat"] * 9, 270), Letters("abc")):
+        model.text = text
+        model.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "letters.txt", "model.safetensors"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from regard.cli.input_text import read_text
+from regard.cli.input_text import read_exact_text
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ def score_text(
     elif options.held_out is not None:
         raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     else:
-        text = read_text(str(path))
+        text = read_exact_text(path, newline=None if wiki else "")
         words, size = (wikitext.count_words(text) if wiki else len(text.split())), len(text.encode())
         tokens = text_model.encode(wikitext.detokenize(text) if wiki else text)
     stride = options.stride or max(context // 2, 1)

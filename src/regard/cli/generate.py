@@ -19,7 +19,7 @@ from regard.cli.device import check_device
 from regard.cli.input_text import read_text
 from regard.errors import ConfigError, DataError
 from regard.generate import Settings, choices, complete
-from regard.generate.decode import PieceDecoder, encode_prompt
+from regard.generate.decode import decode_pieces, encode_prompt
 from regard.generate.sequence_reader import find_device
 from regard.generate.settings import Tokenizer
 from regard.malloc import keep_freed_memory
@@ -97,7 +97,7 @@ def print_choices(
     found: Iterable[GeneratedToken] = describe_tokens(choices(model, [ids], count, **settings), text, options.top)
     attended: Iterator[list[AttendedToken]] = itertools.repeat([])
     if options.look:
-        found = print_story(found, text)
+        found = print_story(found, text, Settings(**settings))
         places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
         print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
         attended = record_attended(model, [*ids, *(one.token for one in found)], len(ids), layers, text)
@@ -130,18 +130,16 @@ def record_attended(
         last = end
 
 
-def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer) -> list["GeneratedToken"]:
-    """Print the text of tokens as they come, and an empty line; return the tokens."""
+def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer, options: Settings) -> list["GeneratedToken"]:
+    """Print the text of tokens as they come, up to the end of text or a stop string, and an empty line; return the tokens."""
     found: list[GeneratedToken] = []
 
-    def follow() -> Iterator[str]:
-        decoder = PieceDecoder(())
+    def follow() -> Iterator[torch.Tensor]:
         for one in tokens:
             found.append(one)
-            yield decoder.add(text.bytes([one.token]))
-        yield decoder.add(b"", last=True)
+            yield torch.tensor([one.token])
 
-    print_stream(follow())
+    print_stream(decode_pieces(follow(), text, options))
     print()
     return found
 

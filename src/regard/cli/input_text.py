@@ -6,19 +6,18 @@ from pathlib import Path
 
 from regard.errors import DataError
 
+BYTE_ORDER_MARK = "\ufeff"  # written by some editors before a text, of which it is no part
 FILE_NAME_PATTERN = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z]\w{1,4}")  # pattern of a file name
 
 
 def read_text(text: str) -> str:
     """Return the text of a file, of standard input, or the argument itself."""
     if text == "-":
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix(BYTE_ORDER_MARK)
     try:
         path = Path(text)
-        found = path.read_text(encoding="utf-8") if path.is_file() else text
+        found = read_exact_text(path, newline=None) if path.is_file() else text
         folder = path.is_dir() and bool(text.strip())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{text} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except OSError:  # e.g. a name that is too long
         return text
     if folder:
@@ -26,3 +25,12 @@ def read_text(text: str) -> str:
     if found == text and FILE_NAME_PATTERN.fullmatch(text):
         raise DataError(f"{text} is not a file. To use it as words, pass it on standard input: -.")
     return found
+
+
+def read_exact_text(path: Path, newline: str | None = "") -> str:
+    """Return the text of a file without a byte order mark, with the line ends that it has; all are \\n if newline is None."""
+    try:
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None

@@ -5,13 +5,14 @@ Exit code 2 if the model, the files or the settings cannot be used; with --train
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from regard.cli import train
+from regard.cli.input_text import BYTE_ORDER_MARK
 from regard.cli.progress_bar import show_count_bar
 from regard.errors import ConfigError, DataError
 from regard.evaluate.translation_scores import BLOCK, bleu, chrf, translate_sentences
@@ -59,12 +60,18 @@ def run(options: argparse.Namespace) -> int:
         print_scores(model, source, reference, settings)
         return 0
     open_console()  # characters that the terminal lacks are shown as ?
-    sentences = iter(sys.stdin if options.lines else options.sentences)
+    sentences = read_lines() if options.lines else iter(options.sentences)
     while some := list(islice(sentences, BLOCK)):
         for one in translate_sentences(model, some, **settings):
             sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
     return 0
+
+
+def read_lines() -> Iterator[str]:
+    """Yield the lines of standard input as they come, without a byte order mark."""
+    for number, line in enumerate(sys.stdin):
+        yield line if number else line.removeprefix(BYTE_ORDER_MARK)
 
 
 def make_config(options: argparse.Namespace) -> TrainConfig:

@@ -4,6 +4,7 @@ Source: Bahdanau et al. 2014, section 5.2.1 and figure 3.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,8 @@ def align(model: Translator, source: str, target: str) -> Alignment:
 def group_by_word(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
     """Return the index of the word that each token is a piece of, and the words."""
     joined = text.decode(tokens)
-    ends = [len(joined[: found.end()].encode()) for found in WORD.finditer(joined)] or [len(joined.encode())]
+    found_words = WORD.finditer(repeat_marked_letters(joined))
+    ends = [len(joined[: found.end()].encode()) for found in found_words] or [len(joined.encode())]
     belongs, stop = [], 0
     for token in tokens:
         stop += len(text.bytes([token]))
@@ -64,6 +66,15 @@ def group_by_word(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], lis
     found = list(dict.fromkeys(belongs))  # a piece of two words counts for the later one, which may leave the first without any
     words = [text.decode([token for token, n in zip(tokens, belongs, strict=True) if n == one]).strip() for one in found]
     return [found.index(n) for n in belongs], words
+
+
+def repeat_marked_letters(text: str) -> str:
+    """Replace each combining mark, such as an accent or a vowel sign, by the letter or sign before it: both are of one word."""
+    letters: list[str] = []
+    for letter in text:
+        is_mark = unicodedata.category(letter).startswith("M") and bool(letters) and not letters[-1].isspace()
+        letters.append(letters[-1] if is_mark else letter)
+    return "".join(letters)
 
 
 def merge_weights(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from regard.errors import ConfigError, DataError
 from regard.generate.translation_search import Translator, get_end_token, translate
+from regard.mechanism.arguments import check_count
 
 BLOCK = 512  # sentences translated before the first of them is yielded
 
@@ -47,6 +48,8 @@ def compute_score(
     name: str, metric: str, translations: Sequence[str], references: Sequence[str], draws: int
 ) -> TranslationScore:
     """Compute a score by sacrebleu's metric of this name."""
+    if check_count("draws", draws, 0) == 1:
+        raise ConfigError("draws must be 0, which estimates no interval, or at least 2; got 1.")
     if len(translations) != len(references) or not translations:
         raise DataError(
             f"there are {len(translations):,} translations and {len(references):,} references: each sentence needs both."

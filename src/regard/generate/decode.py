@@ -13,7 +13,7 @@ from regard.generate import beams, speculate
 from regard.generate.sampling import RowGenerators, check_logits, widen_logits
 from regard.generate.sequence_reader import Model, SequenceReader, TokenLists, check_context, list_token_rows
 from regard.generate.settings import Settings, Tokenizer
-from regard.mechanism.arguments import check_instance, describe_value
+from regard.mechanism.arguments import check_count, check_instance
 
 
 class PieceDecoder:
@@ -77,6 +77,7 @@ def generate(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, 
     anything is computed, if prompt and new tokens exceed the context, unless past="slide".
     """
     options = Settings(**settings)
+    max_new_tokens = check_count("max_new_tokens", max_new_tokens, 0)
     if options.beams > 1:
         return generate_by_beams(*make_reader(model, tokens, max_new_tokens, options), max_new_tokens, options)
     return (chosen.tokens for chosen in choices(model, tokens, max_new_tokens, **settings))
@@ -101,6 +102,7 @@ class Decoding:
 def start_decoding(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Decoding:
     """Start to generate as `choices` does; nothing is read before the first step."""
     options = Settings(**settings)
+    max_new_tokens = check_count("max_new_tokens", max_new_tokens, 0)
     if options.beams > 1:
         raise ConfigError("a beam search chooses sequences, not tokens: leave out beams, or use generate.")
     reader, rows = make_reader(model, tokens, max_new_tokens, options)
@@ -156,8 +158,6 @@ def make_reader(
     model: Model, tokens: Tensor | Sequence[Any], most: int, options: Settings
 ) -> tuple[SequenceReader, TokenLists]:
     """Return a reader, and the first tokens it is to read for each sequence."""
-    if not isinstance(most, int) or most < 0:
-        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe_value(most)}.")
     options.check_end_tokens(model.config.vocabulary)
     after = options.after
     rows = list_token_rows(tokens, model.config.vocabulary, empty=after is not None)

@@ -52,7 +52,7 @@ class Sampling:
         """
         scores = self.penalize_repetition(widen_logits(logits), histories)
         if self.temperature == 0:
-            likeliest = scores.argmax(-1, keepdim=True)
+            likeliest = find_likeliest(scores).unsqueeze(-1)
             return torch.full_like(scores, -torch.inf).scatter(-1, likeliest, 0)
         if self.temperature != 1:
             scores = divide_by_temperature(scores, self.temperature)
@@ -96,8 +96,8 @@ class RowGenerators:
     def __init__(self, seed: int | Sequence[int] | None, rows: int) -> None:
         if seed is None:
             seed = torch.Generator().seed() % SEEDS
-        check_seed(seed)
-        seeds = [(seed + row * STRIDE) % SEEDS for row in range(rows)] if isinstance(seed, int) else [int(one) for one in seed]
+        given = check_seed(seed)
+        seeds = given if isinstance(given, list) else [(given + row * STRIDE) % SEEDS for row in range(rows)]
         if len(seeds) != rows:
             raise ConfigError(f"seed is a number, or one for each of the {rows} sequences; got {len(seeds)}.")
         self._generators = [torch.Generator().manual_seed(one % SEEDS) for one in seeds]
@@ -150,8 +150,16 @@ def widen_logits(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_seed(seed: object) -> None:
-    """Raise ConfigError if a seed is neither an integer that torch accepts nor a list of them."""
-    for one in [seed] if isinstance(seed, int) else check_sequence("seed", seed):
-        if not LEAST_SEED <= check_integer("a seed", one) <= MOST_SEED:
-            raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe_value(one)}.")
+def check_seed(seed: object) -> int | list[int]:
+    """Return a seed, or one for each sequence; raise ConfigError if one is no integer that torch accepts."""
+    if isinstance(seed, Sequence):
+        return [check_one_seed(one) for one in check_sequence("seed", seed)]
+    return check_one_seed(seed)
+
+
+def check_one_seed(seed: object) -> int:
+    """Return an integer that torch accepts as a seed, or raise ConfigError."""
+    found = check_integer("a seed", seed, ", or a list of one for each sequence")
+    if not LEAST_SEED <= found <= MOST_SEED:
+        raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe_value(found)}.")
+    return found

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.models import GPT2
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus, Reader, TokenBatch
+from regard.text.corpus.reader import EpochReader
 from regard.text.padded_vocabulary import pad_vocabulary
 from regard.train import loss
 from regard.train.config import TrainConfig
@@ -56,7 +57,9 @@ class LanguageTask:
         share = {"batch": config.batch, "context": config.gpt2.context, "rank": engine.rank, "world": engine.world}
         training_part, held_out_part = self.split_corpus()
         reader = Reader(training_part, seed=config.seed, **share)
-        return reader, Reader(held_out_part, seed=0, **share) if held_out_part is not None and config.evaluate_every else None
+        if held_out_part is None or not config.evaluate_every:
+            return reader, None
+        return reader, EpochReader(held_out_part, seed=0, **share)
 
     def make_model(self) -> GPT2:
         """Create a GPT-2 with its initial weights, or those that the run starts from."""

@@ -146,9 +146,9 @@ def refuse_unknown_settings(settings: GivenSettings, source: object) -> None:
         )
 
 
-def make_transformers_config(config: GivenSettings) -> dict[str, Any]:
-    """Return the content of transformers' config.json for GPT2Config's arguments."""
-    own = 50256 if config["vocabulary"] == 50257 else None  # the end-of-text token, if the vocabulary is GPT-2's
+def make_transformers_config(config: GivenSettings, end: int | None) -> dict[str, Any]:
+    """Return the content of transformers' config.json for GPT2Config's arguments and the end-of-text token."""
+    own = end if end is not None and end < config["vocabulary"] else None
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

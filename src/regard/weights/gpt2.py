@@ -41,6 +41,8 @@ from regard.weights.tensor_names import (
 from regard.weights.translator_weights import SavableTokenizer, read_vocabulary_files
 
 LETTERS = "letters.txt"  # the vocabulary that loading prefers, as regard.text.letters names it
+END, GPT2_END = "<|endoftext|>", 50256  # the end-of-text token as regard.text.byte_pair names it, and its number in GPT-2
+BYTE_PAIRS = {"vocab.bpe": "merges.txt", "encoder.json": "vocab.json"}  # regard's files and transformers' names of them
 INCLUDED_MODELS = {
     name: Path(__file__).parent / name for name in ("pocket", "sorter")
 }  # models in this package, with their license
@@ -122,7 +124,8 @@ def is_own_gpt2(name: str) -> bool:
     path = Path(name).expanduser()
     if not path.is_dir():
         return path.suffix != ".gguf" if path.exists() else name in INCLUDED_MODELS
-    if any((path / file).exists() for file in TOKENIZERS):
+    copies = BYTE_PAIRS.values() if all((path / file).exists() for file in BYTE_PAIRS) else ()  # beside regard's own files
+    if any((path / file).exists() for file in TOKENIZERS if file not in copies):
         return False
     with suppress(OSError, ValueError, AttributeError):  # whoever reads a damaged config says what is wrong with it
         return json.loads((path / hub.CONFIG).read_text(encoding="utf-8")).get("model_type") in (None, "gpt2")
@@ -203,21 +206,29 @@ def find_widest_dtype(stored: Iterable[StoredTensor]) -> torch.dtype:
 def save_weights(
     folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor], text: SavableTokenizer | None = None
 ) -> None:
-    """Write a folder that transformers reads: config.json, model.safetensors and a vocabulary; none if it fails."""
+    """Write a folder that transformers reads: config.json, model.safetensors and a vocabulary; none if it fails.
+
+    A byte-pair encoding is written under regard's names and under those of transformers.
+    """
     folder = Path(folder)
-    header = json.dumps(checkpoint_settings.make_transformers_config(config), indent=2)
+    is_gpt2s = text is None and config["vocabulary"] == GPT2_END + 1  # a vocabulary of GPT-2's size is taken for GPT-2's
+    end = GPT2_END if is_gpt2s else None if text is None else text.special.get(END)
+    header = json.dumps(checkpoint_settings.make_transformers_config(config, end), indent=2)
     named = convert_to_transformers(config, tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary = {} if text is None else read_vocabulary_files(text)
+        vocabulary |= {theirs: vocabulary[ours] for ours, theirs in BYTE_PAIRS.items() if ours in vocabulary}
         places = [folder / name for name in ("model.safetensors", "config.json", *vocabulary)]
         with write_atomically(*places) as (weights, config_file, *vocabulary_files):
             save_file(named, weights, {"format": "pt"})
             config_file.write_text(header + "\n", encoding="utf-8")
             for path in vocabulary_files:
                 path.write_bytes(vocabulary[path.name])
-        if vocabulary and LETTERS not in vocabulary:  # of an earlier model, which loading would prefer
-            (folder / LETTERS).unlink(missing_ok=True)
+        former = (LETTERS, *BYTE_PAIRS, *BYTE_PAIRS.values()) if vocabulary else ()  # of an earlier model
+        for name in former:
+            if name not in vocabulary:
+                (folder / name).unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
 

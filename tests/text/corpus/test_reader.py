@@ -14,7 +14,7 @@ from execution_counts import count_lines
 from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
-from regard.text.corpus.reader import shuffle_places
+from regard.text.corpus.reader import NO_TARGET, EpochReader, shuffle_places
 from text.corpus.small_corpus import corpus
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
@@ -103,6 +103,15 @@ def test_the_rows_of_all_ranks_are_those_of_one(number_corpus, n, world, context
     parts = [Reader(number_corpus, batch=6, context=context, seed=1, rank=rank, world=world).read(n) for rank in range(world)]
     for name in ("tokens", "targets", "documents"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("batch", [3, 12, 300])
+def test_the_batches_of_one_epoch_have_each_token_as_a_target_once(number_corpus, batch, world):
+    readers = [EpochReader(number_corpus, batch, 7, seed=2, rank=rank, world=world) for rank in range(world)]
+    targets = torch.cat([one.read(n).targets.flatten() for n in range(readers[0].batches) for one in readers])
+    found = targets[targets != NO_TARGET]
+    assert sorted(found.tolist()) == sorted(number_corpus[1 : number_corpus.tokens].tolist())
 
 
 def test_epochs_and_seeds_differ_in_their_order(number_corpus):

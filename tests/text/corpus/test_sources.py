@@ -183,6 +183,11 @@ def test_a_mark_of_utf_8_is_no_part_of_the_text(tmp_path):
     assert list(documents(tmp_path / "a.txt")) == ["word"]
 
 
+def test_a_mark_of_utf_8_is_no_part_of_json_lines(tmp_path):
+    (tmp_path / "texts.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    assert list(documents(tmp_path / "texts.jsonl")) == ["one", "two"]
+
+
 def test_what_cannot_be_gone_through_is_refused(tmp_path):
     with pytest.raises(DataError, match="neither a file nor a folder"):
         list(iterate_parts(tmp_path / "missing.txt"))

@@ -1,6 +1,6 @@
 """Reader: batch n of a corpus, independent of what was read before; every epoch has each token once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,22 @@ class Reader:
         documents = self.corpus.find_documents(starts[:, None] + np.arange(self.context))
         documents[tokens == NO_TARGET] = -1
         return TokenBatch(*map(torch.from_numpy, (np.maximum(tokens, 0), np.ascontiguousarray(targets), documents)))
+
+
+@dataclass(frozen=True, eq=False)
+class EpochReader(Reader):
+    """The batches of one epoch, in which each token is a target once; rows of the last batch beyond it have no target."""
+
+    @property
+    def batches(self) -> int:
+        """The number of batches in an epoch, the last of which may be incomplete."""
+        return -(-self.windows // self.batch)
+
+    def read(self, n: int) -> TokenBatch:
+        """Return batch n, counted from 0."""
+        found, rows = super().read(n), self.batch // self.world
+        beyond = torch.arange(rows) + n * self.batch + self.rank * rows >= self.windows
+        return replace(found, targets=found.targets.masked_fill(beyond.unsqueeze(-1), NO_TARGET))
 
 
 def shuffle_places(places: NDArray[np.int64], count: int, seed: int, epochs: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -138,7 +138,8 @@ def read_json_lines(path: Path, field: str, cut: Cut) -> Iterator[DocumentPart]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield from split_document(get_row_text(parse_json_line(line, place), field, place), place, cut, len(line))
+                    plain = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    yield from split_document(get_row_text(parse_json_line(plain, place), field, place), place, cut, len(line))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
