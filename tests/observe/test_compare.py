@@ -5,7 +5,7 @@ import torch
 
 from bounds import sum_bound
 from dense import Recorded, close
-from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError
+from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError
 from regard.observe import compare as room
 from regard.observe.compare import compare
 from regard.observe.head_divergence import jensen_shannon
@@ -91,6 +91,24 @@ def test_padding_in_either_is_left_out():
     assert found.heads[0].mean == pytest.approx(
         float(found.divergence[0].double().transpose(0, 1).flatten(1).nanmean(1).max()), rel=1e-9
     )
+
+
+def test_heads_without_a_row_to_compare_are_not_called_equal():
+    first, last = (Given(torch.eye(T, dtype=torch.bool) & (torch.arange(T) < 5).eq(is_first)) for is_first in (True, False))
+    (one,), (other,) = maps(1, mask=first), maps(2, mask=last)  # each query is padding in one of the two
+    broken = AttentionMap(torch.full((B, H, T, D), math.nan), torch.zeros(B, H, T, D), Causal())
+    for found in (compare(one, other), compare(maps(1)[0], broken)):
+        assert len(found.heads) == H
+        assert all(math.isnan(head.mean) and math.isnan(head.largest) for head in found.heads)
+        assert found.rows == ()
+        assert "nan" in str(found)
+
+
+def test_heads_with_a_row_to_compare_come_before_those_without():
+    q = torch.randn(B, H, T, D)
+    q[:, 1] = math.nan
+    found = compare(maps(1)[0], AttentionMap(q, torch.randn(B, H, T, D), Causal()))
+    assert [math.isnan(head.mean) for head in found.heads] == [False] * (H - 1) + [True]
 
 
 def test_a_row_blind_in_one_of_the_two_is_log_2_apart():

@@ -80,9 +80,13 @@ def tell_slices_apart(x: Tensor, y: Tensor, source: ProjectionSource, near: floa
     parts = y.unflatten(-1, (-1, d)) * source.factor  # (b, t, n / d, d)
     rows = x.double().transpose(1, 2).flatten(0, 1)[:TOKENS]  # (tokens, h, d)
     for own, other in zip(list_rotated_norms(rows), list_rotated_norms(parts.flatten(0, 1)[:TOKENS]), strict=True):
-        far = (own.unsqueeze(2) - other.unsqueeze(1)).abs().amax((0, 3)) > near * own.abs().max()  # (h, n / d)
-        if bool(((~far).sum(1) == 1).all()):
-            slices = (~far).int().argmax(1).tolist()
+        slices = []
+        for head in own.unbind(1):  # (tokens, d)
+            fits = ((head.unsqueeze(1) - other).abs().amax((0, 2)) < near * own.abs().max()).nonzero().flatten().tolist()
+            if len(fits) != 1:
+                break
+            slices += fits
+        if len(slices) == x.shape[1]:
             projected = parts[:, :, slices].transpose(1, 2)
             return source._replace(slices=tuple(slices), projected=projected, slice_count=parts.shape[2], is_ambiguous=False)
     return None

@@ -1,5 +1,6 @@
 """Comparison of two maps or two recordings: every row of one against the same row of the other."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,10 @@ class Row:
 
 @dataclass(frozen=True)
 class HeadDifference:
-    """A head, the mean and largest divergence of its rows, nats, and the batch row and query of the largest."""
+    """A head, the mean and largest divergence of its rows, nats, and the batch row and query of the largest.
+
+    Both are NaN where no row can be compared: all are padding in one of the two, or have weights that are NaN.
+    """
 
     layer: int
     name: str
@@ -191,16 +195,16 @@ def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Ten
 
 
 def rank_heads(pairs: Sequence[MapPair], divergence: Sequence[Tensor], queries: Tensor) -> tuple[HeadDifference, ...]:
-    """Return every head, sorted by mean divergence, the largest first."""
+    """Return every head, sorted by mean divergence, the largest first; those without a number, which have NaN, last."""
     found = []
     for layer, (pair, apart_by) in enumerate(zip(pairs, divergence, strict=True)):
-        means = apart_by.transpose(0, 1).flatten(1).double().nanmean(-1).nan_to_num().tolist()
+        means = apart_by.transpose(0, 1).flatten(1).double().nanmean(-1).tolist()
         largest, at = apart_by.transpose(0, 1).flatten(1).nan_to_num(-1).max(-1)
         for head, mean in enumerate(means):
             batch, n = divmod(int(at[head]), len(queries))
-            most, query = max(float(largest[head]), 0.0), int(queries[n])
+            most, query = math.nan if math.isnan(mean) else max(float(largest[head]), 0.0), int(queries[n])
             found.append(HeadDifference(layer, pair.name, pair.heads[head], mean, most, batch, query))
-    return tuple(sorted(found, key=lambda each: -each.mean))
+    return tuple(sorted(found, key=lambda each: (math.isnan(each.mean), -each.mean)))
 
 
 def rank_rows(pairs: Sequence[MapPair], divergence: Sequence[Tensor], queries: Tensor, top: int) -> tuple[Row, ...]:
