@@ -247,6 +247,17 @@ def test_words_that_are_as_many_as_the_packed_patches_are_not_taken_for_these():
     assert [(grid.rows, grid.columns) for grid in recording.axis_places(0, part="visual")[1]] == [(4, 6)]
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_of_a_batch_that_have_images_of_the_same_sizes_have_the_same_places(same):
+    model, given = build("qwen2_vl")
+    sizes = [[1, 4, 2], [1, 2, 6], [1, 4, 2], [1, 2, 6] if same else [1, 6, 2]]  # of two texts
+    given |= {name: given[name].repeat(2, 1) for name in ("input_ids", "pixel_values", "mm_token_type_ids")}
+    recording = run(model, {**given, "image_grid_thw": torch.tensor(sizes)})
+    places = recording.axis_places(0, part="language_model")[1]
+    assert [(grid.rows, grid.columns, grid.start) for grid in places] == ([(2, 1, 2), (1, 3, 6)] if same else [])
+    assert len(recording.axis_places(0, part="visual")[1]) == 4
+
+
 def test_packed_patches_that_a_model_merges_after_its_tower_are_not_taken_for_blocks():
     from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
 

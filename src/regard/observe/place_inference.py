@@ -81,7 +81,7 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
         if not found and count_patches(media) == media.tokens:
             return {}  # the layers of the tower cannot be told from those of the words
         block = read_merge(config)
-        sizes = [(rows // block, columns // block) for rows, columns in media.grids]
+        sizes = [(rows // block, columns // block) for rows, columns in select_row_grids(media)]
         return shorten_names(found | find_image_words(media, layers, found, sizes), layers)
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
@@ -139,6 +139,13 @@ def find_packed(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
         for (name, kind), sizes in layers.items()
         if kind == "self" and sizes == (1, total, total) and reads_blocks(modules, name, block)
     }
+
+
+def select_row_grids(media: Media) -> tuple[tuple[int, int], ...]:
+    """Return the sizes of the images of a batch row if all rows have the same, else those of all images."""
+    count = len(media.grids) // media.rows
+    own = media.grids[:count]
+    return own if own * media.rows == media.grids else media.grids
 
 
 def count_patches(media: Media) -> int:
