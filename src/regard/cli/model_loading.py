@@ -180,7 +180,9 @@ class TransformersModel:
         cache_name = find_cache_name(self.model)
         for _ in range(count):
             new = torch.tensor([row if cache is None else row[-1:]], device=self.device)
-            given = {} if cache is None else {cache_name: cache, **count_positions(self.model, cache, len(row) - 1)}
+            given: dict[str, Any] = {}
+            if cache is not None:
+                given = {cache_name: cache, **count_positions(self.model, cache, len(row) - 1)}
             with torch.no_grad():
                 output = self.model(input_ids=new, use_cache=True, **given)
             cache, logits = output.get(cache_name), output.logits[:, -1]
