@@ -237,6 +237,42 @@ def test_packed_images_are_found_in_blocks_and_their_merged_tokens_in_the_text(n
     assert [(grid.rows, grid.columns, grid.start) for grid in before.axis_places(text)[1]] == [(2, 1, 2), (1, 3, 6)]
 
 
+def test_words_that_are_as_many_as_the_packed_patches_are_not_taken_for_these():
+    model, _ = build("qwen2_vl")
+    ids = torch.tensor([[1, *[99] * 6, *range(3, 20)]])  # 24 tokens, and 24 patches
+    given = {"input_ids": ids, "pixel_values": torch.randn(24, 24).double(), "image_grid_thw": torch.tensor([[1, 4, 6]])}
+    recording = run(model, {**given, "mm_token_type_ids": (ids == 99).int()})
+    assert recording.map(0, part="visual").shape[2:] == recording.map(0, part="language_model").shape[2:]
+    assert recording.axis_places(0, part="language_model")[1] == [PatchGrid(2, 3, 1)]
+    assert [(grid.rows, grid.columns) for grid in recording.axis_places(0, part="visual")[1]] == [(4, 6)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_rows_of_a_batch_that_have_images_of_the_same_sizes_have_the_same_places(same):
+    model, given = build("qwen2_vl")
+    sizes = [[1, 4, 2], [1, 2, 6], [1, 4, 2], [1, 2, 6] if same else [1, 6, 2]]  # of two texts
+    given |= {name: given[name].repeat(2, 1) for name in ("input_ids", "pixel_values", "mm_token_type_ids")}
+    recording = run(model, {**given, "image_grid_thw": torch.tensor(sizes)})
+    places = recording.axis_places(0, part="language_model")[1]
+    assert [(grid.rows, grid.columns, grid.start) for grid in places] == ([(2, 1, 2), (1, 3, 6)] if same else [])
+    assert len(recording.axis_places(0, part="visual")[1]) == 4
+
+
+def test_packed_patches_that_a_model_merges_after_its_tower_are_not_taken_for_blocks():
+    from transformers import PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration
+
+    torch.manual_seed(0)
+    text = {**WORDED, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    vision = {**SMALL, "patch_size": 4, "image_size": 32, "spatial_merge_size": 2}
+    config = PaddleOCRVLConfig(text_config=text, vision_config=vision, image_token_id=50)
+    model = PaddleOCRVLForConditionalGeneration(config).eval().double()
+    ids = place_ids(6)
+    given = {"input_ids": ids, "pixel_values": make_pixels(4, 24), "image_grid_thw": torch.tensor([[1, 4, 6]])}
+    recording = run(model, {**given, "mm_token_type_ids": (ids == 50).int()})  # its patches come row by row
+    assert recording.axis_places(0, part="visual") == ([], [])
+    assert recording.axis_places(0, part="language_model")[1] == [PatchGrid(2, 3, 2)]
+
+
 def test_packed_patches_that_a_model_sorts_into_windows_are_found_there():
     family = next(family for family in FAMILIES if family.name == "qwen2_5_vl")
     settings = {**family.settings, "vision_config": {**family.settings["vision_config"], "window_size": 8}}

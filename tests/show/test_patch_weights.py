@@ -1,10 +1,12 @@
 import pytest
 import torch
+from transformers import DynamicCache
 
 import regard
 from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
+from regard.models.transformers_decoder import find_cache_name
 from regard.show.patch_weights import compute_patch_weights, describe_others, require_patches
-from show.vision_models import llava, make_pixels, make_vit, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}  # float64
 
@@ -74,6 +76,35 @@ def test_many_other_tokens_are_summed_up():
     one = compute_patch_weights(recording, 0, part="language_model")
     assert describe_others(one).count(" ") >= 4
     assert compute_patch_weights(recording, 0, part="vision_tower").query == "class token"
+
+
+@pytest.mark.parametrize(("image", "patch", "first"), [(0, (2, 1), 0), (1, (1, 3), 8)])
+def test_each_of_the_images_in_one_sequence_is_shown_by_its_own_middle_patch(image, patch, first):
+    recording = record_family("qwen2_vl")  # 4 x 2 and 2 x 6 patches, whose attention is apart
+    found = compute_patch_weights(recording, 0, part="visual", image=image)
+    assert (found.query, found.patch) == (f"patch {patch[0]},{patch[1]}", patch)
+    assert not found.values.isnan().any()
+    other = compute_patch_weights(recording, 0, part="visual", image=image, query=8 - first)
+    assert (other.query, other.patch) == (f"patch 0,0 of image {1 - image}", None)
+    assert other.values.isnan().all()
+
+
+def test_the_class_token_is_shown_by_default_before_tokens_behind_the_patches_too():
+    assert compute_patch_weights(record_family("yolos")).query == "class token"
+
+
+def test_a_token_that_is_no_recorded_query_is_refused_and_not_taken_for_another():
+    model = make_llava().model.language_model
+    with torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        model(torch.tensor([[1, 7, 8, 9, 2, 3]]), **{find_cache_name(model): cache})
+        with regard.record(model) as recording:
+            model(torch.tensor([[4, 5, 6, 7]]), **{find_cache_name(model): cache})
+    recording.places = PatchGrid(1, 3, start=1)
+    assert recording.map(0).shape[2:] == (4, 10)
+    assert compute_patch_weights(recording, 0, query=7).query == "token 7"
+    with pytest.raises(OutOfRangeError, match="token 3 was recorded only as a key"):
+        compute_patch_weights(recording, 0, query=3)
 
 
 @pytest.mark.parametrize(

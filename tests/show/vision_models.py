@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import LlavaConfig, LlavaForConditionalGeneration, SwinConfig, SwinModel, ViTConfig, ViTModel
 
 import regard
+from observe.families import FAMILIES
 from observe.family import Widened
 from regard import Recording
 
@@ -47,15 +48,18 @@ def swin() -> tuple[Recording, Tensor]:
     return record_with_eager(widen(SwinModel(SwinConfig(image_size=16, **sizes))), pixel_values=make_pixels(16, 16))
 
 
-@cache
-def llava() -> tuple[Recording, Tensor]:
-    """Of 13 tokens, nine of which are 3 x 3 patches."""
+def make_llava() -> Any:
     torch.manual_seed(0)
     vision = {**SMALL, "image_size": 9, "patch_size": 3, "model_type": "clip_vision_model"}
     text = {**SMALL, "vocab_size": 53, "model_type": "llama", "num_key_value_heads": 3}
-    made = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=50))
+    return widen(LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=50)))
+
+
+@cache
+def llava() -> tuple[Recording, Tensor]:
+    """Of 13 tokens, nine of which are 3 x 3 patches."""
     ids = torch.tensor([[1, 7, *[50] * 9, 8, 9]])
-    recording, weights = record_with_eager(widen(made), input_ids=ids, pixel_values=make_pixels(9, 9))
+    recording, weights = record_with_eager(make_llava(), input_ids=ids, pixel_values=make_pixels(9, 9))
     recording.tokens = WORDS
     return recording, weights
 
@@ -73,3 +77,12 @@ def record_with_eager(model: Any, **given: Tensor) -> tuple[Recording, list[Tens
         model(**given)
     part = "language_model" if "language_model" in recording.last.parts else None
     return recording, [found[name] for name in recording.layers(part=part)]
+
+
+def record_family(name: str) -> Recording:
+    """Of a small model of a family, in float64."""
+    family = next(family for family in FAMILIES if family.name == name)
+    model = family.build(torch.float64)
+    with torch.no_grad(), regard.record(model) as recording:
+        model(**family.feed(model))
+    return recording

@@ -1,6 +1,7 @@
 """Models of other libraries, by folder, file or name on the hub, and texts as their tokens."""
 
 import contextlib
+import inspect
 import io
 import math
 import os
@@ -179,14 +180,30 @@ class TransformersModel:
         cache_name = find_cache_name(self.model)
         for _ in range(count):
             new = torch.tensor([row if cache is None else row[-1:]], device=self.device)
+            given: dict[str, Any] = {}
+            if cache is not None:
+                given = {cache_name: cache, **count_positions(self.model, cache, len(row) - 1)}
             with torch.no_grad():
-                output = self.model(input_ids=new, use_cache=True, **({} if cache is None else {cache_name: cache}))
+                output = self.model(input_ids=new, use_cache=True, **given)
             cache, logits = output.get(cache_name), output.logits[:, -1]
             chosen = options.choose(logits, [row], generators)
             yield TokenChoice(chosen, logits, torch.zeros(1, dtype=torch.bool, device=logits.device))
             row.append(int(chosen))
             if row[-1] in ends:
                 return
+
+
+def count_positions(model: nn.Module, cache: Any, count: int) -> dict[str, Tensor]:
+    """Return the position of a token after `count` others, for a model whose cache counts none of them.
+
+    It counts those of its first layer, which may have no keys, as MiniMax's; other models count by themselves.
+    """
+    counted = None
+    with contextlib.suppress(Exception):  # a cache without any layer of attention
+        counted = cache.get_seq_length()
+    if counted != 0 or "position_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    return {"position_ids": torch.tensor([[count]], device=next(model.parameters()).device)}
 
 
 def load_model(

@@ -20,6 +20,7 @@ FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path
 SHUFFLING = "mask_ratio"  # an attribute of the config of a model that shuffles its patches
 POOLING = ("scale_factor", "downsample_ratio", "mm_tokens_per_image")  # of one that merges squares of patches, row by row
+MERGE = "spatial_merge_size"  # an attribute of a config, and of a tower that reads patches in blocks of this side
 LEARNED_QUERIES = ("perceiver", "resampler", "qformer")  # in names of classes: their tokens have no places
 RATE, WHISPER_SECONDS = 16_000, 0.02  # samples a second of the models of sound in transformers; a frame of Whisper's encoder
 
@@ -77,8 +78,10 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
         return {}
     if media.grids:
         found = find_packed(modules, media, layers)
+        if not found and count_patches(media) == media.tokens:
+            return {}  # the layers of the tower cannot be told from those of the words
         block = read_merge(config)
-        sizes = [(rows // block, columns // block) for rows, columns in media.grids]
+        sizes = [(rows // block, columns // block) for rows, columns in select_row_grids(media)]
         return shorten_names(found | find_image_words(media, layers, found, sizes), layers)
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
@@ -124,14 +127,42 @@ def find_packed(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
     """Return the grids of layers that read the patches of all images in one sequence, in blocks that are merged later."""
     config = getattr(modules[""], "config", None)
     vision: Any = getattr(config, "vision_config", config)
-    block, total = read_merge(config), sum(rows * columns for rows, columns in media.grids)
+    block, total = read_merge(config), count_patches(media)
     starts = accumulate((rows * columns for rows, columns in media.grids), initial=0)
     if block < 2:
         return {}
     window = getattr(vision, "window_size", None) if hasattr(vision, "fullatt_block_indexes") else None
     cells = 0 if window is None else window // block // vision.patch_size
     grids = [order_packed(*sizes, block, cells, start) for sizes, start in zip(media.grids, starts, strict=False)]
-    return {name: grids for (name, kind), sizes in layers.items() if kind == "self" and sizes == (1, total, total)}
+    return {
+        name: grids
+        for (name, kind), sizes in layers.items()
+        if kind == "self" and sizes == (1, total, total) and reads_blocks(modules, name, block)
+    }
+
+
+def select_row_grids(media: Media) -> tuple[tuple[int, int], ...]:
+    """Return the sizes of the images of a batch row if all rows have the same, else those of all images."""
+    count = len(media.grids) // media.rows
+    own = media.grids[:count]
+    return own if own * media.rows == media.grids else media.grids
+
+
+def count_patches(media: Media) -> int:
+    """Return the number of patches of all images that are given as patches."""
+    return sum(rows * columns for rows, columns in media.grids)
+
+
+def reads_blocks(modules: Mapping[str, nn.Module], name: str, block: int) -> bool:
+    """Return whether a layer is in a tower that states the side of the blocks in which it reads patches.
+
+    A tower that does not state it reads them row by row, and a module behind it merges them (PaddleOCR-VL, HunYuan-VL).
+    """
+    components = name.split(".")
+    around = [modules.get(".".join(components[:n])) for n in range(len(components))]
+    return any(
+        getattr(one, MERGE, None) == block and not hasattr(getattr(one, "config", None), "vision_config") for one in around
+    )
 
 
 def order_packed(rows: int, columns: int, block: int, window: int, start: int) -> PatchGrid:
@@ -147,7 +178,7 @@ def order_packed(rows: int, columns: int, block: int, window: int, start: int) -
 
 def read_merge(config: Any) -> int:
     """Return the side of the square of patches that a model with packed images merges to one token; 1 if it merges none."""
-    return int(getattr(getattr(config, "vision_config", config), "spatial_merge_size", 1) or 1)
+    return int(getattr(getattr(config, "vision_config", config), MERGE, 1) or 1)
 
 
 def find_merged_sizes(config: Any, modules: Mapping[str, nn.Module], media: Media, tower: Tower) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.mechanism import attend
+from regard.mechanism import Steps, attend
 from regard.mechanism.masks import Given
 from regard.observe.block_outputs import is_inside
 from regard.observe.call_graph import CallGraph
@@ -77,7 +77,7 @@ class RecordingWatcher:
         answer = None
         try:
             with disable_tracking():
-                if adapter.read_weights is None or not has_different_weights(call, adapter.read_weights(result)):
+                if adapter.read_weights is None or not has_different_weights(call, adapter, result):
                     recorded = self.record_call(call, name, graph)
                     answer = None if adapter.replace_weights is None else Attentions(self.build_full_map(call, recorded))
                 else:
@@ -230,22 +230,40 @@ def disable_autograd() -> Iterator[None]:
         yield
 
 
-def has_different_weights(call: AttentionCall, weights: Tensor | None) -> bool:
+def has_different_weights(call: AttentionCall, adapter: CallAdapter, result: Any) -> bool:
     """Return whether the weights of the model's own code differ from those of q and k.
 
     Only the last row of the first sequence is compared. False if there are no weights, or if the batch rows have different
-    offsets.
+    offsets. Weights without the sinks are those of q and k too, if the context is that of the weights with them.
     """
+    weights = None if adapter.read_weights is None else adapter.read_weights(result)
     if weights is None or isinstance(call.offset, Tensor):
         return False
+    theirs = weights.detach()[:1, :, -1:]
+    if are_close(compute_last_row(call, call.sinks).weights, theirs):
+        return False
+    if call.sinks is None or call.v is None or adapter.context is None:
+        return True
+    context = adapter.context(result).detach()[:1, :, -1:]
+    ours = compute_last_row(call, call.sinks).context
+    largest = max(float(ours.abs().max()), 1.0)
+    return not (are_close(compute_last_row(call, None).weights, theirs) and are_close(ours / largest, context / largest))
+
+
+def compute_last_row(call: AttentionCall, sinks: Tensor | None) -> Steps:
+    """Return the steps of the last row of the first sequence of a call, with these sinks."""
     row = torch.tensor([call.q.shape[2] - 1], device=call.q.device)
     seen = call.mask.block(row, torch.arange(call.k.shape[2], device=row.device), call.offset)[:1]
     q, k = call.q[:1, :, -1:].detach(), call.k[:1].detach()
+    v = k if call.v is None else call.v[:1].detach()
     bias = None if call.bias is None else call.bias[:1, :, -1:].detach()
-    sinks = None if call.sinks is None else call.sinks.detach()
-    steps = attend(q, k, k, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
-    ours, theirs = steps.weights, weights.detach()[:1, :, -1:]
-    return ours.shape != theirs.shape or not torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)
+    sinks = None if sinks is None else sinks.detach()
+    return attend(q, k, v, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
+
+
+def are_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether what a model's own code computed is what q and k give, but for the rounding of half precision."""
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)
 
 
 def add_once(entries: list[Any], new: Any) -> None:

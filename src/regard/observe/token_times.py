@@ -31,7 +31,8 @@ def token_times(
     heads are pairs of layer and head; by default all heads of the second half of the decoder. The weights of the first `frames`
     frames of the encoder, normalized over the tokens and smoothed by a median over time, are averaged over the heads; the time
     of a token is where the cheapest monotonic path through them reaches it. The first `prompt` tokens are at 0, and the end is
-    at the time of the last token. The numbers are those of Whisper's `return_token_timestamps` in transformers.
+    at the time of the last token. They are those of the last run: of sound longer than the model reads at once, they count from
+    the start of the last part that it read. The numbers are those of Whisper's `return_token_timestamps` in transformers.
     Raises ConfigError if there is no cross attention to frames of sound: then set recording.places["cross"].
     Source: Radford et al. 2022 and openai/whisper, timing.py.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, OutOfRangeError
 from regard.mechanism.arguments import check_choice, check_index, check_instance, check_integer, describe_value
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
@@ -16,6 +16,7 @@ from regard.observe.rollout import rollout
 from regard.show.axis_words import match_words
 
 QUANTITIES = ("weights", "rollout")
+CLASS_TOKEN = "class token"  # among the names of a grid
 MAX_OTHERS = 3  # tokens that are no patches, named one by one
 Query = int | tuple[int, int]  # a token, or the row and the column of a patch
 
@@ -89,10 +90,13 @@ def compute_patch_weights(
     grids = [one for one in answering if isinstance(one, PatchGrid)]
     if not grids:
         raise ConfigError(f"the keys of layer {layer} are not known as patches of an image. {HINT}")
-    grid = grids[check_index("image", image, len(grids), "the images")]
+    image = check_index("image", image, len(grids), "the images")
+    grid = grids[image]
     shape = recording.map(layer, kind=kind, part=part).shape
     row = check_index("row", row, max(shape[0] // grid.windows, 1), "the batch")
     cells = grid.locate_tokens(shape[3])
+    if query is None:
+        query = choose_query(grids, image, shape[3]) if asking else -1
     window, token, patch = find_query(query, grid, shape[2:], bool(asking), kind)
     if patch is None and window == 0 and asking:
         number = int(cells[0, token + shape[3] - shape[2]])
@@ -103,13 +107,25 @@ def compute_patch_weights(
     return lay_on_grid(grid, cells[window], values, words, (label, patch), what)
 
 
+def choose_query(grids: list[PatchGrid], image: int, size: int) -> Query:
+    """Return the query that is shown first, of self attention to `size` tokens in which the images have these grids.
+
+    It is the class token if there is one, the middle patch where all tokens are patches, and the last token of a text.
+    """
+    grid = grids[image]
+    end = grid.find_start(size) + grid.length
+    are_patches = size == sum(one.length for one in grids) or grid.windows > 1
+    if are_patches or (grid.names and grid.names[0] != CLASS_TOKEN):
+        return grid.rows // 2, grid.columns // 2
+    return 0 if grid.names or (len(grids) == 1 and end == size) else -1
+
+
 def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: bool, kind: str) -> tuple[int, int, Any]:
-    """Return the window and the number of a query, and its patch if it was given as one. Raises ConfigError."""
+    """Return the window and the number of a query, and its patch if it was given as one.
+
+    Raises ConfigError, or OutOfRangeError if it was not recorded as a query.
+    """
     q, k = size
-    if query is None:
-        start, rest = grid.find_start(k), k - grid.find_start(k) - grid.length
-        is_whole_image = has_patches and not rest and grid.windows == 1
-        query = 0 if is_whole_image and start else (grid.rows // 2, grid.columns // 2) if has_patches and not rest else -1
     if isinstance(query, tuple) and len(query) == 2:
         if not has_patches:
             raise ConfigError(f"the queries of {kind} attention are not patches: pass the number of a token, got {query}.")
@@ -124,7 +140,11 @@ def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: 
     if grid.windows > 1:
         raise ConfigError(f"a query among {grid.windows} windows must be a patch, (row, column); got {query}.")
     if kind != CROSS and query >= 0:
-        query -= k - q
+        if query < k - q:
+            raise OutOfRangeError(
+                f"token {query} was recorded only as a key: the recorded queries are the last {q} of {k} tokens."
+            )
+        query = check_index("query", query, k, "the text") - (k - q)
     return 0, check_index("query", query, q, "the recorded queries"), None
 
 
@@ -172,8 +192,16 @@ def name_query(
     words = match_words(recording.words(layer, kind, part)[0], row, k if kind != CROSS else q)
     number = token if kind == CROSS else token + k - q
     if asking and isinstance(keys[0], PatchGrid) and words[number] == str(number):
-        return keys[0].name_tokens(k)[number]
+        return name_patch(keys, number, k)
     return f"“{words[number].strip()}”, token {number}" if words[number] != str(number) else f"token {number}"
+
+
+def name_patch(grids: list[Any], number: int, size: int) -> str:
+    """Return the name of a token by its place in the grids of the images: of several, the image of a patch is named too."""
+    for image, grid in enumerate(grids):
+        if grid.windows == 1 and int(grid.locate_tokens(size)[0, number]) != EMPTY:
+            return str(grid.name_tokens(size)[number]) + (f" of image {image}" if len(grids) > 1 else "")
+    return str(grids[0].name_tokens(size)[number])
 
 
 def describe_others(one: PatchWeights) -> str:

@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from observe.eager_weights import are_equal, compare_with_eager, find_map, largest, list_attentions, run
 from observe.families import FAMILIES, OTHERS
-from observe.family import Widened
+from observe.family import Widened, widen
 from observe.recording_checks import EQUAL, assert_map
 from regard import Given, attend
 from regard.observe import record, recording_watcher
@@ -417,6 +417,35 @@ def test_a_padding_mask_of_flash_attention_may_be_written_to_afterwards():
     passage = flash(q, q, mask)
     mask.zero_()
     assert torch.equal(passage.mask.table(7, 7).expand(2, 1, 7, 7)[1, 0], torch.ones(7, 7).tril().bool())
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.7])
+def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(factor, monkeypatch):
+    from transformers.models.granite_swa import modeling_granite_swa as family
+
+    sizes = {"vocab_size": 43, "hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(5)
+    model = family.GraniteSWAModel(family.GraniteSWAConfig(**sizes, num_key_value_heads=2, pad_token_id=0)).eval().double()
+    widen(model, 1.2)
+    for layer in model.layers:
+        layer.self_attn.sinks.data.fill_(1.0)
+    own, found = family.eager_attention_forward, []
+
+    def scale(*args, **kwargs):  # weights without the sinks; a factor other than theirs is no attention of q and k
+        context, weights = own(*args, **kwargs)
+        found.append((factor * context, args[3]))
+        return factor * context, weights
+
+    monkeypatch.setattr(family, "eager_attention_forward", scale)
+    with torch.no_grad(), Widened(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with record(model) as recording:
+            model(torch.randint(1, 43, (2, 13)))
+    assert bool(recording.missed) == (factor != 1)
+    for layer, name in enumerate(recording.layers() if factor == 1 else ()):
+        context, v = found[layer]
+        expected = recording[name][0].map.dense() @ v.repeat_interleave(2, 1)
+        assert (expected.transpose(1, 2) - context).abs().max() < EQUAL
 
 
 def test_sinks_of_the_module_are_intercepted_in_its_own_function():

@@ -1,13 +1,17 @@
 import json
 
 import pytest
+import tokenizers
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from bounds import assert_within, softmax_bound
-from regard import GPT2, Causal, GPT2Config
+from observe.recurrent_models import RECURRENT, WORDS
+from regard import GPT2, Causal, ConfigError, GPT2Config
+from regard.cli.model_loading import TransformersModel
 from regard.map.codes import encode_weights
 from regard.models.gpt2_adapter import GPT2Adapter
-from regard.show.page.model_adapter import record_text
+from regard.show.page.model_adapter import generate_tokens, record_text
 from regard.text import BytePair
 from show.page.server_client import make_sorter, open_client, record_sorter
 
@@ -70,3 +74,15 @@ def test_a_page_without_a_model_says_so(recording):
         assert client.json("/api/start")["model"] is None
         status, body = client.post("/api/type", {"text": "CCAB"})
         assert (status, "no model" in json.loads(body)["error"]) == (400, True)
+
+
+def test_a_model_without_a_softmax_says_after_its_last_token_why_nothing_is_drawn():
+    words = {"<s>": 0, **{f"w{n}": n for n in range(1, WORDS)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model = next(one for one in RECURRENT if one.name == "mamba2").build()
+    adapter = TransformersModel("mamba2", model, PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>"))
+    steps = generate_tokens(adapter, "w3 w4 w5", 2, 0.0, None, lambda: None)
+    assert [next(steps)["place"] for _ in range(2)] == [3, 4]
+    with pytest.raises(ConfigError, match=r"no self attention.* 2 layers attend without a softmax"):
+        next(steps)

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 import regard
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
-from show.vision_models import llava, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, record_family, swin, vit
 
+CANVAS = "document.querySelector('.image-sheet canvas')"
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
 
 
@@ -134,6 +136,55 @@ def test_it_fits_a_telephone_and_has_its_own_dark_colors(open_page, addresses, d
         }"""
     )
     assert (sum(inks[:3]) < 3 * 128) == dark
+
+
+def write_batch(path, images):
+    """A page of two texts with two images each."""
+    model, ids = make_llava(), torch.tensor([[1, *[50] * 9, 7, *[50] * 9, 8]])
+    with torch.no_grad(), regard.record(model) as recording:
+        model(input_ids=ids.expand(2, -1), pixel_values=make_pixels(9, 9).expand(4, -1, -1, -1))
+    write(recording, path, image=images)
+    return path.as_uri()
+
+
+def expect_width(page, width):
+    """The image of 30 pixels of height that is shown has this width."""
+    wait_until(page, f"(box => Math.abs(30 * box.width / box.height - {width}) < 1)({CANVAS}.getBoundingClientRect())")
+
+
+def test_each_image_of_each_text_of_a_batch_is_shown_with_its_own_weights(open_page, tmp_path):
+    images = [np.zeros((30, width, 3), np.uint8) for width in (20, 30, 40, 50)]
+    address = write_batch(tmp_path / "batch.html", images)
+    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part=language_model"))
+    expect_width(page, 20)
+    page.get_by_label("next image").click()
+    expect_width(page, 30)
+    page.get_by_label("next text").click()
+    expect_width(page, 50)
+    assert link(page)["b"] == "1"
+    page.get_by_label("previous image").click()
+    expect_width(page, 40)
+    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part=vision_tower"))
+    for width in (20, 30, 40, 50):
+        expect_width(page, width)
+        if width < 50:
+            page.get_by_label("next image").click()
+
+
+def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_path):
+    address = write_batch(tmp_path / "one.html", [np.zeros((30, 20, 3), np.uint8)])
+    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part=language_model"))
+    expect_width(page, 20)
+    page.get_by_label("next image").click()
+    wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 1 was not given')")
+
+
+def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_page, tmp_path):
+    write(record_family("qwen2_vl"), tmp_path / "packed.html", image=[IMAGE, IMAGE])
+    page = wait_until_settled(open_page(f"{(tmp_path / 'packed.html').as_uri()}#view=image&kind=self&part=visual"))
+    expect_caption(page, "patch 2,1 (row, column); all patches get 1")
+    page.get_by_label("next image").click()
+    expect_caption(page, "patch 1,3 (row, column); all patches get 1")
 
 
 def test_a_page_without_an_image_has_no_such_view(open_page, tmp_path):

@@ -5,6 +5,7 @@ import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
 import { TERMS } from "./glossary.js";
 import { renderOffButton } from "./heads_off.js";
+import { countImageRows, countWindows, findImageRow } from "./image_rows.js";
 import { getHeadNumber } from "./selected_word.js";
 import { renderSinkSwitch } from "./sink_switch.js";
 import { askQuestion, renderSettingSwitch, renderTargetChoice } from "./setting_switch.js";
@@ -46,7 +47,7 @@ const MEANT = {
   attention: "The kind of attention: from a text to itself, or to another text",
   text: "One of the texts of the batch",
   layer: TERMS.layer,
-  image: "One of the images of the text",
+  image: "One of the images",
   head: TERMS.head,
 };
 
@@ -74,6 +75,13 @@ const CONTROLS = {
     const count = app.attention().layers[state.layer].grids?.length ?? 1;
     return count < 2 ? null : renderStepper(app, "image", "image", Math.min(state.image ?? 0, count - 1), listNumbers(count));
   },
+  row(app, state) {
+    const [summary, layer] = [app.summary(), app.attention().layers[state.layer]];
+    const count = countImageRows(summary, layer);
+    const go = (row) => app.go({ b: row * countWindows(summary, layer) });
+    const name = layer.grids?.length > 1 ? "text" : "image";
+    return count < 2 ? null : renderStepper(app, name, "b", findImageRow(summary, layer, state), listNumbers(count), go);
+  },
   how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights", TERMS["mean, max"]),
   off: renderOffButton,
   show: renderSettingSwitch,
@@ -94,8 +102,7 @@ function renderControl(name, ...children) {
 }
 
 // Render a list of numbers with a button on either side.
-function renderStepper(app, name, key, value, options) {
-  const go = (next) => app.go({ [key]: next, ...(key === "head" && { heads: null }) });
+function renderStepper(app, name, key, value, options, go = (next) => app.go({ [key]: next, ...(key === "head" && { heads: null }) })) {
   const select = el("select", { "data-control": key, "aria-label": name, class: "numbers", onchange: () => go(Number(select.value)) },
     options.map((text, n) => el("option", { value: n, selected: n === value }, text)));
   const step = (by, sign, said) => el("button", { "data-control": `${key}${by}`, "aria-label": `${said} ${name}`, disabled: !(value + by in options), onclick: () => go(value + by) }, sign);

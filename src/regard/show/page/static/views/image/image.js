@@ -6,6 +6,7 @@ import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
 import { renderChoice } from "../../frame/controls.js";
+import { findImageRow } from "../../frame/image_rows.js";
 import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { drawPatches, loadImage } from "./image_canvas.js";
 import { createPatchGrid, namePatch, stepPatch, NONE } from "./patch_grid.js";
@@ -14,12 +15,13 @@ const LINKS = 6; // strongest links listed
 const KINDS = [["weights", "weights"], ["rollout", "rollout"]];
 const MAX_WORDS = 400; // tokens that are no patches, listed beside the image
 const UNPLACED = "The tokens of this layer are not known as patches of an image. Choose another layer or attention, or set recording.places.";
+const MISSING = "was not given to this page. Pass image=[...] with all images that the model read, in their order.";
 
 export const view = {
   name: "image",
   title: "Image",
   question: "What does a patch or a word look at?",
-  bar: ["attention", "layer", "image", "scale"],
+  bar: ["attention", "layer", "row", "image", "scale"],
   mount,
 };
 
@@ -61,14 +63,16 @@ async function drawView(it, state) {
   app.fail("");
   const others = canRollOut(it, state) ? [renderChoice(app, "of", getKind(it, state), KINDS, "The weights of a layer, or what reaches it through all layers before")] : [];
   renderHeadChoice(it.controls, app, state, others, getKind(it, state) === "weights");
-  const of = JSON.stringify([summary.id, app.attention().kind, app.attention().part, state.layer, number]);
+  const first = findImageRow(summary, layer, state);
+  const place = findImage(summary, layer, first, number);
+  if (place >= summary.images.length) return showUnplaced(it, `Image ${place} ${MISSING}`);
+  const of = JSON.stringify([summary.id, app.attention().kind, app.attention().part, state.layer, number, first]);
   if (of !== it.of) {
     const before = it.grid && it.shown && { grid: it.grid, patch: it.grid.patchOf(it.shown.q, it.shown.window) };
     it.of = of;
-    it.hovered = it.shown = null;
-    it.grid = createPatchGrid(found, layer, state.kind === "cross");
-    const first = getFirstRow(it, state) / it.grid.windows;
-    it.loaded = await loadOnce(it, summary.images[Math.min(layer.grids.length > 1 ? number : first, summary.images.length - 1)]);
+    it.hovered = it.shown = it.name = null;
+    it.grid = createPatchGrid(found, layer, state.kind === "cross", layer.grids.map((one) => summary.grids[one]));
+    it.loaded = await loadOnce(it, summary.images[place]);
     if (of !== it.of) return null;
     renderWords(it);
     const moved = state.q !== undefined && before && moveQuery(it, before);
@@ -86,11 +90,11 @@ function moveQuery({ grid }, { grid: former, patch }) {
   return grid.findQuery(row * grid.columns + column);
 }
 
-// Return the first batch row of the image that a state names: one row for each window.
-function getFirstRow({ app, grid }, state) {
-  const images = Math.max(Math.floor((app.attention().layers[state.layer].batch ?? 1) / grid.windows), 1);
-  return Math.min(Math.floor((state.b ?? 0) / grid.windows), images - 1) * grid.windows;
-}
+// Return the first batch row of the map of the image that a state names: one row for each window.
+const getFirstRow = (it, state) => findImageRow(it.app.summary(), getLayer(it, state), state) * it.grid.windows;
+
+// Return the number of an image of a batch row among all that the page has; all rows share those that are given for one.
+const findImage = ({ images }, { grids }, row, number) => (images.length === grids.length ? number : row * grids.length + number);
 
 // Load the image of an address once.
 async function loadOnce(it, address) {
@@ -99,14 +103,14 @@ async function loadOnce(it, address) {
   return it.images.get(address);
 }
 
-function showUnplaced(it) {
+function showUnplaced(it, text = UNPLACED) {
   it.of = "";
   it.grid = null;
   it.app.legend(null);
   it.app.caption();
   it.words.replaceChildren();
   it.links.replaceChildren();
-  it.app.fail(UNPLACED);
+  it.app.fail(text);
 }
 
 // Return the query that is shown: the one under the pointer, the selected one, or the first.

@@ -1,9 +1,15 @@
 // The patches of an image along the axes of a layer: which token is which patch, in which window, and the names of the others.
 
 export const NONE = -1; // the patch of a token that is none
+const CLASS_TOKEN = "class token"; // among the names of a grid
 
-// Create the grid of a layer with a number of queries and keys; `text` states whether the queries are words of another text.
-export function createPatchGrid({ rows, columns, start, order, names }, { queries, keys }, isCross) {
+// Return the number of tokens that a grid takes in a window.
+const countTokens = ({ rows, columns, order }) => order?.[0].length ?? rows * columns;
+
+// Create the grid of one of the images of a layer with a number of queries and keys; `isCross` states whether the queries are
+// words of another text, `grids` are those of all images of the layer.
+export function createPatchGrid(grid, { queries, keys }, isCross, grids = [grid]) {
+  const { rows, columns, start, order, names } = grid;
   const windows = order?.length ?? 1;
   const patches = Array.from({ length: windows }, () => new Int32Array(keys).fill(NONE)); // of each key, by window
   const places = new Array(rows * columns); // of each patch: its window and key
@@ -37,11 +43,13 @@ export function createPatchGrid({ rows, columns, start, order, names }, { querie
       const patch = patches[window][key];
       return patch === NONE ? names[key] ?? null : namePatch(patch, columns);
     },
-    // Return the query that is shown first: the class token, or the middle of an image alone, or the last word of a text.
+    // Return the query that is shown first: the class token, the middle patch where all tokens are patches, or the last word.
     chooseQuery() {
-      const rest = queries - start - places.length;
-      if (isCross || rest > 0) return { q: queries - 1, window: 0 };
-      return start && windows === 1 ? { q: 0, window: 0 } : this.findQuery(Math.floor(rows / 2) * columns + Math.floor(columns / 2));
+      const middle = () => this.findQuery(Math.floor(rows / 2) * columns + Math.floor(columns / 2));
+      const arePatches = windows > 1 || keys === grids.reduce((sum, one) => sum + countTokens(one), 0);
+      if (!isCross && (arePatches || (names.length && names[0] !== CLASS_TOKEN))) return middle();
+      const isFirst = !isCross && (names.length || (grids.length === 1 && start + countTokens(grid) === keys));
+      return { q: isFirst ? 0 : queries - 1, window: 0 };
     },
   };
 }
