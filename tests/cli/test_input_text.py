@@ -44,3 +44,10 @@ def test_what_is_not_utf_8_is_named_with_its_byte(tmp_path, read):
     (tmp_path / "text.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text: .* at byte 3\."):
         read(tmp_path / "text.txt")
+
+
+def test_the_byte_that_is_no_text_is_counted_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbfab\xff")
+    with pytest.raises(DataError, match="at byte 5"):
+        read_text(str(path))

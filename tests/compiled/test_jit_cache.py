@@ -3,9 +3,11 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 pytest.importorskip("numba", reason="numba is not installed: pip install regard[fast]")
 
@@ -151,13 +153,37 @@ def test_of_processes_that_need_a_function_at_once_one_compiles_it(tmp_path):
     assert sorted(hits) == [0, 1, 1]
 
 
-def test_after_a_compilation_that_failed_the_function_is_compiled_for_other_arguments():
+FORK = """
+import os, sys
+from regard.matmul import numba_matmul
+numba_matmul.multiply_shared.address
+child = os.fork()
+if child == 0:
+    from regard.layers import numba_gelu
+    [one.address for one in vars(numba_gelu).values() if hasattr(one, "cache_hits")]
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.can_run_loops(), reason="torch has no OpenMP of GNU's kind")
+def test_a_child_that_was_forked_compiles_what_it_needs(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_compilation_that_fails_leaves_the_function_to_other_processes():
     @jit_cache.njit_with_cache()
     def add(x, y):
         return x + y
 
     with pytest.raises(numba.TypingError):
         add(2, "3")
+    place = Path(add._cache.cache_path) / f"{add._cache._impl.filename_base}.lock"
+    with FileLock(place, timeout=0):  # raises if it is held
+        pass
     assert add(2, 3) == 5
 
 

@@ -375,19 +375,6 @@ def test_a_recording_of_a_model_within_another_is_patched_by_its_numbers():
         torch.testing.assert_close(found, logits(outer, tokens), **KEPT)
 
 
-def test_a_recording_of_one_tower_is_patched_into_another_by_its_numbers():
-    towers = torch.nn.ModuleList([gpt2(), gpt2()])
-    towers[1].load_state_dict({name: 1.1 * x for name, x in towers[0].state_dict().items()})
-    first, second = (torch.nn.ModuleDict({"towers": torch.nn.ModuleList(some)}) for some in (towers, [towers[1], towers[0]]))
-    tokens = words(1, 9)
-    with torch.no_grad(), record(first, keep="values") as recording:
-        first["towers"][1](tokens.flip(1))
-    with intervene(second, Patch(recording, layer="towers.0.transformer.h.2.attn", of="output")):
-        found = logits(second["towers"][0], tokens)
-    with intervene(towers[1], Patch(recording, layer=2, of="output")):
-        torch.testing.assert_close(found, logits(towers[1], tokens), **KEPT)
-
-
 def test_samples_of_a_source_are_those_of_the_same_positions_while_a_cache_grows():
     model, tokens = gpt2(), words(3, 9)
     source, _ = record_values(model, words(2, 12))

@@ -30,7 +30,7 @@ def read_text(text: str) -> str:
 def read_exact_text(path: Path, newline: str | None = "") -> str:
     """Return the text of a file without a byte order mark, with the line ends that it has; all are \\n if newline is None."""
     try:
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
-            return file.read()
+        with path.open(encoding="utf-8", newline=newline) as file:
+            return file.read().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None

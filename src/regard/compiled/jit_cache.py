@@ -56,14 +56,13 @@ class LoopCache(FunctionCache):
     """numba's cache with keys of our own: numba's hash of a closure differs between processes.
 
     Of processes that need the same function at once one compiles it, and the others wait and read it: a lock is held from a
-    load that found nothing until the save. It ends with its process.
+    load that found nothing until the save, or until compiling fails. It ends with its process.
     """
 
     def __init__(self, function):
         super().__init__(function)
         self._cache_file = UniqueCacheFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
-        lock = Path(self._cache_path) / f"{self._impl.filename_base}.lock"
-        self._lock = FileLock(lock, PATIENCE_SECONDS, thread_local=False, is_singleton=True)  # closures have one name
+        self._lock = None  # while this process compiles the function
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple(), *map(checksum_folder, SHARED_FOLDERS), *make_function_key(self._py_func)
@@ -73,11 +72,10 @@ class LoopCache(FunctionCache):
         found = super().load_overload(sig, target_context)
         if found is None:
             LOGGER.info("compiling loops for this processor, once: this takes a few seconds")
-            with suppress(OSError, NotImplementedError):  # no folder to write, no locks on its file system, or out of patience
-                self._lock.acquire()
+            self.acquire_lock()
             found = super().load_overload(sig, target_context)
             if found is not None:
-                self._lock.release()
+                self.release_lock()
         return found
 
     def save_overload(self, sig, data):
@@ -86,7 +84,21 @@ class LoopCache(FunctionCache):
             with suppress(OSError):
                 super().save_overload(sig, data)
         finally:
+            self.release_lock()
+
+    def acquire_lock(self):
+        """Wait until no other process compiles the function, if its file system has locks; no longer than patience lasts."""
+        path = Path(self._cache_path) / f"{self._impl.filename_base}.lock"
+        with suppress(OSError, NotImplementedError, RuntimeError):  # the last one in a child forked while its parent compiled
+            lock = FileLock(path, PATIENCE_SECONDS, thread_local=False, is_singleton=True)  # of all closures of this name
+            lock.acquire()
+            self._lock = lock
+
+    def release_lock(self):
+        """Let other processes compile the function."""
+        if self._lock is not None:
             self._lock.release()
+            self._lock = None
 
 
 class MemoryOnlyCache(NullCache):
@@ -116,12 +128,23 @@ class LazyCallback(CFunc):
                 super().compile()
 
 
-def make_cache(function):
-    """Return the cache of a function on disk, or one that saves nothing if no folder can be written."""
+def attach_cache(compiled, function):
+    """Let a dispatcher or callback use the cache of its function on disk, or none if no folder can be written."""
     try:
-        return LoopCache(function)
+        compiled._cache = cache_on_disk = LoopCache(function)
     except RuntimeError:  # raised by numba if it finds no such folder
-        return MemoryOnlyCache()
+        compiled._cache = MemoryOnlyCache()
+        return
+    compile_uncached = compiled._compiler.compile
+
+    def compile_or_release(args, return_type):
+        try:
+            return compile_uncached(args, return_type)
+        except BaseException:  # an error in the function, or Ctrl-C: nothing will be saved
+            cache_on_disk.release_lock()
+            raise
+
+    compiled._compiler.compile = compile_or_release
 
 
 def make_function_key(function):
@@ -159,7 +182,7 @@ def njit_with_cache(signature=None):
 
     def compile_function(function):
         dispatcher = njit(nogil=True)(function)
-        dispatcher._cache = make_cache(function)
+        attach_cache(dispatcher, function)
         if signature is not None:
             dispatcher.compile(signature)
             dispatcher.disable_compile()
@@ -173,7 +196,7 @@ def callback_with_cache(arguments):
 
     def wrap_function(function):
         work = LazyCallback(function, normalize_signature(types.void(types.voidptr)), locals={}, options={})
-        work._cache = make_cache(function)
+        attach_cache(work, function)
         work.arguments = arguments
         return work
 

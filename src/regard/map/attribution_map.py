@@ -13,7 +13,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map import attribution_passes, compiled_passes, indexing, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
-from regard.map.hiding_bias import replace_hiding_numbers
+from regard.map.hiding_bias import drop_repeats, replace_hiding_numbers
 from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap, SignedOverview
@@ -102,8 +102,10 @@ class AttributionMap(SignedMap):
 
     @property
     def nbytes(self) -> int:
-        """The bytes stored."""
-        return self.weights.nbytes + self.left.nbytes + self.right.nbytes
+        """The bytes stored, with those of a bias that was needed with -inf for the numbers that hide keys."""
+        request = self.__dict__.get("visible_request")
+        bias = None if request is None or request is self.weights.planes.request else request.bias
+        return self.weights.nbytes + self.left.nbytes + self.right.nbytes + (0 if bias is None else drop_repeats(bias).nbytes)
 
     def select(self, batch: Index = slice(None), heads: Index = slice(None)) -> "AttributionMap":
         """Return a smaller map of some batch rows and heads, still of four axes."""

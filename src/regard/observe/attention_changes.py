@@ -273,22 +273,12 @@ def find_recorded_layer(recording: Recording, name: str, number: int, kind: str)
     names = recording.layers(kind)
     if name in names or number >= len(names):
         return name if name in names else number
-    (texts, numbers), (theirs, found), *all_paths = [split_numbers(path) for path in (name, names[number], *names)]
-    depth = min(len(texts), len(theirs))
-    if texts[:depth] == theirs[:depth]:  # the outermost module may have another name
-        alike = [other[:depth] for text, other in all_paths if text[:depth] == texts[:depth]]
-        columns = list(zip(*alike, strict=True))
-        varying = [n for n, column in enumerate(columns) if len(set(column)) > 1] or range(len(columns))  # of the layers
-        if any(numbers[n] != found[n] for n in varying):
-            listed = ", ".join(names)
-            raise ConfigError(f"the recording has no {name}, only {listed}: record all layers, or choose one of these.")
+    paths = [re.split(r"(\d+)", path)[::-1] for path in (name, names[number])]
+    pairs = list(zip(*paths, strict=False))  # from the end: names, numbers between them
+    texts, numbers = pairs[:-1:2], pairs[1::2]
+    if all(one == other for one, other in texts) and any(one != other for one, other in numbers):
+        raise ConfigError(f"the recording has no {name}, only {', '.join(names)}: record all layers, or choose one of these.")
     return number
-
-
-def split_numbers(path: str) -> tuple[list[str], list[str]]:
-    """Return the texts after each number in the path of a module, and the numbers, from the last one on."""
-    pieces = re.split(r"(\d+)", path)
-    return pieces[:1:-2], pieces[-2::-2]
 
 
 def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:

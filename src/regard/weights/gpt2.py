@@ -212,7 +212,7 @@ def save_weights(
     """
     folder = Path(folder)
     is_gpt2s = text is None and config["vocabulary"] == GPT2_END + 1  # a vocabulary of GPT-2's size is taken for GPT-2's
-    end = GPT2_END if is_gpt2s else None if text is None else text.special.get(END)
+    end = GPT2_END if is_gpt2s else getattr(text, "special", {}).get(END)
     header = json.dumps(checkpoint_settings.make_transformers_config(config, end), indent=2)
     named = convert_to_transformers(config, tensors)
     try:

@@ -33,8 +33,6 @@ INCLUDED_TRANSLATORS = {
 class SavableTokenizer(Protocol):
     """A vocabulary that can be saved to a folder."""
 
-    special: dict[str, int]  # special tokens and their numbers
-
     def save(self, folder: str | Path) -> None:
         """Write the files of the vocabulary into a folder."""
 
