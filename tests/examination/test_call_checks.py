@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from regard import Everything, examine
 
@@ -106,3 +107,22 @@ def test_rows_are_said_to_sum_to_one_only_where_they_do(more):
     report = examine(GatedRows(more), expects=Everything())
     assert any(one.what.startswith("rows of weights sum to one") for one in report.checked) == (more == 0)
     assert bool(report) == (more == 0)
+
+
+@pytest.mark.parametrize("name", ["kv_proj", "key_value", "k_v_proj"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_keys_and_values_of_one_projection_are_no_unused_heads(name, groups):
+    class Joint(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.o_proj = nn.Linear(24, 24), nn.Linear(24, 24)
+            setattr(self, name, nn.Linear(24, 2 * groups * 6))
+
+        def forward(self, x):
+            b, t, _ = x.shape
+            q = self.q_proj(x).view(b, t, 4, 6).transpose(1, 2)
+            k, v = getattr(self, name)(x).view(b, t, 2, groups, 6).permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups != 4)
+            return self.o_proj(y.transpose(1, 2).flatten(2))
+
+    assert not examine(Joint()).findings

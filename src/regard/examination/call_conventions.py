@@ -20,7 +20,7 @@ AttentionFunction = Callable[..., AttentionOutput]
 PLAIN = "x (b, t, c)"  # the usual way
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 SOURCES = ("y", "context", "memory", "kv", "key_value", "encoder_hidden_states")  # arguments for what keys are made from
-LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
+LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?=_|\d|$)")
 
 
 class CallConvention(NamedTuple):
@@ -145,9 +145,9 @@ def parse_roles(names: Sequence[str]) -> str | None:
 
 
 def parse_role(name: str) -> str:
-    """Return the role that a name states: q, k or v; "" if it states none."""
-    letter = LETTER.search(name.lower())
-    return next((role for role, word in WORDS if word in name.lower()), "") or (letter.group(1) if letter else "")
+    """Return the role that a name states: q, k or v; "" if it states none, or several, as "key_value" does."""
+    roles = {role for role, word in WORDS if word in name.lower()} or set(LETTER.findall(name.lower()))
+    return roles.pop() if len(roles) == 1 else ""
 
 
 # Makers: each turns a module or function into a call.
