@@ -126,3 +126,23 @@ def test_keys_and_values_of_one_projection_are_no_unused_heads(name, groups):
             return self.o_proj(y.transpose(1, 2).flatten(2))
 
     assert not examine(Joint()).findings
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_gate_from_the_projection_of_queries_is_no_unused_heads(is_chunked, groups):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.o_proj = nn.Linear(24, 48), nn.Linear(24, 24)
+            self.k_proj, self.v_proj = nn.Linear(24, groups * 6), nn.Linear(24, groups * 6)
+
+        def forward(self, x):
+            b, t, _ = x.shape
+            made = self.q_proj(x)
+            q, gate = made.view(b, t, 4, 12).chunk(2, -1) if is_chunked else made.view(b, t, 2, 4, 6).unbind(2)
+            k, v = (one(x).view(b, t, groups, 6).transpose(1, 2) for one in (self.k_proj, self.v_proj))
+            y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True, enable_gqa=groups != 4)
+            return self.o_proj((y.transpose(1, 2) * gate.sigmoid()).flatten(2))
+
+    assert not examine(Gated()).findings

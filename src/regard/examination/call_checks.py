@@ -260,19 +260,20 @@ def find_mixed_heads(one: InnerCall) -> Finding | None:
 
 
 def find_unused_heads(one: InnerCall, calls: Sequence[InnerCall]) -> Finding | None:
-    """Return the finding of heads that the projections of queries and keys make and that no call of them uses."""
+    """Return the finding of heads that the projections of queries and keys, or of keys, make and that no call of them uses.
+
+    A projection of queries may make a gate beside them, and one whose name does not state keys may make values too.
+    """
     q, k = one.q_source, one.k_source
-    if q is None or k is None or q.name == k.name:
+    if q is None or k is None or q.name == k.name or not (read_role(k) == "k" or one.widths[1]):
         return None
-    own = [(source,) for source, norm in zip((q, k), one.widths, strict=True) if read_role(source) or norm]
-    for made in [(q, k)] if q.slice_count == k.slice_count else own:
-        names, count = [source.name for source in made], made[0].slice_count
-        used = len({part for name in names for part in list_used_slices(name, calls)})
-        if used < count:
-            makes = f"{' and '.join(names)} make{'s' * (len(names) == 1)} {'are' if used > 1 else 'is'} used"
-            does = f"in {one.name or 'the layer'} only {used} of the {count} heads that {makes}"
-            return Finding("mixed heads", does, ORDER, 1.6, "heads", one.name)
-    return None
+    names, count = [k.name] if q.slice_count != k.slice_count else [q.name, k.name], k.slice_count
+    used = len({part for name in names for part in list_used_slices(name, calls)})
+    if used >= count:
+        return None
+    makes = f"{' and '.join(names)} make{'s' * (len(names) == 1)} {'are' if used > 1 else 'is'} used"
+    does = f"in {one.name or 'the layer'} only {used} of the {count} heads that {makes}"
+    return Finding("mixed heads", does, ORDER, 1.6, "heads", one.name)
 
 
 def list_used_slices(name: str, calls: Sequence[InnerCall]) -> Iterator[int]:
