@@ -103,6 +103,9 @@ def test_a_token_that_is_no_recorded_query_is_refused_and_not_taken_for_another(
     recording.places = PatchGrid(1, 3, start=1)
     assert recording.map(0).shape[2:] == (4, 10)
     assert compute_patch_weights(recording, 0, query=7).query == "token 7"
+    for places in (PatchGrid(1, 9, start=1), PatchGrid(1, 3, start=1, names=("class token",)), PatchGrid(2, 5, start=0)):
+        recording.places = places
+        assert compute_patch_weights(recording, 0).values.sum() > 0  # of the last token, not of one that is only a key
     with pytest.raises(OutOfRangeError, match="token 3 was recorded only as a key"):
         compute_patch_weights(recording, 0, query=3)
 

@@ -40,7 +40,7 @@ def list_terms(one: InnerCall) -> list[str]:
 def has_last_queries(one: InnerCall) -> bool:
     """Return whether the last key is seen by the last query and not by the first: cross attention has no such order."""
     seen = one.call.build_map(one.call.k)[:, :, :, -1] > 0  # (b, h, q)
-    return not bool(seen[..., 0].any()) and bool(seen[..., -1].any())
+    return bool(seen[..., -1].any()) and (seen.shape[-1] == 1 or not bool(seen[..., 0].any()))
 
 
 def find_wrong_softcap(one: InnerCall) -> tuple[str, str, str] | None:

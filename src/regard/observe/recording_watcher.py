@@ -1,5 +1,6 @@
 """The watcher of `record`: it handles the attention calls of one model, and adds each to the recording."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -77,9 +78,11 @@ class RecordingWatcher:
         answer = None
         try:
             with disable_tracking():
-                if adapter.read_weights is None or not has_different_weights(call, adapter, result):
+                returns_map, is_same = compare_weights(call, adapter, result)
+                if is_same:
                     recorded = self.record_call(call, name, graph)
-                    answer = None if adapter.replace_weights is None else Attentions(self.build_full_map(call, recorded))
+                    if adapter.replace_weights is not None and returns_map:
+                        answer = Attentions(self.build_full_map(call, recorded))
                 else:
                     self.report_missed(MissedCall(call.kernel, name, OTHERWISE))
         except ConfigError:  # wrong arguments of record
@@ -230,24 +233,24 @@ def disable_autograd() -> Iterator[None]:
         yield
 
 
-def has_different_weights(call: AttentionCall, adapter: CallAdapter, result: Any) -> bool:
-    """Return whether the weights of the model's own code differ from those of q and k.
+def compare_weights(call: AttentionCall, adapter: CallAdapter, result: Any) -> tuple[bool, bool]:
+    """Return whether the weights that the model's own code returns are those of q and k, and whether it attends by these.
 
-    Only the last row of the first sequence is compared. False if there are no weights, or if the batch rows have different
-    offsets. Weights without the sinks are those of q and k too, if the context is that of the weights with them.
+    Only the last row of the first sequence is compared. Both are True if there are no weights, or if the batch rows have
+    different offsets. Some code returns the weights without the sinks, and attends by those with them, as its context shows.
     """
     weights = None if adapter.read_weights is None else adapter.read_weights(result)
     if weights is None or isinstance(call.offset, Tensor):
-        return False
-    theirs = weights.detach()[:1, :, -1:]
-    if are_close(compute_last_row(call, call.sinks).weights, theirs):
-        return False
+        return True, True
+    theirs, ours = weights.detach()[:1, :, -1:], compute_last_row(call, call.sinks)
+    distance = measure_distance(ours.weights, theirs)
+    is_same = distance <= WEIGHT_TOLERANCE
     if call.sinks is None or call.v is None or adapter.context is None:
-        return True
-    context = adapter.context(result).detach()[:1, :, -1:]
-    ours = compute_last_row(call, call.sinks).context
-    largest = max(float(ours.abs().max()), 1.0)
-    return not (are_close(compute_last_row(call, None).weights, theirs) and are_close(ours / largest, context / largest))
+        return is_same, is_same
+    without_sinks = measure_distance(compute_last_row(call, None).weights, theirs)
+    context, largest = adapter.context(result).detach()[:1, :, -1:], float(ours.context.abs().max())
+    attends = measure_distance(ours.context, context) <= WEIGHT_TOLERANCE * largest
+    return is_same and distance <= without_sinks, is_same or (without_sinks <= WEIGHT_TOLERANCE and attends)
 
 
 def compute_last_row(call: AttentionCall, sinks: Tensor | None) -> Steps:
@@ -261,9 +264,11 @@ def compute_last_row(call: AttentionCall, sinks: Tensor | None) -> Steps:
     return attend(q, k, v, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
 
 
-def are_close(ours: Tensor, theirs: Tensor) -> bool:
-    """Return whether what a model's own code computed is what q and k give, but for the rounding of half precision."""
-    return ours.shape == theirs.shape and torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)
+def measure_distance(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two tensors, 0 of empty ones; infinity if their shapes differ."""
+    if ours.shape != theirs.shape:
+        return math.inf
+    return float((ours - theirs.to(ours.dtype)).abs().max()) if ours.numel() else 0.0
 
 
 def add_once(entries: list[Any], new: Any) -> None:

@@ -96,7 +96,9 @@ def compute_patch_weights(
     row = check_index("row", row, max(shape[0] // grid.windows, 1), "the batch")
     cells = grid.locate_tokens(shape[3])
     if query is None:
-        query = choose_query(grids, image, shape[3]) if asking else -1
+        query = (
+            choose_query(grids, image, shape[3]) if asking and shape[2] == shape[3] else -1
+        )  # those of a cache are no queries
     window, token, patch = find_query(query, grid, shape[2:], bool(asking), kind)
     if patch is None and window == 0 and asking:
         number = int(cells[0, token + shape[3] - shape[2]])

@@ -419,8 +419,9 @@ def test_a_padding_mask_of_flash_attention_may_be_written_to_afterwards():
     assert torch.equal(passage.mask.table(7, 7).expand(2, 1, 7, 7)[1, 0], torch.ones(7, 7).tril().bool())
 
 
+@pytest.mark.parametrize("size", [1.0, 0.01])
 @pytest.mark.parametrize("factor", [1.0, 0.7])
-def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(factor, monkeypatch):
+def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(factor, size, monkeypatch):
     from transformers.models.granite_swa import modeling_granite_swa as family
 
     sizes = {"vocab_size": 43, "hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -429,6 +430,7 @@ def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(fa
     widen(model, 1.2)
     for layer in model.layers:
         layer.self_attn.sinks.data.fill_(1.0)
+        layer.self_attn.v_proj.weight.data.mul_(size)
     own, found = family.eager_attention_forward, []
 
     def scale(*args, **kwargs):  # weights without the sinks; a factor other than theirs is no attention of q and k
@@ -439,9 +441,13 @@ def test_sinks_that_scale_the_context_behind_the_softmax_are_those_of_the_map(fa
     monkeypatch.setattr(family, "eager_attention_forward", scale)
     with torch.no_grad(), Widened(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        ids = torch.randint(1, 43, (2, 13))
+        outside = model(ids, output_attentions=True).attentions
+        found.clear()
         with record(model) as recording:
-            model(torch.randint(1, 43, (2, 13)))
+            inside = model(ids, output_attentions=True).attentions
     assert bool(recording.missed) == (factor != 1)
+    assert all(map(torch.equal, outside, inside))  # which are not those of the map
     for layer, name in enumerate(recording.layers() if factor == 1 else ()):
         context, v = found[layer]
         expected = recording[name][0].map.dense() @ v.repeat_interleave(2, 1)

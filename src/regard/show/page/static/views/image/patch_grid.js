@@ -45,6 +45,7 @@ export function createPatchGrid(grid, { queries, keys }, isCross, grids = [grid]
     },
     // Return the query that is shown first: the class token, the middle patch where all tokens are patches, or the last word.
     chooseQuery() {
+      if (!isCross && queries < keys) return { q: queries - 1, window: 0 }; // the first keys are those of a cache
       const middle = () => this.findQuery(Math.floor(rows / 2) * columns + Math.floor(columns / 2));
       const arePatches = windows > 1 || keys === grids.reduce((sum, one) => sum + countTokens(one), 0);
       if (!isCross && (arePatches || (names.length && names[0] !== CLASS_TOKEN))) return middle();
