@@ -11,10 +11,11 @@ from regard.observe.media import Media
 from regard.observe.places import PatchGrid
 
 Sizes = tuple[int, int, int]  # batch rows, queries and keys
+CLASS_TOKEN = "class token"  # its name among those of a grid
 SPECIAL_TOKENS = {  # parameters before the patches, in the order in which models put them
-    "cls_token": "class token",
-    "class_token": "class token",
-    "class_embedding": "class token",
+    "cls_token": CLASS_TOKEN,
+    "class_token": CLASS_TOKEN,
+    "class_embedding": CLASS_TOKEN,
     "distillation_token": "distillation token",
     "dist_token": "distillation token",
     "register_tokens": "register",

@@ -248,9 +248,10 @@ def compare_weights(call: AttentionCall, adapter: CallAdapter, result: Any) -> t
     if call.sinks is None or call.v is None or adapter.context is None:
         return is_same, is_same
     without_sinks = measure_distance(compute_last_row(call, None).weights, theirs)
+    if is_same or without_sinks > WEIGHT_TOLERANCE:
+        return is_same and distance <= without_sinks, is_same
     context, largest = adapter.context(result).detach()[:1, :, -1:], float(ours.context.abs().max())
-    attends = measure_distance(ours.context, context) <= WEIGHT_TOLERANCE * largest
-    return is_same and distance <= without_sinks, is_same or (without_sinks <= WEIGHT_TOLERANCE and attends)
+    return False, measure_distance(ours.context, context) <= WEIGHT_TOLERANCE * largest
 
 
 def compute_last_row(call: AttentionCall, sinks: Tensor | None) -> Steps:

@@ -11,12 +11,12 @@ from regard.errors import ConfigError, OutOfRangeError
 from regard.mechanism.arguments import check_choice, check_index, check_instance, check_integer, describe_value
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
+from regard.observe.image_tower import CLASS_TOKEN
 from regard.observe.places import CROSS, EMPTY, HINT, PatchGrid, list_places
 from regard.observe.rollout import rollout
 from regard.show.axis_words import match_words
 
 QUANTITIES = ("weights", "rollout")
-CLASS_TOKEN = "class token"  # among the names of a grid
 MAX_OTHERS = 3  # tokens that are no patches, named one by one
 Query = int | tuple[int, int]  # a token, or the row and the column of a patch
 
