@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 from regard.compiled import processor
 
 ROOT = Path(__file__).parents[1]
-NUMERICAL = (  # each file in one process, so that two do not compile the same kernels; the longest first
+NUMERICAL = (
     "tests/map",
     "tests/mechanism",
     "tests/models/test_compiled_decoder.py",
@@ -111,11 +112,6 @@ def run(emulation: Emulation) -> tuple[str, bool]:
         "-m",
         "pytest",
         "--quiet",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
         "-m",
         "not slow or emulated",
         "-p",
@@ -134,14 +130,15 @@ def run(emulation: Emulation) -> tuple[str, bool]:
 
 
 def main(names: list[str]) -> int:
-    """Run the emulations whose names contain one of these words, or all; return 1 if a test failed."""
+    """Run the emulations whose names contain one of these words, or all, each in one process; return 1 if a test failed."""
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
-    print(f"On {processor.read_processor_name()}, {os.cpu_count()} cores:", flush=True)
+    cores = os.cpu_count() or 1
+    print(f"On {processor.read_processor_name()}, {cores} cores:", flush=True)
     has_passed = True
-    for emulation in chosen:
-        line, passed = run(emulation)
-        print(line, flush=True)
-        has_passed &= passed
+    with ThreadPoolExecutor(cores) as pool:
+        for line, passed in pool.map(run, chosen):
+            print(line, flush=True)
+            has_passed &= passed
     return 0 if has_passed else 1
 
 
