@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2LMHeadModel, GPT2TokenizerFast
 
+from regard.compiled.kernel_choice import has_bfloat16_products
 from regard.text.byte_pair import BytePair
 
 Arrays = list[np.ndarray]
@@ -200,12 +201,18 @@ def list_onnxruntime(path: Path, model: GPT2LMHeadModel) -> list[Contender]:
 
 
 def list_openvino(path: Path, model: GPT2LMHeadModel) -> list[Contender]:
-    """In float32 and bfloat16, and with the weights in 8 bits, a scale a row, and in groups of 32 in 4."""
+    """In float32, and with the weights in 8 bits, a scale a row, and in groups of 32 in 4.
+
+    In bfloat16 only if the processor has instructions for it: else it takes many times as long as float32.
+    """
     import nncf
     import openvino
 
     core, found = openvino.Core(), []
-    for weights, hint in (("float32", "f32"), ("bfloat16", "bf16"), ("int8", "f32"), ("int4", "f32")):
+    hints = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
+    for weights, hint in hints.items():
+        if weights == "bfloat16" and not has_bfloat16_products():
+            continue
         graph = core.read_model(path)
         if weights.startswith("int"):
             mode = nncf.CompressWeightsMode.INT8_SYM if weights == "int8" else nncf.CompressWeightsMode.INT4_SYM

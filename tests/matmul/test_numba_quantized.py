@@ -12,9 +12,9 @@ numba = pytest.importorskip("numba", reason="the loops need numba, which is not 
 
 from bounds import gamma, unit_roundoff  # noqa: E402
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, LARGEST, count_shorts, describe_matrix, pad_columns  # noqa: E402
-from regard.compiled.register_tiles import LANES  # noqa: E402
+from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
 from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
-from regard.matmul.numba_quantized import is_paired, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups  # noqa: E402
+from regard.matmul.numba_quantized import is_restored, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 
@@ -46,6 +46,12 @@ def draw_matrix(dtype, rows, columns, dice):
     return [stored, scales, bias, None], numbers + offset, np.abs(numbers) + np.abs(offset)
 
 
+def find_steps(scales):
+    """By how much neighbors differ among the integers that rows of int4 are restored to."""
+    scale, offset = scales.double().abs().unbind(1)
+    return (8 * scale + offset).amax(-1) / 1365
+
+
 def multiply(parts, x, first, last, run=multiply_matrix):
     """What is written where, beside what was there; and the vectors that a matrix of fewer bits meets, in float64."""
     rows, (count, columns) = len(parts[0]), x.shape
@@ -55,7 +61,7 @@ def multiply(parts, x, first, last, run=multiply_matrix):
     if parts[0].dtype in INTEGERS:
         for one in range(count):
             factors[one] = quantize_for(of, x[one], count, integers[one])
-    if is_paired(of, count):
+    if is_restored(of, count) and MULTIPLIES_PAIRS:
         met = torch.from_numpy(x).bfloat16().double().numpy()
     elif parts[0].dtype in INTEGERS:
         met = integers[:, :columns].astype(np.float64) * factors[:, None].astype(np.float64)
@@ -75,8 +81,13 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
     # int8 is summed exactly in a lane of a span: a float32, times the scale of its group; then all spans and lanes are added
     added = -(-columns // 768) * (16 // LANES) + math.log2(LANES)
     terms = 5 + (added if dtype == torch.int8 else columns)  # two scales meet, then both, then the bias
-    rounding = unit_roundoff(torch.bfloat16) if is_paired(np.array(describe_matrix(parts)), count) else 0  # of the rows
-    assert (np.abs(found - expected) <= (gamma(torch.float32, terms) * (1 + rounding) + rounding) * sizes).all()
+    restores, rounding = is_restored(np.array(describe_matrix(parts)), count), np.zeros_like(sizes)  # of the rows
+    if restores and MULTIPLIES_PAIRS:
+        rounding = unit_roundoff(torch.bfloat16) * sizes
+    elif restores:
+        steps = find_steps(parts[1]).numpy()[first:last]
+        rounding[:, first:last] = np.abs(met).sum(1, keepdims=True) * steps / 2
+    assert (np.abs(found - expected) <= gamma(torch.float32, terms) * (sizes + rounding) + rounding).all()
 
 
 PLACES = st.integers(0, 23)
@@ -127,6 +138,25 @@ def test_a_row_has_the_same_sum_beside_any_others():
             for row in range(23):
                 alone, _ = multiply(parts, others, row, row + 1)
                 assert alone[place if others is x else 0, row] == whole[place, row]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_of_restored_rows_do_not_overflow(sign):
+    """All numbers are -8 times a scale of 1."""
+    stored, scales = torch.full((9, 768), 0x88, dtype=torch.uint8), torch.zeros(9, 2, 48, dtype=torch.bfloat16)
+    scales[:, 0] = 1
+    found, met = multiply([stored, scales, None, None], np.full((16, 1536), sign, np.float32), 0, 9)
+    np.testing.assert_allclose(found, -8 * met.sum(1)[:, None].repeat(9, 1), rtol=gamma(torch.float32, 8 + math.log2(LANES)))
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", [0, 1])  # a scale, an offset
+def test_a_row_of_int4_that_is_not_finite_is_not_finite_for_many_vectors(lost, part):
+    parts, _, _ = draw_matrix(torch.uint8, 9, 256, torch.Generator().manual_seed(0))
+    parts[1][3, part, 5] = lost
+    found, _ = multiply(parts, np.ones((16, 256), np.float32), 0, 9)
+    assert not np.isfinite(found[:, 3]).any()
+    assert np.isfinite(np.delete(found, 3, 1)).all()
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, gamma, sum_bound, unit_roundoff
 from regard.compiled import threads
-from regard.compiled.kernel_choice import count_least_paired_vectors
-from regard.compiled.matrix_formats import LARGEST
+from regard.compiled.kernel_choice import count_least_restored_vectors, has_bfloat16_products
+from regard.compiled.matrix_formats import LARGEST, LARGEST_RESTORED
 from regard.errors import ConfigError, ShapeError
 from regard.matmul import QuantizedLinear, round_for_product
 from regard.matmul.float32_linear import LEAST, load_compiled_products
@@ -34,9 +34,9 @@ def exact(matrix, x):
     return F.linear(x.double(), dequantize(matrix), None if matrix.bias is None else matrix.bias.double())
 
 
-def multiplies_pairs(matrix, x):
-    """Whether a compiled product restores rows of int4 to bfloat16 and rounds vectors to it."""
-    least = count_least_paired_vectors()
+def restores_rows(matrix, x):
+    """Whether a compiled product restores rows of int4: to bfloat16, to which it rounds vectors too, or to integers."""
+    least = count_least_restored_vectors()
     return matrix.values.dtype == torch.uint8 and matrix.can_run_compiled(x) and 0 < least * matrix.columns <= x.numel()
 
 
@@ -44,14 +44,14 @@ def rounding(matrix, x):
     """How far float32 may be off: n products, a scale of each number, the bias, and what is rounded to bfloat16."""
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
     halves = 2 + (matrix.values.dtype != torch.bfloat16) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
-    halves = halves or 2 * multiplies_pairs(matrix, x)
+    halves = halves or 2 * (restores_rows(matrix, x) and has_bfloat16_products())
     return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + gamma(torch.bfloat16, halves)) * size
 
 
 def uses_integers(matrix, x):
     """Whether a product is one of integers."""
     is_integer = not matrix.values.is_floating_point() and not matrix.is_bfloat16_faster(x)
-    is_integer = is_integer and not multiplies_pairs(matrix, x)
+    is_integer = is_integer and not (restores_rows(matrix, x) and has_bfloat16_products())
     return load_compiled_products() is not None and is_integer and len(matrix.values) * matrix.columns > MOST_EXACT
 
 
@@ -59,7 +59,13 @@ def activation_bounds(matrix, x):
     """How far it may be from that of the numbers: each of a vector by half a step, all of them in the same direction."""
     if not uses_integers(matrix, x):
         return 0
-    return x.double().abs().amax(-1, keepdim=True) / LARGEST / 2 * dequantize(matrix).abs().sum(-1)
+    size = x.double().abs()
+    half = size.amax(-1, keepdim=True) / LARGEST / 2
+    found = half * dequantize(matrix).abs().sum(-1)
+    if restores_rows(matrix, x):  # then the numbers of a row are off as well
+        scale, offset = matrix.scales.double().abs().unbind(1)
+        found = found + (size + half).sum(-1, keepdim=True) * (8 * scale + offset).amax(-1) / LARGEST_RESTORED / 2
+    return found
 
 
 @given(st.integers(1, 50), st.integers(1, 50) | st.sampled_from([768, 811]), st.floats(-6, 6), st.integers(0, 99))
@@ -145,7 +151,7 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     rows = max(-(-LEAST // n), 200)
     matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None, to)
     x = numbers(count, n, seed=seed + 1)
-    assert uses_integers(matrix, x) == (to in INTEGERS and not multiplies_pairs(matrix, x))
+    assert uses_integers(matrix, x) == (to in INTEGERS and not (restores_rows(matrix, x) and has_bfloat16_products()))
     assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST)
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 

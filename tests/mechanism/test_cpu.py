@@ -180,6 +180,25 @@ def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monk
         assert choose(q, k, v, Causal()).kernel == kernel
 
 
+@pytest.mark.parametrize("vendor", ["intel", "other"])
+def test_attention_without_a_mask_is_torchs_on_an_intel_processor_with_avx512(monkeypatch, vendor):
+    monkeypatch.undo()
+    monkeypatch.setattr(processor, "read_features", lambda: processor.VNNI)
+    monkeypatch.setattr(processor, "is_intel", lambda: vendor == "intel")
+    leaves = tensors(q=300, k=300, groups=H)
+    plain = tuple(x.detach() for x in leaves)
+    for mask, dtype, learns, is_torchs in (
+        (Everything(), torch.float32, False, True),
+        (Everything(), torch.float32, True, True),
+        (Causal(), torch.float32, False, False),
+        (Everything(), torch.bfloat16, False, True),
+        (Everything(), torch.bfloat16, True, False),
+        (Causal(), torch.bfloat16, False, False),
+    ):
+        kernel = choose(*(x.to(dtype) for x in (leaves if learns else plain)), mask).kernel
+        assert (kernel == "compiled") != (is_torchs and vendor == "intel"), (mask, dtype, learns)
+
+
 def test_attention_is_torchs_where_its_products_use_tiles_and_were_measured_to_be_faster(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(processor, "read_features", lambda: processor.AMX)

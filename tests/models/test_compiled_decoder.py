@@ -26,7 +26,7 @@ from generate.small_models import (
     tokens_are_decided,
 )
 from regard.compiled import threads
-from regard.compiled.kernel_choice import count_least_paired_vectors
+from regard.compiled.kernel_choice import count_least_restored_vectors
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
@@ -64,8 +64,8 @@ def find_step(model, count):
     """By how much a model rounds so many vectors; None if they are not rounded."""
     if model not in INTEGERS:
         return None
-    is_paired = model is MODELS["int4"] and 0 < count_least_paired_vectors() <= count
-    return half_step_of_bfloat16 if is_paired else half_step_of_16_bits
+    is_restored = model is MODELS["int4"] and 0 < count_least_restored_vectors() <= count  # by no less than to bfloat16
+    return half_step_of_bfloat16 if is_restored else half_step_of_16_bits
 
 
 @cache

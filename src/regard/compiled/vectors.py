@@ -32,6 +32,16 @@ def reinterpret_as_float32(context, bits):
     return types.float32(types.int32), generate
 
 
+@intrinsic
+def reinterpret_as_int32(context, x):
+    """Reinterpret a float32 as its 32 bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
 @njit(inline="always", fastmath=REASSOCIATED)
 def exponential(x):
     """Compute exp(x) for x from -87 to 0."""

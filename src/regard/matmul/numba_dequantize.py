@@ -8,17 +8,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import convert_to_float32, emit_bfloat16_bits, store_number
-from regard.compiled.exponentials import emit_bfloat16_rounding
+from regard.compiled.exponentials import SHORTS, emit_bfloat16_rounding
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, SPAN
-from regard.compiled.register_tiles import MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
+from regard.compiled.kernel_choice import has_lookup_of_16_bits
+from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, LARGEST_RESTORED, SPAN
+from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
 from regard.compiled.threads import Arguments, integer_fields
+from regard.compiled.vectors import ONE, reinterpret_as_float32, reinterpret_as_int32
 from regard.matmul.numba_row_tiles import make_shuffle_mask, repeat
 
 STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
-LOOKS_UP = MULTIPLIES_PAIRS  # which implies an instruction that looks up 32 numbers of 16 bits at once
+LOW = np.float32(1e-30)  # numbers below this count as zeros: dividing by less may give infinity
+LOOKS_UP = has_lookup_of_16_bits()
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
 
 
@@ -71,6 +74,23 @@ def compute_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
 @intrinsic
 def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset, out):
     """Do as `compute_int4`: the 16 different numbers of a group are computed once, and looked up."""
+    return make_lookup_intrinsic(emit_bfloat16_rounding)
+
+
+@intrinsic
+def look_up_integers(context, pairs, low_scale, low_offset, high_scale, high_offset, out):
+    """Do as `look_up_int4`, but store the nearest integers of 16 bits, to which the scales and offsets must lead."""
+    return make_lookup_intrinsic(emit_integer_rounding)
+
+
+def emit_integer_rounding(builder, x):
+    """Emit the integers of 16 bits nearest to a register of numbers: the lower bits of their sum with 1.5 * 2**23."""
+    shifted = builder.fadd(x, ir.Constant(VECTOR, [1.5 * 2**23] * LANES))
+    return builder.trunc(builder.bitcast(shifted, ir.VectorType(ir.IntType(32), LANES)), SHORTS)
+
+
+def make_lookup_intrinsic(round_numbers):
+    """Return an intrinsic's signature and code generator, for numbers that are rounded this way."""
     signature = types.void(types.int64, *4 * [types.float32], types.int64)
 
     def generate(context, builder, signature, arguments):
@@ -83,7 +103,7 @@ def look_up_int4(context, pairs, low_scale, low_offset, high_scale, high_offset,
         look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
         for half, index in enumerate((builder.and_(both, fifteen), builder.lshr(both, four))):
             scale, offset = (broadcast_lanes(builder, one) for one in factors[2 * half : 2 * half + 2])
-            table = emit_bfloat16_rounding(builder, builder.fadd(builder.fmul(integers, scale), offset))
+            table = round_numbers(builder, builder.fadd(builder.fmul(integers, scale), offset))
             found = builder.call(look_up, [builder.shuffle_vector(table, table, twice), index])
             at = builder.add(out, SIZE(2 * GROUP * half))
             builder.store(found, builder.inttoptr(at, WORDS.as_pointer()), align=2)
@@ -104,6 +124,41 @@ def dequantize_int4_row(pairs, scales, columns, out):
         scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
         other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
         restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
+
+
+@njit(nogil=True)
+def find_largest(scales, offsets):
+    """Return a bound of the numbers of a row: its largest 8 |scale| + |offset|, inf or NaN if one is not finite."""
+    bits = np.int32(0)
+    for group in range(len(scales)):  # by the bits, as in quantize_vector: LLVM vectorizes the maximum of integers
+        bound = np.float32(8) * abs(convert_to_float32(scales[group])) + abs(convert_to_float32(offsets[group]))
+        bits = max(bits, reinterpret_as_int32(bound))
+    return reinterpret_as_float32(np.int32(bits))
+
+
+@njit(nogil=True)
+def round_int4_row(pairs, scales, columns, out):
+    """Store a row of int4, at an address, as integers of 16 bits at another; return their scale, NaN if it is not finite."""
+    groups = columns // GROUP
+    factors = view_array(scales, 2 * groups, np.uint16)
+    top = find_largest(factors[:groups], factors[groups:])
+    factor = np.float32(LARGEST_RESTORED) / top if LOW < top < np.inf else np.float32(0)
+    for group in range(0, groups, 2):
+        scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
+        other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
+        at = pairs + group * GROUP // 2
+        look_up_integers(at, scale * factor, offset * factor, other * factor, last * factor, out + 2 * group * GROUP)
+    return top / np.float32(LARGEST_RESTORED) if factor > 0 else np.float32(0) * top
+
+
+@njit(nogil=True)
+def round_int4_row_to_bfloat16(pairs, scales, columns, out):
+    """Store a row of int4, at an address, as bfloat16 at another; return its scale, which is 1."""
+    dequantize_int4_row(pairs, scales, columns, out)
+    return ONE
+
+
+restore_int4_row = round_int4_row if LOOKS_UP and not MULTIPLIES_PAIRS else round_int4_row_to_bfloat16
 
 
 @callback_with_cache(DequantizeArguments)

@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """A matrix of float32, of 16 bits, int8 or int4 times a few vectors: how the vectors are rounded, and which loop runs.
 
-Integers are multiplied by vectors rounded to 16-bit integers. For many vectors, rows of int4 are restored to bfloat16 and
-multiplied by vectors rounded to bfloat16, if an instruction multiplies pairs of those.
+Integers are multiplied by vectors rounded to 16-bit integers. For many vectors, rows of int4 are restored first, so that a sum
+needs no scale for each group: to bfloat16, as are the vectors, if an instruction multiplies pairs of it, else to integers of 12
+bits with one scale for a row.
 """
 
 import numpy as np
@@ -24,11 +25,13 @@ from regard.compiled.matrix_formats import (
     SCALES,
     SHORTS,
 )
+from regard.compiled.register_tiles import MULTIPLIES_PAIRS
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot, reinterpret_as_float32
-from regard.matmul.numba_dequantize import dequantize_int4_row
-from regard.matmul.numba_row_tiles import AHEAD, LEAST_PAIRED, LINE, RESTORED_BFLOAT16, ROWS, VECTORS, multiply_rows
+from regard.matmul.numba_dequantize import restore_int4_row
+from regard.matmul.numba_row_tiles import AHEAD, LEAST_RESTORED, LINE, RESTORED, ROWS, VECTORS, VECTORS_IN_CACHE, multiply_rows
 
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
+RESTORED_IN_L2 = 2**17  # for so many vectors that a block of them is read from the L2 cache
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 
 
@@ -59,9 +62,9 @@ def sum_groups(out):
 
 
 @njit
-def is_paired(matrix, count):
-    """Return whether a matrix is multiplied by so many vectors in bfloat16."""
-    return LEAST_PAIRED > 0 and matrix[FORMAT] == INT4 and count >= LEAST_PAIRED
+def is_restored(matrix, count):
+    """Return whether the rows of a matrix are restored for so many vectors."""
+    return LEAST_RESTORED > 0 and matrix[FORMAT] == INT4 and count >= LEAST_RESTORED
 
 
 @njit
@@ -74,35 +77,38 @@ def round_vector(x, out):
     return ONE
 
 
-@njit
-def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out, stride):
-    """Do as `multiply_rows` with rows of int4 and vectors of bfloat16."""
-    step = max(RESTORED_IN_L1 // width, ROWS)
-    restored = np.empty(step * width, np.uint16)
-    for row in range(first, last, step):
-        some = min(step, last - row)
-        for r in range(some):
-            pairs, scales = matrix[NUMBERS] + width // 2 * (row + r), matrix[SCALES] + width // GROUP * 4 * (row + r)
-            dequantize_int4_row(pairs, scales, width, restored.ctypes.data + 2 * width * r)
-        multiply_rows(RESTORED_BFLOAT16, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out + 4 * row, stride)
-
-
-@njit
-def quantize_for(matrix, x, count, out):
-    """Round one of several vectors for a matrix of integers, to integers or to bfloat16; return its scale."""
-    if is_paired(matrix, count):
-        return round_vector(x, out)
-    scale = quantize_vector(x, out)
-    if matrix[FORMAT] == INT4:
-        sum_groups(out)
-    return scale
-
-
 @njit(fastmath=REASSOCIATED)
 def scale_outputs(out, factor, scales):
     """Multiply the outputs of a vector by its scale and those of the rows, if there are any."""
     for j in range(len(out)):
         out[j] *= factor * scales[j] if len(scales) else factor
+
+
+@njit
+def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out):
+    """Set out[v, row] to the products of rows of int4, restored, with the vectors that they are restored for."""
+    step = max((RESTORED_IN_L1 if count <= VECTORS_IN_CACHE else RESTORED_IN_L2) // width, ROWS)
+    restored, factors, rows = np.empty(step * width, np.uint16), np.empty(step, np.float32), out.shape[1]
+    for row in range(first, last, step):
+        some = min(step, last - row)
+        for r in range(some):
+            pairs, scales = matrix[NUMBERS] + width // 2 * (row + r), matrix[SCALES] + width // GROUP * 4 * (row + r)
+            factors[r] = restore_int4_row(pairs, scales, width, restored.ctypes.data + 2 * width * r)
+        multiply_rows(RESTORED, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out.ctypes.data + 4 * row, rows)
+        for one in range(0 if MULTIPLIES_PAIRS else count):
+            scale_outputs(out[one, row : row + some], ONE, factors[:some])
+
+
+@njit
+def quantize_for(matrix, x, count, out):
+    """Round one of several vectors for a matrix of integers, to integers or to bfloat16; return its scale."""
+    restores = is_restored(matrix, count)
+    if restores and MULTIPLIES_PAIRS:
+        return round_vector(x, out)
+    scale = quantize_vector(x, out)
+    if matrix[FORMAT] == INT4 and not restores:
+        sum_groups(out)
+    return scale
 
 
 @njit
@@ -118,8 +124,8 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
     if kind == FLOAT32 and count < VECTORS:
         multiply_float32_rows(matrix[NUMBERS], x, first, last, out)
-    elif is_paired(matrix, count):
-        multiply_restored_rows(matrix, width, vectors, size, count, first, last, out.ctypes.data, rows)
+    elif is_restored(matrix, count):
+        multiply_restored_rows(matrix, width, vectors, size, count, first, last, out)
     else:
         groups = matrix[GROUP_SCALES if kind == INT8 else SCALES]
         multiply_rows(kind, matrix[NUMBERS], groups, width, vectors, size, count, first, last, out.ctypes.data, rows)

@@ -14,27 +14,28 @@ from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import make_constant
 from regard.compiled.intrinsics import emit_prefetch
-from regard.compiled.kernel_choice import count_least_paired_vectors, find_int16_instruction, has_float16_conversion
+from regard.compiled.kernel_choice import count_least_restored_vectors, find_int16_instruction, has_float16_conversion
 from regard.compiled.matrix_formats import BFLOAT16, BLOCK, FLOAT16, FLOAT32, GROUP, GROUPS, INT4, INT8, SPAN
-from regard.compiled.register_tiles import LANES, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
+from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
 
 VECTORS = 4  # vectors of a tile; those that are left are multiplied one by one
 ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a register
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
-LEAST_PAIRED = count_least_paired_vectors()
+LEAST_RESTORED = count_least_restored_vectors()
 LINE, AHEAD = 64, 2  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
 TILES_AHEAD = 4  # tiles from the one that is multiplied to the one whose scales of int8 are prefetched
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
-RESTORED_BFLOAT16 = 5  # rows of int4 restored to bfloat16, for vectors of bfloat16
+RESTORED_BFLOAT16, RESTORED_INT16 = 5, 6  # rows of int4 restored to bfloat16, for vectors of bfloat16, or to integers
+RESTORED = RESTORED_BFLOAT16 if MULTIPLIES_PAIRS else RESTORED_INT16
 STORED = {FLOAT32: FLOAT, BFLOAT16: SHORT, FLOAT16: SHORT, INT8: BYTE, INT4: BYTE}  # what a register is loaded with
-STORED |= {RESTORED_BFLOAT16: SHORT} if LEAST_PAIRED else {}
-BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, RESTORED_BFLOAT16: 16}  # of a number in memory
+STORED |= {RESTORED: SHORT} if LEAST_RESTORED else {}
+BITS = {FLOAT32: 32, BFLOAT16: 16, FLOAT16: 16, INT8: 8, INT4: 4, RESTORED: 16}  # of a number in memory
 STEP = {
     **dict.fromkeys((FLOAT32, BFLOAT16, FLOAT16), LANES),
     INT8: 2 * GROUPS,
     INT4: BLOCK,
-    RESTORED_BFLOAT16: 2 * LANES,
+    RESTORED: 2 * LANES,
 }  # columns read at a time
 PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
 
@@ -116,7 +117,7 @@ def emit_tile(tile, columns, row_bytes, scale_bytes, out):
     """Emit the sums of a tile, and store those of each vector at an address of out."""
     builder, kind, rows = tile.builder, tile.kind, len(tile.rows)
     sums = make_sums(builder, VECTOR, rows * len(tile.vectors))
-    if kind == INT8:
+    if kind in (INT8, RESTORED_INT16):
         emit_spans(tile, columns, row_bytes, scale_bytes, sums)
     else:
         emit_columns(tile, SIZE(0), columns, row_bytes, {0: sums})
@@ -158,7 +159,7 @@ def emit_columns(tile, first, last, row_bytes, sums):
 
 
 def emit_spans(tile, columns, row_bytes, scale_bytes, sums):
-    """Add the products of all columns of int8 to the sums: of each span those of a lane, times the scale of its group."""
+    """Add the products of all columns of integers to the sums: those of a lane in a span, of int8 times its group's scale."""
     builder = tile.builder
     far = builder.mul(scale_bytes, SIZE(TILES_AHEAD * len(tile.rows)))
     groups = range(0, GROUPS, LANES)  # the first of each register
@@ -176,8 +177,9 @@ def emit_spans(tile, columns, row_bytes, scale_bytes, sums):
             for group in several:
                 factors = [emit_lane_scales(builder, builder.add(one, SIZE(group))) for one in scales]
                 for n, total in enumerate(sums):
-                    products = builder.sitofp(builder.load(integers[2 * group][n]), VECTOR)
-                    builder.store(emit_multiply_add(builder, builder.load(total), products, factors[n % len(factors)]), total)
+                    products, old = builder.sitofp(builder.load(integers[2 * group][n]), VECTOR), builder.load(total)
+                    new = emit_multiply_add(builder, old, products, factors[n % len(factors)]) if factors else None
+                    builder.store(new or builder.fadd(old, products), total)
 
 
 def emit_lane_scales(builder, address):
@@ -220,7 +222,7 @@ def emit_step(tile, p, sums, rest=None):
                 a, b, old = numbers[r][half], vectors[v], builder.load(total)
                 if kind == RESTORED_BFLOAT16:
                     new = emit_pair_multiply_add(builder, old, a, b)
-                elif kind == INT8:
+                elif kind in (INT8, RESTORED_INT16):
                     new = builder.add(old, emit_pair_products(builder, a, b))
                 elif kind == INT4:
                     products = builder.sitofp(emit_pair_products(builder, a, b), VECTOR)
@@ -247,7 +249,7 @@ def emit_numbers(builder, kind, address, mask):
     if kind == INT4:  # the halves of a byte, with the sign of their upper bit
         x, four, twelve = builder.sext(x, PAIRS), *(make_constant(PAIRS, n) for n in (4, 12))
         return [builder.ashr(builder.shl(x, twelve), twelve), builder.ashr(x, four)]
-    if kind == RESTORED_BFLOAT16:
+    if kind == RESTORED:
         return [x]
     if kind == INT8:
         return [builder.sext(x, PAIRS)]
