@@ -9,7 +9,7 @@ import regard
 from bounds import estimate_rounding
 from observe.families import FAMILIES
 from observe.family import Widened
-from observe.models import gpt2, words
+from observe.models import bart, gpt2, words
 from regard.errors import ConfigError, ShapeError
 
 EQUAL = 1e-10  # float64
@@ -232,6 +232,16 @@ def test_what_has_no_gradient_is_refused_in_a_sentence():
     attribution = recording.attribute(logits[0, -1, 3])
     with pytest.raises(regard.ConfigError, match="kind"):
         attribution.map(0, kind="weight")
+
+
+@pytest.mark.parametrize("attention", ["self", "cross"])
+@pytest.mark.parametrize("queries", [7, -8, [0, 7], [1.5], "last", [True]])
+def test_queries_that_are_not_there_have_no_relevance(attention, queries):
+    model = bart()
+    with regard.record(model, keep="values") as recording:
+        number = model(input_ids=words(1, 9), decoder_input_ids=words(1, 7)).logits[0, -1, 3]
+    with pytest.raises(ConfigError, match="queries"):
+        recording.attribute(number).relevance(queries, attention=attention)
 
 
 def test_a_layer_whose_queries_and_keys_differ_has_no_relevance():

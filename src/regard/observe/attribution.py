@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
+from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
@@ -103,16 +104,17 @@ class Attribution:
         M_l is the mean over the heads of layer l of the positive part of the pull, max(0, A_ij ∂y/∂A_ij). It is computed from
         the last layer to the first, block by block. "cross" is of the source tokens of an encoder-decoder model, through all
         layers of both.
-        Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number.
+        Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number,
+        OutOfRangeError for a query that is not there.
         Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6, and 7 to 10 for "cross".
         """
         check_choice("attention", attention, ("self", "cross"))
         places = self.run.map(0, kind=attention, part=part).shape[2] if self.run.layers(attention, part) else 0
-        chosen = torch.arange(places)[queries] if places else torch.zeros(1, dtype=torch.long)
+        chosen = select_places("queries", queries, places) if places else torch.zeros(1, dtype=torch.long)
         compute = compute_self_relevance if attention == "self" else compute_cross_relevance
         find_pull = cache(lambda layer, kind, one: self.map(layer, attention=kind, part=one))  # with what it has computed
-        rows = compute(self.run, find_pull, chosen.reshape(-1), part)
-        return rows[:, 0] if chosen.dim() == 0 else rows
+        rows = compute(self.run, find_pull, chosen, part)
+        return rows[:, 0] if is_single(queries) else rows
 
 
 def join_queries(parts: list[Tensor]) -> Tensor:
