@@ -327,6 +327,46 @@ def test_samples_of_a_source_are_its_rows_in_turn():
     handle.remove()
 
 
+@pytest.mark.parametrize("of", ["weights", "output", "residual"])
+def test_a_layer_of_an_encoder_is_patched_from_the_encoder_and_not_from_the_decoder(of):
+    model, target = bart(), words(2, 9)
+    clean, other = words(2, 9).flip(1), words(2, 9).flip(0)
+    name = "model.encoder.layers.1.self_attn"
+    with torch.no_grad(), record(model, keep="residual" if of == "residual" else "values") as recording:
+        model(input_ids=clean, decoder_input_ids=target)
+    with torch.no_grad(), record(model, keep="values") as found, intervene(model, Patch(recording, layer=name, of=of)):
+        patched = model(input_ids=other, decoder_input_ids=target).logits
+    if of == "weights":
+        theirs = recording.last.map(name).dense() @ found.values(name)
+    elif of == "output":
+        theirs = recording.last.map(name).dense() @ recording.values(name)
+    handle = patch_encoder(model, 1, theirs.transpose(1, 2).flatten(2) if of != "residual" else recording.residual(name), of)
+    with torch.no_grad():
+        torch.testing.assert_close(patched, model(input_ids=other, decoder_input_ids=target).logits, **KEPT)
+    handle.remove()
+
+
+def patch_encoder(model, layer, x, of):
+    """Replace what goes into the output projection of a layer of the encoder, or what the layer returns."""
+    block = model.model.encoder.layers[layer]
+    if of == "residual":
+        return block.register_forward_hook(lambda module, args, output: (x, *output[1:]) if isinstance(output, tuple) else x)
+    return block.self_attn.out_proj.register_forward_pre_hook(lambda module, args: (x,))
+
+
+def test_a_source_gives_the_encoder_what_the_encoder_did():
+    model, target, name = bart(), words(2, 9), "model.encoder.layers.0.self_attn"
+    with torch.no_grad(), record(model, keep="values") as source:
+        model(input_ids=words(2, 9).flip(1), decoder_input_ids=target)
+    mean = (source.map(name).dense() @ source.values(name)).mean((0, 2)).flatten()
+    with torch.no_grad(), intervene(model, KnockOut(name, by="mean", source=source)):
+        found = model(input_ids=words(2, 9), decoder_input_ids=target).logits
+    handle = patch_encoder(model, 0, mean.expand(2, 9, -1), "output")
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(input_ids=words(2, 9), decoder_input_ids=target).logits, **KEPT)
+    handle.remove()
+
+
 def test_a_source_that_does_not_fit_is_refused():
     model = gpt2()
     source, _ = record_values(model, words(1, 5))
