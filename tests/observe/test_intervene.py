@@ -327,6 +327,31 @@ def test_samples_of_a_source_are_its_rows_in_turn():
     handle.remove()
 
 
+@pytest.mark.parametrize("by", ["mean", "resample"])
+def test_a_source_of_several_forwards_has_the_rows_of_all_of_them(by):
+    model, tokens = gpt2(), words(5, 9)
+    with torch.no_grad(), record(model, keep="values") as source:
+        for others in (words(2, 12), words(1, 10), words(3, 11)):
+            model(others)
+    contexts = [(run.map(1) @ run.values(1)).transpose(1, 2).flatten(2) for run in source.runs]  # (b, t, c)
+    mean = torch.cat([context.flatten(0, 1) for context in contexts]).mean(0).expand(5, 9, -1)
+    rows = torch.cat([context[:, :9] for context in contexts])[:5]
+    with intervene(model, KnockOut(1, [0, 2], by=by, source=source)):
+        found = logits(model, tokens)
+    handle = keep_projection(model, 1, [0, 2], slice(None), mean if by == "mean" else rows)
+    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
+    handle.remove()
+
+
+def test_a_source_of_which_one_forward_is_too_short_is_refused():
+    model = gpt2()
+    with torch.no_grad(), record(model, keep="values") as source:
+        model(words(1, 5))
+        model(words(1, 12))
+    with pytest.raises(ConfigError, match="at least as long"), intervene(model, KnockOut(0, 0, by="resample", source=source)):
+        logits(model, words(1, 9))
+
+
 @pytest.mark.parametrize("of", ["weights", "output", "residual"])
 def test_a_layer_of_an_encoder_is_patched_from_the_encoder_and_not_from_the_decoder(of):
     model, target = bart(), words(2, 9)

@@ -88,7 +88,8 @@ class KnockOut(Change):
     by: "zero", as if the head's part of the output projection were 0; "mean", the mean over the batch at each position (Wang
     et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows, or a
     source, a recording with values of other inputs: the mean is then over all its rows and queries, and row r is replaced at
-    each position by row r of the source, which starts again at row 0 after its last.
+    each position by row r of the source, which starts again at row 0 after its last. A source of several forwards, such as the
+    batches of a corpus, has the rows of all of them, in order.
     """
 
     can_change_parts = True
@@ -130,17 +131,20 @@ class KnockOut(Change):
                     "source=, a recording of other inputs."
                 )
             return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
-        other = compute_recorded_context(self.source.last, name, number, self.kind).to(context)
         b, h, q, e = context.shape
-        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
-            after = f" after {past} tokens" if past else ""
-            raise ConfigError(
-                f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
-                f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
-            )
+        runs = find_runs(self.source, name, self.kind)
+        others = [compute_recorded_context(run, name, number, self.kind).to(context) for run in runs]
+        for other in others:
+            if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
+                after = f" after {past} tokens" if past else ""
+                raise ConfigError(
+                    f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
+                    f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
+                )
         if self.by == "mean":
-            return other.mean((0, 2), keepdim=True)
-        return other[torch.arange(b) % len(other), :, past : past + q]
+            return torch.cat([other.transpose(1, 2).flatten(0, 1) for other in others]).mean(0).view(1, h, 1, e)
+        rows = torch.cat([other[:, :, past : past + q] for other in others])
+        return rows[torch.arange(b) % len(rows)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,6 +268,11 @@ class Patch(Change):
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
         layer = find_recorded_layer(self.recording.last, name, number, "self")
         return self.recording.last.find_histories(layer, "self", None)[0].block
+
+
+def find_runs(recording: Recording, name: str, kind: str) -> list[Run]:
+    """Return the runs of a recording that have a layer by its path, or the last run if none has."""
+    return [run for run in recording.runs if has_layer(run, name, kind)] or [recording.last]
 
 
 def has_layer(run: Run, name: str, kind: str) -> bool:
