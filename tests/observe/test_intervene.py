@@ -1,7 +1,8 @@
 import pytest
 import torch
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from observe.models import CACHE, WINDOW, bart, gpt2, llama, mistral, words
+from observe.models import CACHE, WINDOW, WORDS, bart, gpt2, llama, mistral, words
 from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
@@ -118,6 +119,26 @@ def test_a_temperature_divides_the_scores_of_its_head_alone():
     cooler = (before.map(0, 1).dense().log() / 2.5).softmax(-1)
     torch.testing.assert_close(after.map(0, 1).dense(), cooler, rtol=0, atol=EQUAL)
     torch.testing.assert_close(after.map(0, 2).dense(), before.map(0, 2).dense(), rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_queries_in_another_dtype_than_the_values_are_changed(dtype):
+    """GPT-Neo has its queries and keys in float32, whatever its values are in."""
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]}
+    torch.manual_seed(0)
+    model = GPTNeoForCausalLM(GPTNeoConfig(initializer_range=0.3, **sizes)).to(dtype).eval()
+    layer, contexts = model.transformer.h[1].attn.attention, []
+    layer.out_proj.register_forward_pre_hook(lambda module, args: contexts.append(args[0]))
+    with intervene(model, Temperature("transformer.h.1.attn.attention", 2, t=4.0)):
+        logits(model, words(2, 9))
+    split = torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=dtype).repeat_interleave(8)
+    handle = layer.q_proj.register_forward_hook(lambda module, args, output: output * split)
+    logits(model, words(2, 9))
+    handle.remove()
+    found, expected = contexts
+    assert found.dtype == dtype
+    error = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # of the weights, which are float32 at most
+    assert (found - expected).abs().max() <= error * expected.abs().max()
 
 
 def test_weights_patched_in_from_a_recording_of_the_same_prompt_change_nothing():

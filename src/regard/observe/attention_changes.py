@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -306,10 +307,11 @@ def compute_recorded_context(run: Run, name: str, number: int, kind: str) -> Ten
 
 
 def compute_context(call: AttentionCall) -> Tensor:
-    """Compute the context of a changed call."""
+    """Compute the context of a changed call, in the dtype of its values; a model may have its queries and keys in another."""
     assert call.v is not None
+    dtype = reduce(torch.promote_types, (call.q.dtype, call.k.dtype, call.v.dtype))
+    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     if call.weight is not None:
-        q, k, v, weight = call.q, call.k, call.v, call.weight
-        return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
+        return additive_attention(q, k, v, call.weight, call.mask, offset=call.offset).to(call.v.dtype)
     settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
-    return attention(call.q, call.k, call.v, call.mask, **settings)
+    return attention(q, k, v, call.mask, **settings).to(call.v.dtype)
