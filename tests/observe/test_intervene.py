@@ -364,6 +364,22 @@ def test_a_source_of_several_forwards_has_the_rows_of_all_of_them(by):
     handle.remove()
 
 
+def test_a_source_of_a_model_around_this_one_has_the_rows_of_all_its_forwards():
+    model, tokens = gpt2(), words(2, 9)
+    outer, texts = torch.nn.Sequential(model), (words(2, 12), words(1, 10))
+    sources = []
+    for one in (model, outer):
+        with torch.no_grad(), record(one, keep="values") as source:
+            for others in texts:
+                one(others)
+        sources.append(source)
+    found = []
+    for source in sources:
+        with intervene(model, KnockOut(1, 2, by="mean", source=source)):
+            found.append(logits(model, tokens))
+    torch.testing.assert_close(*found, **KEPT)
+
+
 def test_a_source_of_which_one_forward_is_too_short_is_refused():
     model = gpt2()
     with torch.no_grad(), record(model, keep="values") as source:

@@ -272,8 +272,10 @@ class Patch(Change):
 
 
 def find_runs(recording: Recording, name: str, kind: str) -> list[Run]:
-    """Return the runs of a recording that have a layer by its path, or the last run if none has."""
-    return [run for run in recording.runs if has_layer(run, name, kind)] or [recording.last]
+    """Return the runs of a recording that have a layer by its path, or if none has, those with the layers of the last run."""
+    named = [run for run in recording.runs if has_layer(run, name, kind)]
+    layers = recording.layers(kind)  # of the last run
+    return named or [run for run in recording.runs if run.layers(kind) == layers]
 
 
 def has_layer(run: Run, name: str, kind: str) -> bool:
