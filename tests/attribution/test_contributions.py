@@ -203,6 +203,21 @@ def test_the_largest_heads_are_printed_with_the_token_they_bring(capsys):
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_heads_are_printed_in_the_mean_over_several_texts_with_words_that_these_share():
+    tokens = torch.cat([words(1, 9), words(1, 9).flip(1)])
+    result = regard.contributions(gpt2().eval(), tokens, 3)
+    shared = ["same" if n % 2 else "" for n in range(9)]
+    result.recording.tokens = [[word or f"{row}{n}" for n, word in enumerate(shared)] for row in "ab"]
+    lines = str(result).splitlines()
+    assert lines[-1].endswith("by the direct path, in the mean over 2 texts")
+    for line in lines[1:-1]:
+        place, adds, key, *word = line.split()
+        layer, head = map(int, place.split("."))
+        assert float(adds) == pytest.approx(float(result.heads[:, layer, head].mean()), abs=6e-4)
+        assert int(key) == int(result.map(layer)[:, head, -1].abs().mean(0).argmax())
+        assert word == (["same"] if int(key) % 2 else [])
+
+
 @pytest.mark.parametrize("wrong", [{"token": 10**6}, {"query": 99}, {"token": -(10**6)}])
 def test_a_token_or_query_that_is_not_there_is_refused(wrong):
     given = {"token": 0, "query": -1} | wrong

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AlbertConfig, AlbertForMaskedLM
 
 import regard
 from observe.models import bart, gpt2, llama, words
@@ -163,6 +164,13 @@ def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
 def test_what_cannot_be_measured_is_refused(given, error):
     with pytest.raises(error):
         regard.effects(gpt2().eval(), words(1, 9), **({"measure": pick_lead} | given))
+
+
+def test_a_module_that_several_layers_share_has_no_effect_of_one_of_them():
+    sizes = {"embedding_size": 16, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 101}
+    model = AlbertForMaskedLM(AlbertConfig(num_hidden_layers=3, **sizes)).eval()
+    with pytest.raises(ConfigError, match="attends 3 times in one forward"):
+        regard.effects(model, words(2, 9), pick_lead)
 
 
 @pytest.mark.parametrize("by", ["mean", "resample"])

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from transformers import OPTConfig, OPTForCausalLM
 
 import regard
 from attribution.small_models import C, E, G, H, T, make_model
@@ -83,6 +84,15 @@ def test_logits_of_another_head_are_refused():
         find_parts(model, trace, recording, logits.flip(-1))
     with pytest.raises(ConfigError, match="not the output of the last norm times the unembedding"):
         find_parts(model, trace, recording, logits, unembedding=torch.randn(61, C))
+
+
+def test_a_model_that_projects_its_last_norm_before_the_head_is_refused_by_what_it_does():
+    sizes = {"hidden_size": C, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": H, "word_embed_proj_dim": 16}
+    model = OPTForCausalLM(OPTConfig(vocab_size=61, max_position_embeddings=T, do_layer_norm_before=False, **sizes)).eval()
+    with pytest.raises(ConfigError, match="not the output of the last norm times the unembedding"):
+        regard.contributions(model, torch.arange(3, 10).unsqueeze(0), 5)
+    with pytest.raises(ConfigError, match=rf"unembedding must be \(n, c\) = \(61, {C}\), got \(61, 16\)"):
+        regard.contributions(model, torch.arange(3, 10).unsqueeze(0), 5, unembedding=model.lm_head.weight)
 
 
 def test_the_hooks_are_removed_even_after_an_error():

@@ -9,7 +9,7 @@ import regard
 from bounds import estimate_rounding
 from observe.families import FAMILIES
 from observe.family import Widened
-from observe.models import gpt2, words
+from observe.models import bart, gpt2, words
 from regard.errors import ConfigError, ShapeError
 
 EQUAL = 1e-10  # float64
@@ -193,6 +193,24 @@ def test_a_difference_of_logits_is_the_difference_of_their_maps():
     assert (both - (one - other)).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_a_number_of_an_earlier_forward_has_the_maps_of_that_forward(layers):
+    model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()
+    texts = torch.arange(10).unsqueeze(0), torch.arange(20, 27).unsqueeze(0)
+    with regard.record(model, keep="values") as recording:
+        logits = [model(ids) for ids in texts]
+    for ids, answer in zip(texts, logits, strict=True):
+        with regard.record(model, keep="values") as alone:
+            number = model(ids)[0, -1, 3]
+        expected = alone.attribute(number).map(1).dense()
+        found = recording.attribute(answer[0, -1, 3], layers=layers)
+        assert found.map(1).shape == expected.shape
+        assert expected.abs().max() > 0
+        assert (found.map(1).dense() - expected).abs().max() < EQUAL
+        if layers is None:
+            assert (found.relevance() - alone.attribute(number).relevance()).abs().max() < EQUAL
+
+
 def test_what_has_no_gradient_is_refused_in_a_sentence():
     model = regard.GPT2(regard.GPT2Config(layers=1, heads=2, width=8, context=12, vocabulary=30))
     ids = torch.arange(10).unsqueeze(0)
@@ -214,6 +232,16 @@ def test_what_has_no_gradient_is_refused_in_a_sentence():
     attribution = recording.attribute(logits[0, -1, 3])
     with pytest.raises(regard.ConfigError, match="kind"):
         attribution.map(0, kind="weight")
+
+
+@pytest.mark.parametrize("attention", ["self", "cross"])
+@pytest.mark.parametrize("queries", [7, -8, [0, 7], [1.5], "last", [True]])
+def test_queries_that_are_not_there_have_no_relevance(attention, queries):
+    model = bart()
+    with regard.record(model, keep="values") as recording:
+        number = model(input_ids=words(1, 9), decoder_input_ids=words(1, 7)).logits[0, -1, 3]
+    with pytest.raises(ConfigError, match="queries"):
+        recording.attribute(number).relevance(queries, attention=attention)
 
 
 def test_a_layer_whose_queries_and_keys_differ_has_no_relevance():

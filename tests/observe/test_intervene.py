@@ -1,7 +1,8 @@
 import pytest
 import torch
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from observe.models import CACHE, WINDOW, bart, gpt2, llama, mistral, words
+from observe.models import CACHE, WINDOW, WORDS, bart, gpt2, llama, mistral, words
 from observe.recording_checks import EQUAL
 from regard import Causal, ConfigError, Given
 from regard.observe import record
@@ -118,6 +119,26 @@ def test_a_temperature_divides_the_scores_of_its_head_alone():
     cooler = (before.map(0, 1).dense().log() / 2.5).softmax(-1)
     torch.testing.assert_close(after.map(0, 1).dense(), cooler, rtol=0, atol=EQUAL)
     torch.testing.assert_close(after.map(0, 2).dense(), before.map(0, 2).dense(), rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_queries_in_another_dtype_than_the_values_are_changed(dtype):
+    """GPT-Neo has its queries and keys in float32, whatever its values are in."""
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "attention_types": [[["global"], 2]]}
+    torch.manual_seed(0)
+    model = GPTNeoForCausalLM(GPTNeoConfig(initializer_range=0.3, **sizes)).to(dtype).eval()
+    layer, contexts = model.transformer.h[1].attn.attention, []
+    layer.out_proj.register_forward_pre_hook(lambda module, args: contexts.append(args[0]))
+    with intervene(model, Temperature("transformer.h.1.attn.attention", 2, t=4.0)):
+        logits(model, words(2, 9))
+    split = torch.tensor([1.0, 1.0, 0.25, 1.0], dtype=dtype).repeat_interleave(8)
+    handle = layer.q_proj.register_forward_hook(lambda module, args, output: output * split)
+    logits(model, words(2, 9))
+    handle.remove()
+    found, expected = contexts
+    assert found.dtype == dtype
+    error = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # of the weights, which are float32 at most
+    assert (found - expected).abs().max() <= error * expected.abs().max()
 
 
 def test_weights_patched_in_from_a_recording_of_the_same_prompt_change_nothing():
@@ -327,6 +348,87 @@ def test_samples_of_a_source_are_its_rows_in_turn():
     handle.remove()
 
 
+@pytest.mark.parametrize("by", ["mean", "resample"])
+def test_a_source_of_several_forwards_has_the_rows_of_all_of_them(by):
+    model, tokens = gpt2(), words(5, 9)
+    with torch.no_grad(), record(model, keep="values") as source:
+        for others in (words(2, 12), words(1, 10), words(3, 11)):
+            model(others)
+    contexts = [(run.map(1) @ run.values(1)).transpose(1, 2).flatten(2) for run in source.runs]  # (b, t, c)
+    mean = torch.cat([context.flatten(0, 1) for context in contexts]).mean(0).expand(5, 9, -1)
+    rows = torch.cat([context[:, :9] for context in contexts])[:5]
+    with intervene(model, KnockOut(1, [0, 2], by=by, source=source)):
+        found = logits(model, tokens)
+    handle = keep_projection(model, 1, [0, 2], slice(None), mean if by == "mean" else rows)
+    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
+    handle.remove()
+
+
+def test_a_source_of_a_model_around_this_one_has_the_rows_of_all_its_forwards():
+    model, tokens = gpt2(), words(2, 9)
+    outer, texts = torch.nn.Sequential(model), (words(2, 12), words(1, 10))
+    sources = []
+    for one in (model, outer):
+        with torch.no_grad(), record(one, keep="values") as source:
+            for others in texts:
+                one(others)
+        sources.append(source)
+    found = []
+    for source in sources:
+        with intervene(model, KnockOut(1, 2, by="mean", source=source)):
+            found.append(logits(model, tokens))
+    torch.testing.assert_close(*found, **KEPT)
+
+
+def test_a_source_of_which_one_forward_is_too_short_is_refused():
+    model = gpt2()
+    with torch.no_grad(), record(model, keep="values") as source:
+        model(words(1, 5))
+        model(words(1, 12))
+    with pytest.raises(ConfigError, match="at least as long"), intervene(model, KnockOut(0, 0, by="resample", source=source)):
+        logits(model, words(1, 9))
+
+
+@pytest.mark.parametrize("of", ["weights", "output", "residual"])
+def test_a_layer_of_an_encoder_is_patched_from_the_encoder_and_not_from_the_decoder(of):
+    model, target = bart(), words(2, 9)
+    clean, other = words(2, 9).flip(1), words(2, 9).flip(0)
+    name = "model.encoder.layers.1.self_attn"
+    with torch.no_grad(), record(model, keep="residual" if of == "residual" else "values") as recording:
+        model(input_ids=clean, decoder_input_ids=target)
+    with torch.no_grad(), record(model, keep="values") as found, intervene(model, Patch(recording, layer=name, of=of)):
+        patched = model(input_ids=other, decoder_input_ids=target).logits
+    if of == "weights":
+        theirs = recording.last.map(name).dense() @ found.values(name)
+    elif of == "output":
+        theirs = recording.last.map(name).dense() @ recording.values(name)
+    handle = patch_encoder(model, 1, theirs.transpose(1, 2).flatten(2) if of != "residual" else recording.residual(name), of)
+    with torch.no_grad():
+        torch.testing.assert_close(patched, model(input_ids=other, decoder_input_ids=target).logits, **KEPT)
+    handle.remove()
+
+
+def patch_encoder(model, layer, x, of):
+    """Replace what goes into the output projection of a layer of the encoder, or what the layer returns."""
+    block = model.model.encoder.layers[layer]
+    if of == "residual":
+        return block.register_forward_hook(lambda module, args, output: (x, *output[1:]) if isinstance(output, tuple) else x)
+    return block.self_attn.out_proj.register_forward_pre_hook(lambda module, args: (x,))
+
+
+def test_a_source_gives_the_encoder_what_the_encoder_did():
+    model, target, name = bart(), words(2, 9), "model.encoder.layers.0.self_attn"
+    with torch.no_grad(), record(model, keep="values") as source:
+        model(input_ids=words(2, 9).flip(1), decoder_input_ids=target)
+    mean = (source.map(name).dense() @ source.values(name)).mean((0, 2)).flatten()
+    with torch.no_grad(), intervene(model, KnockOut(name, by="mean", source=source)):
+        found = model(input_ids=words(2, 9), decoder_input_ids=target).logits
+    handle = patch_encoder(model, 0, mean.expand(2, 9, -1), "output")
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(input_ids=words(2, 9), decoder_input_ids=target).logits, **KEPT)
+    handle.remove()
+
+
 def test_a_source_that_does_not_fit_is_refused():
     model = gpt2()
     source, _ = record_values(model, words(1, 5))
@@ -386,6 +488,15 @@ def test_samples_of_a_source_are_those_of_the_same_positions_while_a_cache_grows
         pytest.raises(ConfigError, match=r"after 12 tokens.* at least as long"),
     ):
         run_in_steps(model, words(2, 13), 5)
+
+
+@pytest.mark.parametrize("nothing", [[], (), torch.empty(0), slice(0, 0)])
+def test_no_positions_are_none(nothing):
+    model, tokens = gpt2(), words(1, 11)
+    recording, _ = record_values(model, words(1, 11).flip(1))
+    for change in (CutEdges(nothing, 3), CutEdges(9, nothing), Patch(recording, queries=nothing, layer=1, of="output")):
+        with intervene(model, change):
+            torch.testing.assert_close(logits(model, tokens), logits(gpt2(), tokens), **KEPT)
 
 
 @pytest.mark.parametrize("places", [-2, [-2], torch.tensor([-2]), slice(-2, -1)])

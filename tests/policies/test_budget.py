@@ -12,6 +12,13 @@ def test_a_share_is_rounded_down_to_at_least_one_key():
     assert count_keys(7, 59, 0, 2).tolist() == [7, 7]
 
 
+@pytest.mark.parametrize("tokens", [10, 100, 1000])
+def test_a_share_is_the_decimal_number_that_is_written(tokens):
+    """0.29 * 100 is 28.999999999999996 in binary floating point."""
+    for keys in range(1, tokens + 1):
+        assert count_keys(keys / tokens, tokens, 0, 1).tolist() == [keys]
+
+
 @pytest.mark.parametrize("budget", [0.05, 0.1, 0.5, 0.9])
 def test_a_pyramid_falls_and_keeps_the_mean(budget):
     shares = spread_budget(budget, 7)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from policies.reference import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
-from regard import ConfigError, ShapeError
+from regard import Causal, ConfigError, ShapeError, Window
 from regard.policies import ExpectedAttention, Knorm, ObservedAttention, PromptPolicy, SnapKV
 
 HEADS = [(b, g, r) for b in range(B) for g in range(G) for r in range(R)]
@@ -27,6 +27,17 @@ def test_observed_attention_keeps_the_keys_with_the_largest_mean_weight():
     for b, g, r in HEADS:
         columns = weights[b, g * R : (g + 1) * R].mean(0)
         assert kept[b][g * R + r] == best([float(columns[j:, j].mean()) for j in range(P)], budget)
+
+
+def test_observed_attention_in_a_sliding_window_takes_the_mean_over_the_queries_that_see_a_key():
+    width, budget = 9, 7
+    inputs = make_inputs(1, mask=Causal() & Window(left=width - 1))
+    weights = inputs.select_prompt().build_map().dense()
+    kept = ObservedAttention(budget).choose_keys(inputs).block(torch.tensor([P]), torch.arange(P))[:, :, 0]
+    for b, g, r in HEADS:
+        columns = weights[b, g * R : (g + 1) * R].mean(0)
+        means = [float(columns[j : j + width, j].mean()) for j in range(P)]
+        assert set(kept[b, g * R + r].nonzero().flatten().tolist()) == best(means, budget)
 
 
 def test_knorm_keeps_the_shortest_keys():

@@ -309,6 +309,27 @@ def test_the_worst_rows_have_the_key_that_was_dropped_and_the_words():
     )
 
 
+def test_the_worst_row_of_a_policy_that_changes_keys_has_the_key_whose_weight_falls_most():
+    recording, policy = record(make_model(), draw_tokens(1)), Quantised(1, 4)
+    found = regard.audit(recording, policy, prompt=PROMPT)
+    row = found.find_worst(1)[0]
+    inputs = found.read_inputs(row.layer)
+    k = policy.change_cache(inputs)[0][row.batch, row.head]
+    scores = k @ inputs.q[row.batch, row.head, row.query] * inputs.q.shape[3] ** -0.5
+    falls = recording.map(row.layer)[row.batch, row.head, row.query, : row.query + 1] - scores[: row.query + 1].softmax(-1)
+    assert row.key == int(falls.argmax())
+    assert row.weight == pytest.approx(float(falls.max()))
+    assert float(falls.clamp(min=0).sum()) == pytest.approx(1 - row.recall)
+    assert f"most of what it drops is on key {row.key}: {row.weight:.2%}." in row.sentence
+
+
+@pytest.mark.parametrize("policy", [Knorm(1.0), Quantised(2, 64)], ids=lambda policy: policy.label)
+def test_a_row_that_keeps_everything_names_no_key(policy):
+    row = regard.audit(record(make_model(), draw_tokens(1)), policy, prompt=PROMPT).find_worst(1)[0]
+    assert (row.key, row.key_word, row.weight) == (None, None, 0)
+    assert row.sentence.endswith(f"keeps 100.00% of the attention of head {row.layer}.{row.head} at query {row.query}.")
+
+
 def test_means_by_position_are_those_of_runs_of_queries():
     found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), StreamingLLM(1, 2)], prompt=PROMPT)
     edges, means = found.average_by_position(bins=4)

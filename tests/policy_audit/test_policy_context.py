@@ -68,6 +68,8 @@ def test_a_mask_that_no_pass_knows_and_other_dtypes_are_left_to_attention():
     assert compute_policy_context(inputs, table) is None
     doubled = replace(inputs, q=q.double(), k=k.double(), v=v.double())
     assert compute_policy_context(doubled, Knorm(3).choose_keys(doubled)) is None
+    rounded = replace(inputs, v=v.bfloat16())
+    assert compute_policy_context(rounded, Knorm(3).choose_keys(rounded)) is None
     q[0, 0, 3, 1] = torch.nan
     assert compute_policy_context(inputs, Knorm(3).choose_keys(inputs)) is None
 

@@ -107,21 +107,28 @@ class Contributions:
         return found.output, values
 
     def __str__(self) -> str:
-        mean = self.heads.mean(0)
+        mean, texts = self.heads.mean(0), len(self.heads)
         order = mean.abs().flatten().argsort(descending=True)[:SHOWN]
-        cells, words = [], self.recording.words(0)[1]
+        cells = []
         for place in order.tolist():
             layer, head = divmod(place, mean.shape[1])
-            key = self.map(layer).select(batch=[0], heads=[head])[0, 0, self.query].abs().argmax()
-            word = format_token(str(words[int(key)]).strip()) if words else ""
-            cells.append((f"{layer}.{head}", f"{float(mean[layer, head]):+.3f}", f"{int(key)} {word}".strip()))
+            key = int(self.map(layer).select(heads=[head])[:, 0, self.query].abs().mean(0).argmax())
+            cells.append((f"{layer}.{head}", f"{float(mean[layer, head]):+.3f}", f"{key} {self.find_word(key)}".strip()))
         total = float(self.heads.sum((1, 2)).mean())
+        among = f", in the mean over {texts} texts" if texts > 1 else ""
         return "\n".join(
             [
                 *align_columns(("head", "adds", "mostly from"), cells, ("head", "mostly from")),
-                f"all heads together add {total:+.3f} of {float(self.logit.mean()):+.3f}, by the direct path",
+                f"all heads together add {total:+.3f} of {float(self.logit.mean()):+.3f}, by the direct path{among}",
             ]
         )
+
+    def find_word(self, key: int) -> str:
+        """Return the word of a key, if it is known and the same in all texts, else nothing."""
+        words = self.recording.words(0)[1] or []
+        rows = [words] if words and isinstance(words[0], str) else words
+        found = {str(row[key]) for row in rows}
+        return format_token(found.pop().strip()) if len(found) == 1 else ""
 
 
 def contributions(

@@ -118,7 +118,8 @@ def effects(
 
     With path, each effect is added to a file of JSON lines as it is known, and the same call continues where one ended. watch
     is called with the heads and their number, for a progress bar. The model's mode and parameters are left as they were.
-    Raises ConfigError for a measure that gives no number or no gradient, DataError for a file of another call.
+    Raises ConfigError for a measure that gives no number or no gradient, and for a module that attends several times in one
+    forward, DataError for a file of another call.
     """
     check_instance("model", model, nn.Module)
     check_choice("by", by, REPLACEMENTS)
@@ -131,6 +132,7 @@ def effects(
         with torch.enable_grad(), require_gradients(model), record(model, keep="values") as recording:
             numbers = check_numbers(measure(call_model(model, inputs)))
         chosen = select_heads(recording, heads)
+        refuse_shared_modules(recording.layers(), chosen)
         exact = numbers.detach().double()
         estimates = estimate_effects(recording, numbers, KnockOut(by=by, source=source))
         header = {"by": by, "numbers": [float(number) for number in exact.cpu()], "heads": [list(pair) for pair in chosen]}
@@ -195,6 +197,16 @@ def select_heads(recording: Recording, heads: str | Sequence[tuple[int, int]]) -
                 f"heads must be 'all' or pairs (layer, head), of layers 0 to {len(counts) - 1}; got {describe_value(pair)}."
             )
     return chosen
+
+
+def refuse_shared_modules(names: Sequence[str], heads: Sequence[tuple[int, int]]) -> None:
+    """Raise ConfigError if a layer of some heads, given the modules of all layers, is one that several layers share."""
+    for name in dict.fromkeys(names[layer] for layer, _ in heads):
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{name} attends {names.count(name)} times in one forward, so none of its layers can be left out alone. Choose "
+                "heads of other layers, or leave it out everywhere by regard.intervene with KnockOut."
+            )
 
 
 def estimate_effects(recording: Recording, numbers: Tensor, knock_out: KnockOut) -> list[list[float]]:

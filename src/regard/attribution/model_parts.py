@@ -110,11 +110,12 @@ def find_parts(
             "the matrix that turns vectors into logits was not found: pass it as unembedding=, (n, c), one row for each token."
         )
     last, final = trace.norms[-1] if trace.norms else None, trace.last
-    if last is not None and len(last.y[0]) != words.shape[1]:
+    does_fit = last is not None and len(last.y[0]) == words.shape[1]
+    if last is not None and not does_fit and unembedding is not None:
         raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
     words = widen(words.detach())
     shown, tolerance = cut_positions(logits, trace.positions), get_tolerance(logits.dtype)
-    if last is None or final is None or not is_near(shown, last.y @ words.to(last.y).T, tolerance):
+    if last is None or final is None or not does_fit or not is_near(shown, last.y @ words.to(last.y).T, tolerance):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
             "computed."

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from regard.mechanism.arguments import check_choice, check_instance, check_integ
 from regard.mechanism.masks import Given
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.recording import Recording
-from regard.observe.run import KINDS
+from regard.observe.run import KINDS, Run
 from regard.observe.token_positions import Places, locate_tokens, mark_positions
 
 Layer = int | str | None
@@ -88,7 +89,8 @@ class KnockOut(Change):
     by: "zero", as if the head's part of the output projection were 0; "mean", the mean over the batch at each position (Wang
     et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows, or a
     source, a recording with values of other inputs: the mean is then over all its rows and queries, and row r is replaced at
-    each position by row r of the source, which starts again at row 0 after its last.
+    each position by row r of the source, which starts again at row 0 after its last. A source of several forwards, such as the
+    batches of a corpus, has the rows of all of them, in order.
     """
 
     can_change_parts = True
@@ -130,17 +132,20 @@ class KnockOut(Change):
                     "source=, a recording of other inputs."
                 )
             return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
-        other = compute_recorded_context(self.source, name, number, self.kind).to(context)
         b, h, q, e = context.shape
-        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
-            after = f" after {past} tokens" if past else ""
-            raise ConfigError(
-                f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
-                f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
-            )
+        runs = find_runs(self.source, name, self.kind)
+        others = [compute_recorded_context(run, name, number, self.kind).to(context) for run in runs]
+        for other in others:
+            if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < past + q):
+                after = f" after {past} tokens" if past else ""
+                raise ConfigError(
+                    f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
+                    f"{tuple(context.shape)}{after}: record the same model on inputs that are at least as long."
+                )
         if self.by == "mean":
-            return other.mean((0, 2), keepdim=True)
-        return other[torch.arange(b) % len(other), :, past : past + q]
+            return torch.cat([other.transpose(1, 2).flatten(0, 1) for other in others]).mean(0).view(1, h, 1, e)
+        rows = torch.cat([other[:, :, past : past + q] for other in others])
+        return rows[torch.arange(b) % len(rows)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +228,7 @@ class Patch(Change):
         if not heads:  # those of other ranks
             return context
         if self.of == "output":
-            theirs = compute_recorded_context(self.recording, name, number, self.kind)
+            theirs = compute_recorded_context(self.recording.last, name, number, self.kind)
             if theirs.shape != context.shape:
                 raise ConfigError(
                     f"Patch needs recorded contexts of the same shape: recorded {tuple(theirs.shape)}, now "
@@ -231,7 +236,8 @@ class Patch(Change):
                 )
             theirs = theirs[:, heads]
         else:
-            found = self.recording.map(find_recorded_layer(self.recording, name, number, self.kind), kind=self.kind)
+            run = self.recording.last
+            found = run.map(find_recorded_layer(run, name, number, self.kind), kind=self.kind)
             if v is None or found.shape != (*context.shape[:3], v.shape[2]):
                 came = (*context.shape[:3], None if v is None else v.shape[2])
                 raise ConfigError(
@@ -250,7 +256,7 @@ class Patch(Change):
 
     def change_residual(self, stream: Tensor, name: str, number: int, past: int) -> Tensor:
         """Return the residual stream (b, t, c) after the block of a layer with the recorded one at the chosen queries."""
-        theirs = self.recording.residual(find_recorded_layer(self.recording, name, number, "self"))
+        theirs = self.recording.residual(find_recorded_layer(self.recording.last, name, number, "self"))
         if theirs.shape[::2] != stream.shape[::2] or theirs.shape[1] < past + stream.shape[1]:
             raise ConfigError(
                 f"Patch needs a recorded residual stream of the same shape: recorded {tuple(theirs.shape)}, now "
@@ -261,18 +267,30 @@ class Patch(Change):
 
     def find_block(self, name: str, number: int) -> str | None:
         """Return the path of the block whose output was recorded as the residual stream after a layer, or None."""
-        layer = find_recorded_layer(self.recording, name, number, "self")
+        layer = find_recorded_layer(self.recording.last, name, number, "self")
         return self.recording.last.find_histories(layer, "self", None)[0].block
 
 
-def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
-    """Return the path of a layer if the recording has it, else its number.
+def find_runs(recording: Recording, name: str, kind: str) -> list[Run]:
+    """Return the runs of a recording that have a layer by its path, or if none has, those with the layers of the last run."""
+    named = [run for run in recording.runs if has_layer(run, name, kind)]
+    layers = recording.layers(kind)  # of the last run
+    return named or [run for run in recording.runs if run.layers(kind) == layers]
 
-    Raises ConfigError where that number is another layer of the recording, which has some layers only.
+
+def has_layer(run: Run, name: str, kind: str) -> bool:
+    """Return whether a run has a layer by its path, in whichever part of the model."""
+    return any(name == one for one, _ in run.list_all_visits(kind))
+
+
+def find_recorded_layer(run: Run, name: str, number: int, kind: str) -> int | str:
+    """Return the path of a layer if the run has it, else its number.
+
+    Raises ConfigError where that number is another layer of the run, which has some layers only.
     """
-    names = recording.layers(kind)
-    if name in names or number >= len(names):
-        return name if name in names else number
+    names, is_known = run.layers(kind), has_layer(run, name, kind)
+    if is_known or number >= len(names):
+        return name if is_known else number
     paths = [re.split(r"(\d+)", path)[::-1] for path in (name, names[number])]
     pairs = list(zip(*paths, strict=False))  # from the end: names, numbers between them
     texts, numbers = pairs[:-1:2], pairs[1::2]
@@ -281,20 +299,21 @@ def find_recorded_layer(recording: Recording, name: str, number: int, kind: str)
     return number
 
 
-def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:
+def compute_recorded_context(run: Run, name: str, number: int, kind: str) -> Tensor:
     """Compute the contexts (b, h, q, e) of a recorded layer, weights times values. Raises ConfigError without values."""
-    layer = find_recorded_layer(recording, name, number, kind)
-    values = recording.values(layer, kind=kind)
+    layer = find_recorded_layer(run, name, number, kind)
+    values = run.values(layer, kind=kind)
     if values is None:
         raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")
-    return recording.map(layer, kind=kind) @ values
+    return run.map(layer, kind=kind) @ values
 
 
 def compute_context(call: AttentionCall) -> Tensor:
-    """Compute the context of a changed call."""
+    """Compute the context of a changed call, in the dtype of its values; a model may have its queries and keys in another."""
     assert call.v is not None
+    dtype = reduce(torch.promote_types, (call.q.dtype, call.k.dtype, call.v.dtype))
+    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     if call.weight is not None:
-        q, k, v, weight = call.q, call.k, call.v, call.weight
-        return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
+        return additive_attention(q, k, v, call.weight, call.mask, offset=call.offset).to(call.v.dtype)
     settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
-    return attention(call.q, call.k, call.v, call.mask, **settings)
+    return attention(q, k, v, call.mask, **settings).to(call.v.dtype)

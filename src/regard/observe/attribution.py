@@ -11,9 +11,11 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
+from regard.map.indexing import is_single, select_places
 from regard.mechanism.arguments import check_choice, check_sequence, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.relevance import compute_cross_relevance, compute_self_relevance
+from regard.observe.run import Run
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 KINDS = (*FACTORS, "scores")
@@ -22,12 +24,12 @@ ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """What the weights of a recording did to a number: maps of gradients, and relevance.
+    """What the weights of a run did to a number that it computed: maps of gradients, and relevance.
 
     The gradients are those with respect to the context of each head, (b, h, q, e): O(T) numbers, from which each entry follows.
     """
 
-    recording: Any  # a Recording, whose module imports this one
+    run: Run
     gradients: dict[StoredCall, Tensor] = field(repr=False)
 
     def map(
@@ -50,8 +52,8 @@ class Attribution:
         Source: gradient times attention, Chefer et al. 2021.
         """
         check_choice("kind", kind, KINDS)
-        weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
-        values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
+        weights: AttentionMap = self.run.map(layer, kind=attention, part=part)
+        values: Tensor | None = self.run.values(layer, kind=attention, part=part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
         left = self.join_layer(self.gradients, layer, attention, part)
@@ -61,7 +63,7 @@ class Attribution:
             found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
-        wanted = self.recording.map(layer, head, kind=attention, part=part).planes.pairs[0][0][1]
+        wanted = self.run.map(layer, head, kind=attention, part=part).planes.pairs[0][0][1]
         return found.select(heads=[wanted])
 
     def gradients_and_contexts(
@@ -74,7 +76,7 @@ class Attribution:
 
     def join_layer(self, tensors: Mapping[StoredCall, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a layer along their queries."""
-        histories = self.recording.last.find_histories(layer, attention, part)
+        histories = self.run.find_histories(layer, attention, part)
         return join_queries([self.join_calls(history, tensors) for history in histories])
 
     def join_calls(self, history: KVHistory, tensors: Mapping[StoredCall, Tensor]) -> Tensor:
@@ -102,17 +104,17 @@ class Attribution:
         M_l is the mean over the heads of layer l of the positive part of the pull, max(0, A_ij ∂y/∂A_ij). It is computed from
         the last layer to the first, block by block. "cross" is of the source tokens of an encoder-decoder model, through all
         layers of both.
-        Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number.
+        Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number,
+        OutOfRangeError for a query that is not there.
         Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6, and 7 to 10 for "cross".
         """
         check_choice("attention", attention, ("self", "cross"))
-        run = self.recording.last
-        places = run.map(0, kind=attention, part=part).shape[2] if run.layers(attention, part) else 0
-        chosen = torch.arange(places)[queries] if places else torch.zeros(1, dtype=torch.long)
+        places = self.run.map(0, kind=attention, part=part).shape[2] if self.run.layers(attention, part) else 0
+        chosen = select_places("queries", queries, places) if places else torch.zeros(1, dtype=torch.long)
         compute = compute_self_relevance if attention == "self" else compute_cross_relevance
         find_pull = cache(lambda layer, kind, one: self.map(layer, attention=kind, part=one))  # with what it has computed
-        rows = compute(run, find_pull, chosen.reshape(-1), part)
-        return rows[:, 0] if chosen.dim() == 0 else rows
+        rows = compute(self.run, find_pull, chosen, part)
+        return rows[:, 0] if is_single(queries) else rows
 
 
 def join_queries(parts: list[Tensor]) -> Tensor:
@@ -121,29 +123,38 @@ def join_queries(parts: list[Tensor]) -> Tensor:
 
 
 def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
-    """Return what the weights of a recording did to a number that the recorded forward computed, by one backward.
+    """Return what the weights of a recording did to a number that a recorded forward computed, by one backward.
 
-    number is a tensor of one element: a logit, a difference of two, a loss. layers of self-attention, by number or name, limit
-    the backward to what comes after them; None for all. Parameters get no gradients, and the graph stays.
+    number is a tensor of one element: a logit, a difference of two, a loss. Of several runs the maps are those of the last one
+    that the number depends on. layers of self-attention, by number or name, limit the backward to what comes after them; None
+    for all. Parameters get no gradients, and the graph stays.
     Raises ConfigError if the number does not depend on the recorded contexts by a gradient.
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
-    calls = [call.stored for run in recording.runs for call in run.softmax_calls]
-    if layers is not None:
-        histories = [
-            one for layer in check_sequence("layers", layers) for one in recording.last.find_histories(layer, "self", None)
-        ]
-        calls = [stored for history in histories for stored in history.stored_calls]
-    stored = [one for one in calls if one.graph is not None]
-    if not number.requires_grad or not stored:
+    named = None if layers is None else check_sequence("layers", layers)
+    chosen = None if named is None else [recording.last.find_visit(layer, "self", None) for layer in named]
+    calls = [(run, stored, stored.graph) for run in recording.runs for stored in list_calls(run, chosen)]
+    pairs = [(run, stored, graph.context) for run, stored, graph in calls if graph is not None]
+    if not number.requires_grad or not pairs:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
-    contexts = [one.graph.context for one in stored if one.graph is not None]
+    contexts = [context for _, _, context in pairs]
     found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
-    if all(gradient is None for gradient in found):
+    own = [run for (run, *_), gradient in zip(pairs, found, strict=True) if gradient is not None]
+    if not own:
         raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")
     gradients = {
-        one: torch.zeros_like(context) if gradient is None else gradient.detach()
-        for one, context, gradient in zip(stored, contexts, found, strict=True)
+        stored: torch.zeros_like(context) if gradient is None else gradient.detach()
+        for (_, stored, context), gradient in zip(pairs, found, strict=True)
     }
-    return Attribution(recording, gradients)
+    return Attribution(own[-1], gradients)
+
+
+def list_calls(run: Run, visits: Sequence[tuple[str, int]] | None) -> list[StoredCall]:
+    """Return the calls that a run made, or those of self-attention in some modules, each with the number of its visit."""
+    calls = [call.stored for call in run.softmax_calls]
+    if visits is None:
+        return calls
+    histories = [one for (name, kind, visit, _), one in run.histories.items() if kind == "self" and (name, visit) in visits]
+    chosen = {stored for history in histories for stored in history.stored_calls}
+    return [stored for stored in calls if stored in chosen]

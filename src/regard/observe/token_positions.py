@@ -63,7 +63,7 @@ def mark_positions(places: Places, size: int, name: str) -> Tensor:
         found[: len(places)] = places[:size].cpu()
     else:
         check_index(name, places)
-        chosen = torch.as_tensor(places).cpu()
+        chosen = torch.as_tensor(places).cpu().long()  # of an empty list they are floats
         if chosen.dim() > 1:
             raise ConfigError(
                 f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
@@ -53,6 +54,11 @@ class AttentionInputs:
         assert ranges is not None
         first, stop = (np.ascontiguousarray(x[0].numpy()) for x in ranges)
         return first, stop
+
+    def count_queries(self) -> Tensor:
+        """Return the number of queries that see each key, (t,)."""
+        first, stop = (torch.from_numpy(x).long().bincount(minlength=self.tokens + 1) for x in self.find_key_ranges())
+        return (first - stop).cumsum(0)[: self.tokens]
 
     def select_prompt(self) -> "AttentionInputs":
         """Return the inputs of the prompt alone."""

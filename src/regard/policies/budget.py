@@ -1,5 +1,7 @@
 """Budgets: how many keys a policy keeps, as a number or as a share of the prompt, for all layers and heads or for each."""
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
@@ -53,8 +55,8 @@ def count_keys(budget: Budget, prompt: int, layer: int, heads: int) -> Tensor:
 
 
 def count_amount(amount: HeadBudget, prompt: int) -> int:
-    """Return the number of keys that an amount means for a prompt."""
-    return max(1, int(prompt * amount)) if isinstance(amount, float) else amount
+    """Return the number of keys that an amount means for a prompt; a share is the decimal number that is written."""
+    return max(1, int(prompt * Fraction(repr(float(amount))))) if isinstance(amount, float) else amount
 
 
 def spread_budget(budget: float, layers: int, *, steepness: float = 20.0) -> tuple[float, ...]:

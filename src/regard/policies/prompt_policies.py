@@ -56,12 +56,12 @@ class ObservedAttention(PromptPolicy):
     """Keep the keys with the largest mean weight over the queries of the prompt that see them.
 
     Source: kvpress's ObservedAttentionPress, the selection of H2O (Zhang et al. 2023) made once; here the T x T weights that it
-    reads are never stored.
+    reads are never stored, and in a sliding window only the queries that have a key in theirs count.
     """
 
     def score_keys(self, prompt: AttentionInputs) -> Tensor:
         received = prompt.average_group(prompt.sum_weights())  # (b, g, k)
-        return received / torch.arange(prompt.tokens, 0, -1, device=received.device)
+        return received / prompt.count_queries().to(received.device)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from regard.observe.recording import Recording
 from regard.policies import AttentionInputs, Policy, check_causality
 from regard.policies.policy import check_policy
 from regard.policy_audit.certificate import CERTIFIED_ROWS, AuditCertificate, certify_layer, join_certificates
-from regard.policy_audit.measure import measure_layer
+from regard.policy_audit.measure import change_inputs, compute_dropped_weights, measure_layer
 from regard.policy_audit.recorded_inputs import find_prompt, read_inputs
 from regard.policy_audit.row_measures import RowMeasures
 from regard.policy_audit.summary import Summary, format_positions, format_summaries, summarize_part
@@ -29,7 +29,10 @@ MEASURES = ("recall", "kl", "output_error", "kept", "dropped_distance")
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A row of which a policy keeps little: where it is, what it keeps, and the key with the largest weight that is dropped."""
+    """A row of which a policy keeps little: where it is, what it keeps, and the key of which most is dropped.
+
+    Of a dropped key that is its weight in the complete row, of a key that the policy changes by how much its weight falls.
+    """
 
     policy: str
     layer: int
@@ -37,22 +40,24 @@ class WorstRow:
     head: int
     query: int
     recall: float
-    key: int
-    weight: float  # of that key, in the complete row
+    key: int | None  # None if the row keeps everything
+    weight: float  # that is dropped of that key
     word: str | None = None  # of the query
     key_word: str | None = None
 
     @property
     def sentence(self) -> str:
         """What was dropped, in a sentence."""
-        query, key = (
-            f"{place:,}" if word is None else f"{place:,} {word!r}"
-            for place, word in ((self.query, self.word), (self.key, self.key_word))
-        )
-        return (
-            f"{self.policy} keeps {self.recall:.2%} of the attention of head {self.layer}.{self.head} at query {query}; most "
-            f"of what it drops is on key {key}: {self.weight:.2%}."
-        )
+        query = format_place(self.query, self.word)
+        kept = f"{self.policy} keeps {self.recall:.2%} of the attention of head {self.layer}.{self.head} at query {query}"
+        if self.key is None:
+            return f"{kept}."
+        return f"{kept}; most of what it drops is on key {format_place(self.key, self.key_word)}: {self.weight:.2%}."
+
+
+def format_place(place: int, word: str | None) -> str:
+    """Return a position with its word, if that is known."""
+    return f"{place:,}" if word is None else f"{place:,} {word!r}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,31 +126,27 @@ class Audit(HtmlRepr):
         return edges, torch.stack([part.nanmean((2, 3, 4)) for part in parts], -1)
 
     def find_worst(self, n: int = 5, policy: int = 0) -> list[WorstRow]:
-        """Return the n rows of which a policy keeps least, with the key that mattered most among those dropped."""
+        """Return the n rows of which a policy keeps least, each with the key of which most is dropped."""
         check_count("n", n)
         number = check_index("policy", policy, len(self.policies), "policies")
         lowest = self.recall[number].flatten().argsort()[:n]
         places = torch.stack(torch.unravel_index(lowest, self.recall.shape[1:]), 1).tolist()
         inputs = {layer: self.read_inputs(layer) for layer in {place[0] for place in places}}
-        masks = {layer: self.policies[number].choose_keys(one) for layer, one in inputs.items()}
-        return [self.describe_row(number, inputs[place[0]], masks[place[0]], *place) for place in places]
+        changes = {layer: change_inputs(self.policies[number], one) for layer, one in inputs.items()}
+        return [self.describe_row(number, inputs[place[0]], *changes[place[0]], *place) for place in places]
 
     def describe_row(
-        self, policy: int, inputs: AttentionInputs, mask: Mask, layer: int, b: int, h: int, query: int
+        self, policy: int, inputs: AttentionInputs, mask: Mask, changed: AttentionInputs | None, *place: int
     ) -> WorstRow:
-        """Return what a policy drops from one row, by the places of its numbers in `recall`."""
-        weights = inputs.build_map()[b, h, query]
-        keys = torch.arange(inputs.tokens, device=weights.device)
-        at_b, at_h, at_q = (torch.tensor(x, device=weights.device) for x in (b, h, query))
-        kept = mask.can_see(at_b, at_h, at_q, keys)
-        dropped = weights.masked_fill(kept, -1)
-        key = int(dropped.argmax())
+        """Return what a policy drops from one row, by the place of its numbers in `recall`: layer, b, h, query."""
+        layer, b, h, query = place
+        dropped = compute_dropped_weights(inputs, mask, changed, b, h, query)
+        weight = float(dropped.max())
+        key = int(dropped.argmax()) if weight > 0 else None
         words = self.words if self.words is None or isinstance(self.words[0], str) else self.words[b]
-        names = (None, None) if words is None else (words[query], words[key])
-        recall = float(self.recall[policy, layer, b, h, query])
-        return WorstRow(
-            self.labels[policy], self.layers[layer], b, self.heads[h], query, recall, key, max(float(dropped[key]), 0.0), *names
-        )
+        names = [None if words is None or one is None else words[one] for one in (query, key)]
+        recall = float(self.recall[policy, *place])
+        return WorstRow(self.labels[policy], self.layers[layer], b, self.heads[h], query, recall, key, weight, *names)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the summaries of both parts as plain values, for JSON."""

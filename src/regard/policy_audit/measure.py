@@ -61,10 +61,36 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
         for plane in planes:
             measure_head(plane, 1)
     for n, policy in enumerate(policies):
-        cache = policy.change_cache(inputs)
-        if cache is not None:
-            measure_changed_cache(inputs, *cache, masks[n], found, n)
+        changed = change_cache(policy, inputs, masks[n])
+        if changed is not None:
+            measure_changed_cache(inputs, changed, found, n)
     return found, masks
+
+
+def change_inputs(policy: Policy, inputs: AttentionInputs) -> tuple[Mask, AttentionInputs | None]:
+    """Return the mask that a policy chooses, and what later queries read if it changes the cache, else None."""
+    mask = policy.choose_keys(inputs)
+    return mask, change_cache(policy, inputs, mask)
+
+
+def change_cache(policy: Policy, inputs: AttentionInputs, mask: Mask) -> AttentionInputs | None:
+    """Return what queries after the prompt read under the mask of a policy that changes the cache; None if it does not."""
+    cache = policy.change_cache(inputs)
+    if cache is None:
+        return None
+    return replace(inputs, q=inputs.q.to(cache[0].dtype), k=cache[0], v=cache[1], mask=inputs.mask & mask)
+
+
+def compute_dropped_weights(
+    inputs: AttentionInputs, mask: Mask, changed: AttentionInputs | None, b: int, h: int, query: int
+) -> Tensor:
+    """Return how much of each weight of a row a policy drops, (t,): all of a dropped key's, else by how much it falls."""
+    weights = inputs.build_map()[b, h, query]
+    if changed is not None and query >= inputs.prompt:
+        return (weights - changed.build_map()[b, h, query]).clamp(min=0)
+    keys = torch.arange(inputs.tokens, device=weights.device)
+    at_b, at_h, at_query = (torch.tensor(place, device=weights.device) for place in (b, h, query))
+    return weights.masked_fill(mask.can_see(at_b, at_h, at_query, keys), 0)
 
 
 def select_values(inputs: AttentionInputs, values: Tensor, plane: Plane) -> Tensor:
@@ -84,13 +110,12 @@ def compute_complete_rows(
     return {plane: rows for plane, rows in found if rows is not None}
 
 
-def measure_changed_cache(inputs: AttentionInputs, k: Tensor, v: Tensor, mask: Mask, found: RowMeasures, policy: int) -> None:
-    """Measure the rows after the prompt whose queries read other keys (b, g, t, d) and values (b, g, t, e).
+def measure_changed_cache(inputs: AttentionInputs, changed_inputs: AttentionInputs, found: RowMeasures, policy: int) -> None:
+    """Measure the rows after the prompt whose queries read other keys and values.
 
     recall is what the two distributions have in common, Σ min(p, p'), which for dropped keys is the share that is kept.
     """
-    first, values = inputs.prompt, inputs.require_values("an audit")
-    changed_inputs = replace(inputs, q=inputs.q.to(k.dtype), k=k, mask=inputs.mask & mask)
+    first, values, v = inputs.prompt, inputs.require_values("an audit"), changed_inputs.require_values("an audit")
     maps = [one.build_map(first) for one in (inputs, changed_inputs)]
     for plane, other in zip(*(one.planes for one in maps), strict=True):
         group = plane.h // inputs.heads_per_key

@@ -16,9 +16,10 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
 
     inputs have the model's own mask and values. The rows of which no head drops a key are computed by `attention`.
     """
-    values = inputs.require_values("the context of a policy")
+    values, given = inputs.require_values("the context of a policy"), (inputs.q, inputs.k, inputs.v)
     is_finite = bool(inputs.q.isfinite().all()) and bool(inputs.k.isfinite().all())
-    if inputs.q.dtype != torch.float32 or not kept_rows.can_run_compiled(inputs, values) or not is_finite:
+    is_float32 = all(x is not None and x.dtype == torch.float32 for x in given)  # GPT-Neo's values may be of another dtype
+    if not is_float32 or not kept_rows.can_run_compiled(inputs, values) or not is_finite:
         return None
     ends, whole = (kept_rows.find_ends(inputs, one) for one in (mask, EVERYTHING))
     if whole is None:

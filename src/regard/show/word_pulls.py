@@ -22,7 +22,7 @@ class WordPull:
 
 def sum_over_queries(attribution: Attribution, kind: str = "pull") -> Tensor:
     """Compute the sum over the queries of the first text, (layers, h, k), of a kind of attribution map."""
-    maps = (attribution.map(layer, kind=kind) for layer in range(len(attribution.recording.layers())))
+    maps = (attribution.map(layer, kind=kind) for layer in range(len(attribution.run.layers())))
     return torch.stack([one.column_sums()[0].double().cpu() for one in maps])
 
 
@@ -34,7 +34,7 @@ def find_largest_part(parts: Tensor) -> tuple[str, float]:
 
 def compute_pulls(attribution: Attribution, words: list[str]) -> list[WordPull]:
     """Return a row for each token of the first text, largest pull in size first."""
-    layers = range(len(attribution.recording.layers()))
+    layers = range(len(attribution.run.layers()))
     pulls = sum_over_queries(attribution)
     rows = [attribution.map(layer).weights[0, :, -1].double().mean(0).cpu() for layer in layers]
     weights, total = torch.stack(rows).mean(0), pulls.sum((0, 1))

@@ -134,7 +134,7 @@ def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at
     check_index("token", chosen, len(logits))
     found = split_gradients(recording.attribute(logits[chosen]), entry.recording)
     likeliest = list(zip(tokens.tolist(), values.tolist(), strict=True))
-    return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording, found))
+    return Target(at, chosen, float(logits[chosen].detach()), likeliest, Attribution(entry.recording.last, found))
 
 
 def split_gradients(found: Attribution, shown: Recording) -> dict[StoredCall, Tensor]:
