@@ -21,6 +21,7 @@ from regard.show.page.session import Session
 from regard.show.page.single_file import page as write_page
 from show.page.browser.page_waits import wait_until, wait_until_settled
 from show.page.browser.recordings import CODE, PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
+from show.page.server_client import in_steps
 from show.vision_models import llava, swin, vit
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
@@ -75,6 +76,18 @@ def test_the_weights_on_screen_are_saved_with_all_their_digits(open_page, addres
         assert float(one["weight"]) == expect_weight(Q, K, LAYER, HEAD, int(one["query"]), int(one["key"]))
     if view == "text":
         assert [one["word"] for one in rows] == space_words(PLAIN, T)
+
+
+@pytest.mark.parametrize("way", ["", "&way=to"])
+def test_a_file_shows_the_words_of_the_text_that_is_selected(open_page, tmp_path, way):
+    recording = in_steps()
+    regard.page(recording, tmp_path / "page.html")
+    page = wait_until_settled(open_page(f"{(tmp_path / 'page.html').as_uri()}#view=text&layer=1&head=2&b=1&q={QUERY}{way}"))
+    assert [one["word"] for one in csv.DictReader(save(page, "CSV", tmp_path).splitlines())] == recording.tokens[1]
+    wait_until(page, "document.querySelector('.text-links .link')")
+    linked = page.locator(".text-links .link-word").all_inner_texts()
+    assert linked
+    assert all(word.strip().startswith("b") for word in linked)
 
 
 @pytest.mark.parametrize("heads", ["head=1", "heads=all"])

@@ -97,7 +97,7 @@ export function createFileSource() {
     const found = await (incoming ? column(r, query) : row(r, query));
     const places = [...found.keys()].filter((n) => found[n] > 1).sort((a, b) => found[b] - found[a] || a - b).slice(0, query.n ?? 8);
     const attention = attentionOf(r, query);
-    const { words } = await list(r, incoming ? attention.rows : attention.columns);
+    const { words } = await list(r, incoming ? attention.rows : attention.columns, query.b);
     return { found: places.map((place) => ({ place, word: words?.[place] ?? String(place), weight: decodeWeight(found[place]) })) };
   }
 
@@ -116,14 +116,18 @@ export function createFileSource() {
     return { ...computeWeight(scores, line, k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
   }
 
-  const list = (r, name) => (name && entries.has(`${r}/words?list=${name}`) ? json(`${r}/words?list=${name}`) : Promise.resolve({ words: null }));
+  // Return the words of a batch row along an axis; all rows share those that a recording has for one.
+  function list(r, name, b) {
+    const found = [b ?? 0, 0].map((row) => `${r}/words?list=${name}&b=${row}`).find((one) => entries.has(one));
+    return found ? json(found) : Promise.resolve({ words: null });
+  }
 
   return {
     file: true,
     start: async () => start,
     recordings: async () => [], // the file has none but those of its start
-    async words(r, { list: name, from, to }) {
-      const { words } = await list(r, name);
+    async words(r, { list: name, from, to, b }) {
+      const { words } = await list(r, name, b);
       return { words: words.slice(from, to) };
     },
     async *heads(r, { kind, part }) {
