@@ -138,11 +138,11 @@ def test_it_fits_a_telephone_and_has_its_own_dark_colors(open_page, addresses, d
     assert (sum(inks[:3]) < 3 * 128) == dark
 
 
-def write_batch(path, images):
-    """A page of two texts with two images each."""
+def write_batch(path, images, rows=2):
+    """A page of rows of texts with two images each."""
     model, ids = make_llava(), torch.tensor([[1, *[50] * 9, 7, *[50] * 9, 8]])
     with torch.no_grad(), regard.record(model) as recording:
-        model(input_ids=ids.expand(2, -1), pixel_values=make_pixels(9, 9).expand(4, -1, -1, -1))
+        model(input_ids=ids.expand(rows, -1), pixel_values=make_pixels(9, 9).expand(2 * rows, -1, -1, -1))
     write(recording, path, image=images)
     return path.as_uri()
 
@@ -169,6 +169,23 @@ def test_each_image_of_each_text_of_a_batch_is_shown_with_its_own_weights(open_p
         expect_width(page, width)
         if width < 50:
             page.get_by_label("next image").click()
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "shown"),
+    [
+        ("language_model", "text", [20, 20, 20, 40, 40, 40]),
+        ("vision_tower", "image", [20, 30, 20, 30, 20, 30, 40, 50, 40, 50, 40, 50]),
+    ],
+)
+def test_the_beams_of_several_texts_share_the_images_of_theirs(open_page, tmp_path, part, name, shown):
+    images = [np.zeros((30, width, 3), np.uint8) for width in (20, 30, 40, 50)]  # two of each of two texts, of three beams each
+    address = write_batch(tmp_path / "beams.html", images, rows=6)
+    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part={part}"))
+    for n, width in enumerate(shown):
+        if n:
+            page.get_by_label(f"next {name}").click()
+        expect_width(page, width)
 
 
 def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_path):

@@ -6,7 +6,7 @@ import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
 import { renderChoice } from "../../frame/controls.js";
-import { findImageRow } from "../../frame/image_rows.js";
+import { findImage, findImageRow } from "../../frame/image_rows.js";
 import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { drawPatches, loadImage } from "./image_canvas.js";
 import { createPatchGrid, namePatch, stepPatch, NONE } from "./patch_grid.js";
@@ -92,9 +92,6 @@ function moveQuery({ grid }, { grid: former, patch }) {
 
 // Return the first batch row of the map of the image that a state names: one row for each window.
 const getFirstRow = (it, state) => findImageRow(it.app.summary(), getLayer(it, state), state) * it.grid.windows;
-
-// Return the number of an image of a batch row among all that the page has; all rows share those that are given for one.
-const findImage = ({ images }, { grids }, row, number) => (images.length === grids.length ? number : row * grids.length + number);
 
 // Load the image of an address once.
 async function loadOnce(it, address) {
