@@ -8,7 +8,7 @@ import regard
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
-from show.vision_models import llava, make_llava, make_pixels, record_family, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
@@ -194,6 +194,17 @@ def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_p
     expect_width(page, 20)
     page.get_by_label("next image").click()
     wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 1 was not given')")
+
+
+def test_a_row_that_is_not_a_number_is_not_said_to_get_nothing(open_page, tmp_path):
+    model = make_vit()
+    with torch.no_grad():
+        next(one for name, one in model.named_parameters() if name.endswith("q_proj.weight"))[0, 0] = torch.nan
+        with regard.record(model) as recording:
+            model(pixel_values=make_pixels(15, 21))
+    write(recording, tmp_path / "nan.html", image=IMAGE)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'nan.html').as_uri()}#view=image&layer=0&q=9"))
+    expect_caption(page, "it has no weights: it sees nothing, or they are not numbers (NaN)")
 
 
 def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_page, tmp_path):

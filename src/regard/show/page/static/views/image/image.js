@@ -16,6 +16,7 @@ const KINDS = [["weights", "weights"], ["rollout", "rollout"]];
 const MAX_WORDS = 400; // tokens that are no patches, listed beside the image
 const UNPLACED = "The tokens of this layer are not known as patches of an image. Choose another layer or attention, or set recording.places.";
 const MISSING = "was not given to this page. Pass image=[...] with all images that the model read, in their order.";
+const NO_WEIGHTS = "it has no weights: it sees nothing, or they are not numbers (NaN)";
 
 export const view = {
   name: "image",
@@ -210,7 +211,8 @@ function describeQuery(it, patch) {
   const said = patch === NONE ? nameToken(it, shown.q) : namePatch(patch, grid.columns);
   const meant = patch === NONE ? MEANT[said] : "row, column";
   const [which, what] = getKind(it, state) === "rollout" ? [`Rollout up to layer ${state.layer}`, "its share in "] : [`Layer ${state.layer}, ${nameSelectedHeads(app, state)}`, "the attention of "];
-  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; all patches get ${quantity.write(inside)}`);
+  const all = shown.codes.some(Boolean) ? `all patches get ${quantity.write(inside)}` : NO_WEIGHTS;
+  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; ${all}`);
 }
 
 // Return the name of a query that is no patch: its own, or its word.
