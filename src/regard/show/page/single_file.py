@@ -195,7 +195,11 @@ def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -
             )
     q, k = entry.get_shape(place)[2:]
     if 4 * q * k * sum(shape[0] * shape[1] for one in entry.attention_layers for shape in one.shapes) <= MAX_SCORES_BYTES:
-        yield f"{entry.id}/scores?{named}", encode_little_endian(compute_head_scores(MapView(opened.pyramid.map)), "<f4")
+        look = MapView(opened.pyramid.map)
+        yield f"{entry.id}/scores?{named}", encode_little_endian(compute_head_scores(look), "<f4")
+        sink = look.get_plane(0, 0).sink
+        if sink is not None and bool(sink.isfinite()):
+            yield f"{entry.id}/sink?{named}", encode_json({"score": float(sink)})
     if max(q, k) <= MAX_STEP_WORDS:
         try:
             steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)
