@@ -7,7 +7,7 @@ import regard
 from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
 from regard.models.transformers_decoder import find_cache_name
 from regard.show.image_overlay import draw_patch_weights
-from regard.show.patch_summary import render_patches
+from regard.show.patch_summary import compute_layer_numbers, render_patches
 from regard.show.patch_weights import compute_patch_weights, describe_others, require_patches
 from regard.show.terminal_colors import TerminalArea
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
@@ -162,3 +162,24 @@ def test_a_row_that_is_not_a_number_is_not_shown_as_one_that_sees_nothing(colors
     assert (
         "36 numbers of this query are NaN" in draw_patch_weights(np.zeros((30, 42, 3), np.uint8), [broken]).axes[1].get_xlabel()
     )
+
+
+def test_the_numbers_of_a_layer_are_means_over_the_patches_that_are_queries():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k):
+            return regard.attention(q, k, k, offset=6)
+
+    torch.manual_seed(0)
+    layer, q, k = Layer(), torch.randn(1, 2, 4, 5, dtype=torch.float64), torch.randn(1, 2, 10, 5, dtype=torch.float64)
+    with torch.no_grad(), regard.record(layer) as recording:
+        layer(q, k)  # the last 4 of 9 patches, after a token that is none, as after a cache
+    recording.places = PatchGrid(3, 3, start=1)
+    weights = regard.attend(q, k, k).weights[0]
+    patches = weights[..., 1:]
+    shares = patches / patches.sum(-1, keepdim=True)
+    places = torch.tensor([divmod(patch, 3) for patch in range(9)], dtype=torch.float64)
+    found = compute_layer_numbers(recording, 0)
+    assert found.others == pytest.approx(float(weights[..., 0].mean()), rel=1e-12)
+    assert found.itself == pytest.approx(float(patches.diagonal(5, -2, -1).mean()), rel=1e-12)
+    assert found.distance == pytest.approx(float((shares * torch.cdist(places[5:], places)).sum(-1).mean()), rel=1e-12)
+    assert found.patches == pytest.approx(float(torch.special.entr(shares).sum(-1).exp().mean()), rel=1e-12)
