@@ -14,6 +14,7 @@ from regard.models import GPT2
 from regard.models import GPT2Config as Sizes
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.text.byte_pair import GPT2_FOLDER
+from text.wordpiece import make_wordpiece
 
 
 @pytest.fixture
@@ -80,6 +81,18 @@ def test_the_words_of_a_text_keep_the_spaces_between_them(decoder):
     assert model.decode(ids[0, 3:].tolist()) == "".join(words[3:])
     again, *_ = model.tokens("".join(words), None)  # as the page reads a story again
     assert (again.tolist(), whole) == (ids.tolist(), len(words))
+
+
+def test_the_words_of_wordpiece_are_joined_where_a_token_continues_one():
+    model = TransformersModel("", SimpleNamespace(config=SimpleNamespace()), make_wordpiece())
+    text = "the dog barked, and the cats sat."
+    ids, words, _ = model.tokens(text, None)
+    assert "".join(words) == f" [CLS] {text}"
+    assert [model.pieces()[number] for number in ids[0]] == words
+    start = words.index("ed")
+    assert model.decode(ids[0, start:].tolist()) == "".join(words[start:])
+    again, *_ = model.tokens("".join(words), None)
+    assert again.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("name", ["minimax", "qwen3_next"])

@@ -11,10 +11,12 @@ import torch
 
 import regard
 from head_atlas.small_atlas import SETTINGS, make_model, make_texts, read_results
+from regard import GPT2, GPT2Config
 from regard.errors import ConfigError, DataError
 from regard.head_atlas.atlas import read_atlas
 from regard.head_atlas.build_atlas import merge_atlas
 from regard.head_atlas.plan import get_shard_path
+from regard.text import Letters
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 SCRIPT = Path(__file__).with_name("small_atlas.py")
@@ -55,6 +57,25 @@ def start_process(place: Path, name: str, **settings) -> subprocess.Popen:
         place / "texts.jsonl",
     ]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def test_an_atlas_of_all_queries_has_the_scores_the_chances_and_the_kinds_of_heads(tmp_path, one_thread):
+    torch.manual_seed(0)
+    letters = Letters.from_texts(["ABC"])  # so few that a head which attends to all meets its own letter often
+    model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=64, vocabulary=letters.vocabulary)).eval()
+    model.text = letters
+    texts = ["".join("ABC"[n] for n in torch.randint(3, (41,)).tolist()) for _ in range(7)]
+    table = regard.atlas(model, texts, tmp_path / "atlas", queries=1000)
+    ids = torch.tensor([letters.encode(text) for text in texts])
+    with torch.inference_mode(), regard.record(model) as recording:
+        model(ids)
+    recording.tokens = [list(text) for text in texts]
+    for row, expected in zip(table, regard.heads(recording), strict=True):
+        assert row.kind == expected.kind
+        for name, score in row.scores.items():
+            if name != "positional":  # whose distances are in bins
+                numbers, wanted = ([x, x.low, x.high, x.count, x.chance] for x in (score, expected.scores[name]))
+                assert numbers == pytest.approx(wanted, rel=1e-5, abs=1e-5, nan_ok=True), name
 
 
 @pytest.mark.slow

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 import regard
 from regard import AttentionMap, Causal, Everything, Window
-from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, RowScores, score_rows, select_queries
+from regard.head_atlas.sampled_rows import (
+    DISTANCE_EDGES,
+    POSITIONAL,
+    SCORES,
+    WITH_CHANCE,
+    RowScores,
+    score_rows,
+    select_queries,
+)
 from regard.observe import detectors
 from regard.observe.head_scores import HeadOptions, compute_scores
 from regard.observe.map_view import MapView
@@ -38,6 +46,16 @@ def test_each_score_is_that_of_the_detector(seed, t, mask, data):
         assert torch.equal(found.counted[n], every.among[0][:, queries]), name
         off = (found.values[n] - every.values[0][:, queries]).where(found.counted[n], 0)
         assert off.abs().max() < EQUAL * t, name
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.sampled_from(MASKS))
+def test_the_chance_of_each_score_is_that_of_the_detector(seed, t, mask):
+    m, ids = make_map(seed, t, mask)
+    expected = compute_scores(MapView(m, ids.unsqueeze(0)), HeadOptions(tokens=ids.unsqueeze(0)))
+    found = score_rows(m, ids, torch.arange(t), ids == 3)
+    for n, name in enumerate(WITH_CHANCE):
+        chance = found.chances[n].where(found.counted[n], 0).sum(-1) / found.counted[n].sum(-1)
+        assert torch.allclose(chance, expected[name].chance[0], rtol=0, atol=EQUAL, equal_nan=True), name
 
 
 @given(st.integers(2, 30), st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from(MASKS), st.booleans()), max_size=6))

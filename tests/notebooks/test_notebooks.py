@@ -125,6 +125,11 @@ def test_a_notebook_ends_with_what_the_next_one_adds(path, notebook):
     assert following[0].name in notebook.cells[-1].source if following else "whole" in notebook.cells[-1].source
 
 
+def test_only_the_last_notebook_is_called_the_last(notebook):
+    names = re.findall(r"\[last notebook\]\(([^)]*)\)", "\n".join(cell.source for cell in notebook.cells))
+    assert set(names) <= {NOTEBOOKS[-1].name}
+
+
 def test_links_lead_to_notebooks_that_exist_or_to_the_web(notebook):
     for cell in notebook.cells:
         for link in re.findall(r"\]\(([^)]*)\)", cell.source if cell.cell_type == "markdown" else ""):

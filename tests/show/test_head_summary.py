@@ -173,6 +173,16 @@ def test_in_cross_attention_the_first_word_is_as_good_as_any():
     assert find_strongest_link(m, "cross")[:2] == (0, 0)
 
 
+def test_after_padding_on_the_left_the_strongest_link_is_neither_of_padding_nor_on_the_first_token():
+    scores = torch.zeros(1, 1, 6, 6)
+    scores[..., 2] = scores[..., 1, 0] = 9  # the first token; and padding, which looks at padding
+    scores[..., 5, 3] = 10
+    hidden = ~(torch.ones(6, 6).tril() * (torch.arange(6) >= 2)).bool()
+    bias = torch.zeros(1, 1, 6, 6).masked_fill(hidden, torch.finfo(torch.float32).min)
+    m = AttentionMap(scores, torch.eye(6)[None, None], bias=bias, scale=1)
+    assert find_strongest_link(m)[:2] == (5, 3)
+
+
 @pytest.fixture(scope="module")
 def short_recording():
     torch.manual_seed(0)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
@@ -5,7 +6,10 @@ from transformers import DynamicCache
 import regard
 from regard import ConfigError, OutOfRangeError, PatchGrid, ShapeError
 from regard.models.transformers_decoder import find_cache_name
+from regard.show.image_overlay import draw_patch_weights
+from regard.show.patch_summary import compute_layer_numbers, render_patches
 from regard.show.patch_weights import compute_patch_weights, describe_others, require_patches
+from regard.show.terminal_colors import TerminalArea
 from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}  # float64
@@ -139,3 +143,43 @@ def test_places_that_do_not_fit_the_map_are_refused():
         compute_patch_weights(recording)
     with pytest.raises(ConfigError, match=r"recording\.places"):
         require_patches(recording)
+
+
+@pytest.mark.parametrize("colors", [None, "truecolor"])
+def test_a_row_that_is_not_a_number_is_not_shown_as_one_that_sees_nothing(colors):
+    model, pixels = make_vit(), make_pixels(15, 21)
+    with torch.no_grad():
+        next(one for name, one in model.named_parameters() if name.endswith("q_proj.weight"))[0, 0] = torch.nan
+        with regard.record(model) as recording:
+            model(pixel_values=pixels)
+    broken, whole = (compute_patch_weights(one, 0, query=(1, 2)) for one in (recording, vit()[0]))
+    assert (broken.undefined, whole.undefined) == (36, 0)
+    said = [
+        " ".join(" ".join(line.plain for line in render_patches(one, TerminalArea(80, 24, colors))).split())
+        for one in (broken, whole)
+    ]
+    assert ["36 numbers of this query are NaN" in one for one in said] == [True, False]
+    assert (
+        "36 numbers of this query are NaN" in draw_patch_weights(np.zeros((30, 42, 3), np.uint8), [broken]).axes[1].get_xlabel()
+    )
+
+
+def test_the_numbers_of_a_layer_are_means_over_the_patches_that_are_queries():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k):
+            return regard.attention(q, k, k, offset=6)
+
+    torch.manual_seed(0)
+    layer, q, k = Layer(), torch.randn(1, 2, 4, 5, dtype=torch.float64), torch.randn(1, 2, 10, 5, dtype=torch.float64)
+    with torch.no_grad(), regard.record(layer) as recording:
+        layer(q, k)  # the last 4 of 9 patches, after a token that is none, as after a cache
+    recording.places = PatchGrid(3, 3, start=1)
+    weights = regard.attend(q, k, k).weights[0]
+    patches = weights[..., 1:]
+    shares = patches / patches.sum(-1, keepdim=True)
+    places = torch.tensor([divmod(patch, 3) for patch in range(9)], dtype=torch.float64)
+    found = compute_layer_numbers(recording, 0)
+    assert found.others == pytest.approx(float(weights[..., 0].mean()), rel=1e-12)
+    assert found.itself == pytest.approx(float(patches.diagonal(5, -2, -1).mean()), rel=1e-12)
+    assert found.distance == pytest.approx(float((shares * torch.cdist(places[5:], places)).sum(-1).mean()), rel=1e-12)
+    assert found.patches == pytest.approx(float(torch.special.entr(shares).sum(-1).exp().mean()), rel=1e-12)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from regard.text import BytePair
 from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.transformers_tokenizer import PromptTokenizer, TransformersTokenizer
+from text.wordpiece import make_wordpiece
 
 OF_BYTES = TransformersTokenizer(
     transformers.GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
@@ -28,6 +29,15 @@ def test_pieces_of_sentencepiece_have_spaces_letters_and_single_bytes():
     found = TransformersTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model)))
     assert found.bytes([1, 2, 3, 4, 5]).decode() == " the caf\u00e9\u2603"
     assert found.pieces([2, 3]) == [" caf\u00e9", "\\xe2"]
+
+
+def test_pieces_of_wordpiece_join_to_the_text_that_its_own_decoder_writes():
+    words = make_wordpiece()
+    found, text = TransformersTokenizer(words), "the dog barked, and the cats sat."
+    ids = found.encode(text)
+    assert "##ed" in words.convert_ids_to_tokens(ids)
+    assert found.bytes(ids).decode() == " " + words.decode(ids) == " " + text
+    assert found.pieces(found.encode("dogs [SEP].")) == [" dog", "s", " [SEP]", "."]
 
 
 def test_a_token_that_the_tokenizer_lacks_is_shown_as_no_character():

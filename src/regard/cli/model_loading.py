@@ -113,12 +113,12 @@ class TransformersModel:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, with the spaces that it begins with."""
         found = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-        return self._vocabulary.restore_spaces(ids[0], found) if len(ids) else found
+        return self._vocabulary.restore_start(ids[0], found) if len(ids) else found
 
     def pieces(self) -> list[str]:
         """Return the text of every token in the vocabulary."""
         found = self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))])
-        return [self._vocabulary.restore_spaces(number, piece) for number, piece in enumerate(found)]
+        return [self._vocabulary.restore_start(number, piece) for number, piece in enumerate(found)]
 
     @property
     def device(self) -> torch.device:

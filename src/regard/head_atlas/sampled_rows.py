@@ -33,6 +33,7 @@ SCORES = (
     "breadth",
     "punctuation",
 )
+WITH_CHANCE = SCORES[:5]  # the weights on a few keys, which a head that attends equally to all has too
 POSITIONAL = "positional"  # the score that is of a document, not of each query
 EXACT_DISTANCES, STEPS_PER_OCTAVE, LARGEST_DISTANCE = 32, 4, 2**20
 
@@ -52,6 +53,7 @@ DISTANCE_EDGES = make_distance_edges()
 class RowScores:
     """The scores of n queries of one layer: values and whether they count, both (scores, h, n), in the order of SCORES.
 
+    chances (5, h, n) are what those of WITH_CHANCE would be of a head that attends equally to all keys that the query may see.
     of_document (1 or more, h) are the scores of the document: the share of the variance of the weights that their distance
     explains, then those of functions that the user gave. equal_local () is the mean weight within 16 tokens of a head that
     attends equally to all it may see; distance_sums and distance_counts (h, bins) are the sums of the weights by distance and
@@ -61,6 +63,7 @@ class RowScores:
 
     values: Tensor
     counted: Tensor
+    chances: Tensor
     of_document: Tensor
     equal_local: Tensor
     distance_sums: Tensor
@@ -75,7 +78,7 @@ class VisibleKeys:
 
     seen (1 or h, n, t); counts (1 or h, n) and distance_counts (1 or h, bins) are numbers of visible keys; equal_local
     (1 or h, n) is the share of them within 16 tokens. repeats are, for the tokens that equal the query's and for those that
-    follow such a token, the queries and keys of all pairs and whether a query sees one, (1 or h, n).
+    follow such a token, the queries and keys of all pairs and how many a query sees, (1 or h, n).
     """
 
     seen: Tensor
@@ -132,13 +135,13 @@ def score_rows(
     entropy = torch.stack([compute_entropy(head) for head in rows])
     breadth = entropy.exp() / visible.counts.clamp(min=1)
     duplicate, induction = (sum_pairs(rows, query, key) for query, key, _ in visible.repeats)
-    has_duplicate, has_induction = (has_one for *_, has_one in visible.repeats)
+    duplicates, continuations = (count for *_, count in visible.repeats)
 
     values = {
         "previous token": (previous, sees_previous),
         "itself": (own, sees),
-        "duplicate": (duplicate, has_duplicate),
-        "induction": (induction, has_induction),
+        "duplicate": (duplicate, duplicates > 0),
+        "induction": (induction, continuations > 0),
         "first token": (first, sees),
         "sink": (first > MANY, sees),
         "local": (local, sees),
@@ -148,11 +151,14 @@ def score_rows(
         "breadth": (breadth, sees),
         "punctuation": (summaries[..., 2], sees),
     }
+    keys_of_scores = (sees_previous, sees, duplicates, continuations, seen[..., 0])  # of WITH_CHANCE
+    chances = [(count.double() / visible.counts.clamp(min=1)).expand(h, -1) for count in keys_of_scores]
     sums, counts = sum_by_distance(rows, queries), visible.distance_counts.expand(h, -1)
     elsewhere = torch.stack([find_largest_elsewhere(head, queries) for head in rows])
     return RowScores(
         torch.stack([values[name][0].double() for name in SCORES]),
         torch.stack([(values[name][1] & sees).expand(h, -1) for name in SCORES]),
+        torch.stack(chances),
         torch.stack([explain_by_distance(rows, sums, counts), *(average_user_score(look, score) for score in scores)]),
         visible.equal_local.expand(h, -1)[sees.expand(h, -1)].double().mean(),
         sums,
@@ -197,7 +203,7 @@ def find_visible_keys(look: MapView, ids: Tensor, queries: Tensor, shared: list[
     counts, (places, inside) = seen.sum(-1), find_local_keys(queries, t)
     equal_local = (seen.gather(-1, places.expand(len(seen), -1, -1)) & inside).sum(-1) / counts.clamp(min=1)
     pairs = [find_occurrences(ids, queries, after) for after in (0, 1)]
-    repeats = [(query, key, sum_pairs(seen, query, key) > 0) for query, key in pairs]
+    repeats = [(query, key, sum_pairs(seen, query, key)) for query, key in pairs]
     visible = VisibleKeys(seen, counts, equal_local, sum_by_distance(seen, queries).round().long(), repeats)
     if is_shareable:
         shared.append((request.mask, visible))

@@ -4,6 +4,7 @@ A state is a dict of tensors of one size, however many documents it is of. S is 
 layers, K that of the examples.
 
 - documents, sums, squares (S + 1 + U, H): of the means of the documents, for each score, for "positional" and for the user's.
+- chances (5, H): sums of the means of the documents of what the scores WITH_CHANCE would be by chance.
 - queries (S, H): how many queries count. histogram (S, H, bins). position_sums, position_counts (S, H, positions).
 - equal_local (H,): the sum over documents of the local weight of a head that attends equally to all it may see.
 - distance_sums, distance_counts (H, distances).
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, RowScores
+from regard.head_atlas.sampled_rows import DISTANCE_EDGES, POSITIONAL, SCORES, WITH_CHANCE, RowScores
 from regard.observe.head_kinds import Head, infer_kind
 from regard.observe.head_scores import UNBOUNDED_SCORES
 from regard.observe.score_interval import Score, estimate_from_sums
@@ -54,6 +55,7 @@ def make_state(heads: int, examples: int, own_scores: int = 0) -> State:
     numbers = {
         "sums": of_documents,
         "squares": of_documents,
+        "chances": (len(WITH_CHANCE), heads),
         "position_sums": (s, heads, POSITIONS),
         "equal_local": (heads,),
         "distance_sums": (heads, len(DISTANCE_EDGES) - 1),
@@ -79,6 +81,8 @@ def add_rows(state: State, heads: slice, found: RowScores, queries: Tensor, docu
     state["documents"][:, heads] += known
     state["sums"][:, heads] += means
     state["squares"][:, heads] += means.square()
+    own = slice(len(WITH_CHANCE))
+    state["chances"][:, heads] += (found.chances.where(counted[own], 0).sum(-1) / number[own]).nan_to_num(0)
     state["queries"][:, heads] += number
     for n, score in enumerate(SCORES):
         places = torch.bucketize(found.values[n], get_edges(score)[1:-1], right=True)
@@ -160,11 +164,14 @@ def describe_heads(state: State, layers: list[tuple[str, int]], own_scores: Sequ
 
 def compute_score(state: State, place: int, head: int, name: str) -> Score:
     """Return a score of a head by its number and name."""
+    documents = int(state["documents"][place, head])
+    has_chance = name in WITH_CHANCE and documents
     is_share = name in (*SCORES, POSITIONAL) and name not in UNBOUNDED_SCORES
     return estimate_from_sums(
-        int(state["documents"][place, head]),
+        documents,
         float(state["sums"][place, head]),
         float(state["squares"][place, head]),
         int(state["queries"][place, head]) if name in SCORES else 0,
         (0.0, 1.0) if is_share else (-math.inf, math.inf),
+        float(state["chances"][place, head]) / documents if has_chance else math.nan,
     )

@@ -64,7 +64,7 @@ class MapView:
         counted = self.is_token
         real = self._find_real_keys(counted)
         heavy = count_share(take_distinct(real), share)
-        first = torch.tensor(self._find_first_tokens(counted), device=self.map.device)
+        first = torch.tensor(self.find_first_tokens(counted), device=self.map.device)
         tables = take_distinct(counted), self.visible_keys, take_distinct(real)
         found = self.map.planes.gather_batch_sums(SumRequest(window, share, *tables, heavy, first))
         if found is not None and bool(found[0]["largest"].all()):
@@ -144,10 +144,10 @@ class MapView:
     @cached_property
     def first_token_indices(self) -> list[int]:
         """The first token of each batch row, by index: the first key that its first counting query may see."""
-        return self._find_first_tokens(self.is_counted)
+        return self.find_first_tokens(self.is_counted)
 
-    def _find_first_tokens(self, counted: Tensor) -> list[int]:
-        """Return `first_token_indices` for queries that count, (b, h, q)."""
+    def find_first_tokens(self, counted: Tensor) -> list[int]:
+        """Return the first key of each batch row that its first query that counts, (b, h, q), may see."""
         b, _, q, k = self.map.shape
         if not q or not k:
             return [0] * b

@@ -149,14 +149,16 @@ def estimate_score(
     return make_score(mean, variance, len(sample), count, limits, chance)
 
 
-def estimate_from_sums(documents: int, total: float, squares: float, count: int, limits: Limits) -> Score:
+def estimate_from_sums(
+    documents: int, total: float, squares: float, count: int, limits: Limits, chance: float = math.nan
+) -> Score:
     """Return the Score of a head from the number of its documents, and the sums of their means and of the squares of these."""
     if not documents:
         return Score(math.nan)
     if documents == 1:
-        return Score(total, count=count)
+        return Score(total, count=count, chance=chance)
     variance = max(squares - total**2 / documents, 0.0) / (documents - 1)
-    return make_score(total / documents, variance, documents, count, limits)
+    return make_score(total / documents, variance, documents, count, limits, chance)
 
 
 def make_score(mean: float, variance: float, number: int, count: int, limits: Limits, chance: float = math.nan) -> Score:

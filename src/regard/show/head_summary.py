@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.head_kinds import ACTIONS, TELLING_KINDS, UNCLEAR, Head, Heads
+from regard.observe.map_view import MapView
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
 from regard.show.shaded_text import BREAK, get_visible_text
@@ -94,11 +95,11 @@ def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, in
     """Return query, key and weight of the largest weight of a head.
 
     In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are. Those
-    whose weights are NaN come last.
+    whose weights are NaN, or that are padding, come last.
     """
-    seen = head.overview()
-    largest = seen.largest[0, 0].nan_to_num(-1)
-    is_trivial = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
+    look = MapView(head, own=kind == "self")
+    largest = look.statistics.largest[0, 0].nan_to_num(-1).where(look.is_counted[0, 0], -1)
+    is_trivial = largest - torch.maximum(look.first_token_weight[0, 0], look.diagonal(0)[0, 0]) < WEIGHT_TOLERANCE
     if kind == "cross":  # the first word of another text is not special
         is_trivial = torch.zeros_like(is_trivial)
     is_trivial |= largest < 0

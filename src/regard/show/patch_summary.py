@@ -13,7 +13,7 @@ from regard.observe.places import EMPTY, PatchGrid
 from regard.observe.text_table import align_columns
 from regard.show.color_scale import LinearScale
 from regard.show.heat_map import format_cell, format_half_blocks, get_cell_style, wrap_sentence
-from regard.show.patch_weights import PatchWeights, describe_others, find_patch_layers
+from regard.show.patch_weights import PatchWeights, describe_others, describe_undefined, find_patch_layers
 from regard.show.terminal_colors import Heat, TerminalArea
 
 MAX_PATCHES = 4096  # of a layer whose numbers are computed: all of its weights are
@@ -32,16 +32,16 @@ class LayerMeans:
 
 
 def compute_layer_numbers(recording: Recording, layer: int, part: str | None = None, row: int = 0) -> LayerMeans:
-    """Compute the numbers of a layer of self-attention whose tokens are patches of one image."""
+    """Compute the numbers of a layer of self-attention whose tokens are patches of one image; NaN if no patch is a query."""
     grid = recording.axis_places(layer, "self", part)[1][0]
     assert isinstance(grid, PatchGrid)
     m = recording.map(layer, part=part)
     cells = grid.locate_tokens(m.shape[3])
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums, count = torch.zeros(4, dtype=torch.float64), 0
     for window in range(grid.windows):
         patches = cells[window]
         asking = patches[m.shape[3] - m.shape[2] :] != EMPTY
-        one = m.select(batch=row * grid.windows + window)
+        one, count = m.select(batch=row * grid.windows + window), count + int(asking.sum())
         for head in range(m.shape[1]):
             weights = one[0, head].double().cpu()[asking]
             inside = weights[:, patches != EMPTY]
@@ -51,7 +51,7 @@ def compute_layer_numbers(recording: Recording, layer: int, part: str | None = N
             entropy = -torch.special.xlogy(share, share).sum(-1)
             itself = (inside * (far == 0)).sum()
             sums += torch.stack([(share * far).sum(), itself, (weights.sum() - inside.sum()), entropy.exp().sum()])
-    means = sums / (m.shape[1] * grid.rows * grid.columns)
+    means = sums / (m.shape[1] * count)
     return LayerMeans(layer, *means.tolist())
 
 
@@ -101,5 +101,7 @@ def render_patches(one: PatchWeights, window: TerminalArea) -> Iterator[Text]:
         yield from wrap_sentence(
             f"A cell is the largest of several of {one.grid.rows} x {one.grid.columns} patches.", window.width
         )
+    if one.undefined:
+        yield from wrap_sentence(f"{describe_undefined(one)}; a patch of such a number is blank.", window.width)
     if one.others:
         yield from wrap_sentence(f"On other tokens: {describe_others(one)}.", window.width)

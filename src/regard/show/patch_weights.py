@@ -23,7 +23,10 @@ Query = int | tuple[int, int]  # a token, or the row and the column of a patch
 
 @dataclass(frozen=True, eq=False)
 class PatchWeights:
-    """Numbers of one query: of the patches of an image (rows, columns), NaN where it sees none, and of the other tokens."""
+    """Numbers of one query: of the patches of an image (rows, columns), NaN where it sees none, and of the other tokens.
+
+    `undefined` is the number of keys whose number is itself NaN.
+    """
 
     grid: PatchGrid
     values: Tensor
@@ -31,6 +34,7 @@ class PatchWeights:
     query: str
     patch: tuple[int, int] | None  # row and column of the query, if it is a patch
     what: str  # the numbers, in words
+    undefined: int = 0
 
 
 def find_patch_layers(recording: Recording, kind: str, part: str | None, image: int = 0) -> list[int]:
@@ -180,7 +184,7 @@ def lay_on_grid(
     names = grid.name_tokens(len(cells))
     rest = (cells == EMPTY).nonzero().flatten().tolist() if grid.windows == 1 else []
     others = [(names[n] if words[n] == str(n) else f"“{words[n].strip()}”", float(found[n])) for n in rest]
-    return PatchWeights(grid, picture.view(grid.rows, grid.columns), tuple(others), *query, what)
+    return PatchWeights(grid, picture.view(grid.rows, grid.columns), tuple(others), *query, what, int(found.isnan().sum()))
 
 
 def name_query(
@@ -213,3 +217,10 @@ def describe_others(one: PatchWeights) -> str:
     parts = [f"{name} {value:.2g}" for name, value in shown]
     rest = len(one.others) - len(shown)
     return ", ".join([*parts, *([f"{rest} other tokens"] if rest else [])])
+
+
+def describe_undefined(one: PatchWeights) -> str:
+    """Return how many numbers of a query are NaN, which look like those of patches that it does not see; "" if none is."""
+    if not one.undefined:
+        return ""
+    return f"{one.undefined:,} number{'s' * (one.undefined > 1)} of this query {'are' if one.undefined > 1 else 'is'} NaN"

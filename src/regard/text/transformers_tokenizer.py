@@ -13,11 +13,12 @@ SPACE = "\u2581"  # a space, as SentencePiece writes it
 
 
 class TransformersTokenizer:
-    """The vocabulary of a tokenizer of transformers, of bytes as GPT-2's or of SentencePiece as Llama 2's."""
+    """The vocabulary of a tokenizer of transformers: of bytes as GPT-2's, SentencePiece as Llama 2's, WordPiece as BERT's."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in tokenizer.get_vocab()
+        self.is_wordpiece = not self.is_of_bytes and tokenizer.convert_tokens_to_string(["a", "##b"]) == "ab"
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without those that begin or end one."""
@@ -38,18 +39,29 @@ class TransformersTokenizer:
         """Return the text of each token; bytes of incomplete characters are written like \\xe2."""
         return [self.bytes([number]).decode(errors="backslashreplace") for number in ids]
 
-    def restore_spaces(self, first: int, text: str) -> str:
-        """Return a text of tokens with all spaces that its first one begins with; SentencePiece's decoder drops one of them."""
+    def restore_start(self, first: int, text: str) -> str:
+        """Return a text of tokens as its first one begins, which decoders take for the first of a whole text.
+
+        SentencePiece's drops one of its spaces, WordPiece's the space before a word or leaves the ## of what continues one.
+        """
         if self.is_of_bytes:
             return text
         piece = str(self.tokenizer.convert_ids_to_tokens(first) or "")
+        if self.is_wordpiece:
+            return self.join_to_word(piece) + text.removeprefix(piece)
         spaces = len(piece) - len(piece.lstrip(SPACE))
         return " " * max(spaces - (len(text) - len(text.lstrip(" "))), 0) + text
+
+    def join_to_word(self, piece: str) -> str:
+        """Return the text of a token of WordPiece after another one, by the tokenizer's own decoder."""
+        return str(self.tokenizer.convert_tokens_to_string(["a", piece]))[1:]
 
     def read_piece(self, piece: str | None) -> builtins.bytes:
         """Return the bytes of a token by its name in the vocabulary; None is one that a model has beyond it, as Qwen2 does."""
         if piece is None:
             return UNKNOWN.encode()
+        if self.is_wordpiece:
+            return self.join_to_word(piece).encode()
         byte, letters = BYTE.fullmatch(piece), map_letters_to_bytes()
         if not self.is_of_bytes:
             return piece.replace(SPACE, " ").encode() if byte is None else builtins.bytes([int(byte[1], 16)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.mechanism import Causal, Everything
+from regard.mechanism import Causal, Everything, Given
 from regard.models import GPT2
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.observe.score_interval import Score
@@ -28,12 +28,12 @@ def find(recording, wanted=None):
     return find_finding(RecordingEntry("r", recording), lambda: None, wanted)
 
 
-def attend_to(*targets: list[int]):
+def attend_to(*targets: list[int], mask=None):
     """A recording of one layer; query i of head h attends almost only to targets[h][i]."""
     size = len(targets[0])
     keys = 40 * torch.eye(size, dtype=torch.float64).repeat(1, len(targets), 1, 1)
     queries = torch.stack([torch.eye(size, dtype=torch.float64)[row] for row in targets])[None]
-    recording = rows_and_keys(queries, keys)
+    recording = rows_and_keys(queries, keys, mask)
     recording.tokens = (WORDS * 2)[:size]
     return recording
 
@@ -110,6 +110,24 @@ def test_nothing_is_claimed_of_fewer_than_eight_words_but_the_largest_weight_is_
     found = find(recording)
     assert found.what is None
     assert (found.q - 1, "no head has a clear kind" in found.sentences[0]) == (found.k, True)
+
+
+def pad_left(count: int, size: int = T):
+    """The causal mask of a text after this much padding."""
+    return Causal() & Given(torch.arange(size) >= count)
+
+
+def test_the_first_word_is_that_of_the_text_after_padding_on_the_left():
+    recording = attend_to([max(3, i - 20) for i in range(T)], mask=pad_left(3))
+    found = find(recording)
+    assert (found.what, found.k) == ("first token", 3)
+    assert ", the first word;" in found.sentences[1]
+
+
+def test_the_largest_weight_on_another_word_than_the_first_is_not_on_the_first_after_padding():
+    targets = [2, 2, 2, 2, 2, 3, 2]  # of the text's five words, one attends to the word before it
+    found = find(attend_to(targets, mask=pad_left(2, 7)))
+    assert (found.what, found.q, found.k) == (None, 5, 3)
 
 
 class Masked(torch.nn.Module):

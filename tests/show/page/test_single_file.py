@@ -72,7 +72,7 @@ def test_it_holds_scores_whose_softmax_is_the_weights(page_html, recording):
 
 def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(page_html, recording):
     found = entries(page_html)
-    assert json.loads(found["r1/words?list=words"])["words"] == list(TEXT)
+    assert json.loads(found["r1/words?list=words&b=0"])["words"] == list(TEXT)
     *rows, last = [json.loads(line) for line in found["r1/heads?kind=self&part="].splitlines()]
     assert [line["row"]["kind"] for line in rows] == [row.kind for row in regard.heads(recording)]
     assert last["detectors"]
@@ -170,6 +170,14 @@ def test_calls_that_are_joined_have_every_weight_in_it(tmp_path):
     expected = encode_weights(recording.map(1, 3)[1, 0], Causal().table(13, 13).reshape(13, 13)).to(torch.int32)
     seen = picture(found, "r1/picture?kind=self&part=&b=1&layer=1&head=3&level=0&how=mean", (13, 13))
     assert (seen - expected).abs().max() <= 1  # a code is 3.4e-4 of a weight, and a last bit may decide which one is nearer
+
+
+def test_each_text_of_a_batch_has_its_own_words(tmp_path):
+    recording = in_steps()
+    regard.page(recording, tmp_path / "page.html")
+    found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
+    stored = [json.loads(found[f"r1/words?list=words&b={row}"])["words"] for row in (0, 1)]
+    assert stored == recording.tokens
 
 
 def test_a_recording_of_nothing_leaves_no_file(tmp_path):

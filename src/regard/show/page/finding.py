@@ -128,7 +128,7 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
-    reason = explain_key(row.kind, words, q, k)
+    reason = explain_key(row.kind, words, q, k, find_first_token(view_layer(entry, place)))
     sentences = (
         f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
         f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
@@ -146,7 +146,8 @@ def compute_query_scores(entry: RecordingEntry, place: HeadPlace, kind: str) -> 
     found = SCORES[kind](MapView(m, ids))
     among = found.among[0, 0]
     if kind == "first token" and words is not None and m.shape[2] == m.shape[3]:  # another word than the first shows it best
-        others = among & torch.tensor([word.strip() != words[0].strip() for word in words], device=among.device)
+        first = words[find_first_token(view_layer(entry, place))].strip()
+        others = among & torch.tensor([word.strip() != first for word in words], device=among.device)
         among = others if bool(others.any()) else among
     return found.values[0, 0], among
 
@@ -163,13 +164,17 @@ def choose_query(scores: tuple[Tensor, Tensor], words: Sequence[str]) -> int:
     return int(values.where(chosen, -torch.inf).argmax())
 
 
-def explain_key(kind: str, words: Sequence[str], q: int, k: int) -> str:
-    """Return what the key has to do with the query, by the kind of the head, where that is so."""
+def explain_key(kind: str, words: Sequence[str], q: int, k: int, first: int = 0) -> str:
+    """Return what the key has to do with the query, by the kind of the head, where that is so; `first` is the first token."""
     if kind == "induction" and k and words[k - 1] == words[q]:
         return f", which followed an earlier {quote_word(words[q])}"
     if kind == "duplicate" and words[k] == words[q]:
         return ", the same word"
-    places = {"previous token": (q - 1, "the word just before"), "first token": (0, "the first word"), "itself": (q, "itself")}
+    places = {
+        "previous token": (q - 1, "the word just before"),
+        "first token": (first, "the first word"),
+        "itself": (q, "itself"),
+    }
     place, meaning = places.get(kind, (None, ""))
     return f", {meaning}" if k == place else ""
 
@@ -212,8 +217,9 @@ def find_strongest_weight(
     best: tuple[float, int, Tensor] | None = None
     for layer, weights in iterate_layers(entry, attention, alive):
         if attention.kind == "self" and weights.shape[2] > 2:
-            weights = weights.clone()
-            weights[:, :, 0] = 0
+            look = view_layer(entry, HeadPlace(attention.kind, attention.part, 0, layer))
+            weights = weights.where(look.is_token[0].unsqueeze(-1), 0)
+            weights[:, :, find_first_token(look)] = 0
             weights.diagonal(weights.shape[2] - weights.shape[1], 1, 2).zero_()
         top = float(weights.max())
         best = (top, layer, weights) if best is None or top > best[0] else best
@@ -241,6 +247,16 @@ def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
         return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
     few = f": at least {MIN_SUPPORT} words must count" if q <= MIN_SUPPORT else ""
     return f"On these {q:,} words no head has a clear kind{few}."
+
+
+def view_layer(entry: RecordingEntry, place: HeadPlace) -> MapView:
+    """Return a view of the map of a place's layer, of its batch row."""
+    return MapView(entry.get_layer_map(place), own=place.kind == "self")
+
+
+def find_first_token(look: MapView) -> int:
+    """Return the first token of a view of one text, by its index among the keys: it is after the padding on the left."""
+    return look.find_first_tokens(look.is_token)[0]
 
 
 def iterate_layers(entry: RecordingEntry, attention: AttentionLayers, alive: Alive) -> Iterator[tuple[int, Tensor]]:

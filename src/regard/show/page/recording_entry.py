@@ -22,14 +22,14 @@ from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
 from regard.show.page import memory_size
 from regard.show.page.image_places import GridTable
-from regard.show.page.select_head import hide_first_key, select_head
+from regard.show.page.select_head import hide_first_token, select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
 TEXT_LETTERS = 80  # letters of the text in the summary
 LINKED_LETTERS = 400  # maximum letters of a text that a link holds
 WORD_LETTERS = 256  # maximum letters of a word
 FIRST_LETTERS = 2**15  # maximum letters of all words of a list in the summary
-WITHOUT_FIRST = ":rest"  # after the id of a recording: its first key is hidden
+WITHOUT_FIRST = ":rest"  # after the id of a recording: its first token is hidden
 MAX_MISSED = 20  # maximum sentences on what was not recorded
 MAX_MAPS_BYTES = 32 * 2**20  # maximum bytes of the cached maps; the last is always kept
 ROW_BYTES = 16  # maximum bytes of a row's denominator
@@ -93,8 +93,8 @@ class RecordingEntry:
 
     @cached_property
     def without_first(self) -> "RecordingEntry":
-        """The same with the first key hidden, which many heads use as a sink."""
-        hidden = hide_first_key(self.recording)
+        """The same with the first token hidden, which many heads use as a sink."""
+        hidden = hide_first_token(self.recording)
         return RecordingEntry(self.id + WITHOUT_FIRST, hidden, self.next_words, scores=self.scores, images=self.images)
 
     @cached_property

@@ -1,10 +1,16 @@
-"""Selection of one head of a recording, without the others of its layer, and of all keys but the first."""
+"""Selection of one head of a recording, without the others of its layer, and of all keys but the first token."""
 
 from dataclasses import replace
+from functools import partial
 
-from regard.mechanism import Prefix
+import torch
+from torch import Tensor
+
+from regard.map.hiding_bias import replace_hiding_numbers
+from regard.mechanism import Given, Prefix
 from regard.observe import Recording
 from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.map_view import MapView
 
 
 def select_head(recording: Recording, kind: str, part: str | None, layer: int, head: int) -> Recording:
@@ -20,21 +26,45 @@ def select_head(recording: Recording, kind: str, part: str | None, layer: int, h
     return replace(recording, runs=[replace(run, histories=histories)])
 
 
-def hide_first_key(recording: Recording) -> Recording:
-    """Return a recording whose first key is hidden, sharing memory: A_ij / (1 - A_i0), the softmax over the other keys.
+def hide_first_token(recording: Recording) -> Recording:
+    """Return a recording whose first token f is hidden, sharing memory: A_ij / (1 - A_if), the softmax over the other keys.
 
-    A query that sees no other key has weights 0.
+    Padding on the left comes before the first token of its text. A query that sees no other key has weights 0.
     """
     run = recording.last
-    histories = {
-        key: replace(one, stored_calls=list(map(hide_call_first, one.stored_calls))) for key, one in run.histories.items()
-    }
+    histories = {key: hide_history_first(history) for key, history in run.histories.items()}
     return replace(recording, runs=[replace(run, histories=histories)])
 
 
-def hide_call_first(stored: StoredCall) -> StoredCall:
-    """Hide the first key of a call; one that has no first key, because a window left it behind, stays as it is."""
-    return stored if stored.first else replace(stored, mask=stored.mask & ~Prefix(1))
+def hide_history_first(history: KVHistory) -> KVHistory:
+    """Hide the first token of each batch row in the calls of a `KVHistory`."""
+    first, step = find_first_tokens(history), history.stored_calls[0].step
+    hide = partial(hide_call_key, history)
+    stored_calls = [hide(stored, history.reorder_rows(first, step, stored.step)) for stored in history.stored_calls]
+    return replace(history, stored_calls=stored_calls)
+
+
+def find_first_tokens(history: KVHistory) -> Tensor:
+    """Return the first token of each batch row of the first call, (b,), by its index among the keys."""
+    stored = history.stored_calls[0]
+    if stored.bias is None and not stored.mask.is_batch_specific:  # no key is padding
+        return torch.zeros(len(stored.q), dtype=torch.long)
+    look = MapView(history.build_call_map(stored), own=history.kind == "self")
+    return torch.tensor(look.find_first_tokens(look.is_token))
+
+
+def hide_call_key(history: KVHistory, stored: StoredCall, key: Tensor) -> StoredCall:
+    """Hide a key of each batch row (b,) of a call; one that a window left behind is no key of the call.
+
+    A number in the bias that hides a key becomes -inf: without its only key a query has weights 0, not those of hidden keys.
+    """
+    if stored.first:
+        return stored
+    others = torch.arange(stored.stop) != key.view(-1, 1, 1, 1)
+    rest = Given.from_shared_table(others.to(stored.q.device)) if key.any() else ~Prefix(1)
+    request = history.build_call_map(stored).planes.request if stored.bias is not None else None
+    bias = None if request is None else replace_hiding_numbers(request).bias
+    return replace(stored, mask=stored.mask & rest, bias=bias)
 
 
 def select_history_head(history: KVHistory, head: int) -> KVHistory:

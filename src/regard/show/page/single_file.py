@@ -139,8 +139,7 @@ def find_coarsest_level(q: int, k: int) -> int:
 
 def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> Iterator[NamedAnswer]:
     """Generate every answer, under the name by which file_source.js requests it."""
-    for name, words in entry.get_word_lists().items():
-        yield f"{entry.id}/words?list={name}", encode_json({"words": [truncate_word(word) for word in words]})
+    yield from iterate_words(entry)
     for attention in entry.attention_layers:
         first = HeadPlace(attention.kind, attention.part)
         lines = b"".join(encode_json(line) + b"\n" for line in stream_head_table(entry, first, do_nothing))
@@ -158,6 +157,13 @@ def iterate_answers(entry: RecordingEntry, finest: int, wanted: str | None) -> I
         yield f"example?name={one['name']}", encode_json(found)
         for head in range(1, found.get("heads") or 1):
             yield f"example?name={one['name']}&head={head}", encode_json(get_example_steps(one["name"], head))
+
+
+def iterate_words(entry: RecordingEntry) -> Iterator[NamedAnswer]:
+    """Generate the lists of words of each batch row that has its own."""
+    for row in range(max(len(entry.word_rows), 1)):
+        for name, words in entry.get_word_lists(row).items():
+            yield f"{entry.id}/words?list={name}&b={row}", encode_json({"words": [truncate_word(word) for word in words]})
 
 
 def iterate_places(attention: AttentionLayers) -> Iterator[HeadPlace]:
@@ -189,7 +195,11 @@ def iterate_head_answers(entry: RecordingEntry, place: HeadPlace, finest: int) -
             )
     q, k = entry.get_shape(place)[2:]
     if 4 * q * k * sum(shape[0] * shape[1] for one in entry.attention_layers for shape in one.shapes) <= MAX_SCORES_BYTES:
-        yield f"{entry.id}/scores?{named}", encode_little_endian(compute_head_scores(MapView(opened.pyramid.map)), "<f4")
+        look = MapView(opened.pyramid.map)
+        yield f"{entry.id}/scores?{named}", encode_little_endian(compute_head_scores(look), "<f4")
+        sink = look.get_plane(0, 0).sink
+        if sink is not None and bool(sink.isfinite()):
+            yield f"{entry.id}/sink?{named}", encode_json({"score": float(sink)})
     if max(q, k) <= MAX_STEP_WORDS:
         try:
             steps = compute_head_steps(entry, place, None, MAX_STEP_WORDS)

@@ -14,13 +14,14 @@ import torch
 
 import regard
 from bounds import assert_within, attention_bounds
-from regard import GPT2
+from regard import GPT2, Causal
 from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page import model_adapter
 from regard.show.page.session import Session
 from regard.show.page.single_file import page as write_page
 from show.page.browser.page_waits import wait_until, wait_until_settled
 from show.page.browser.recordings import CODE, PLAIN, draw_queries_and_keys, expect_weight, record_layers, space_words
+from show.page.server_client import in_steps, rows_and_keys
 from show.vision_models import llava, swin, vit
 
 TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
@@ -75,6 +76,31 @@ def test_the_weights_on_screen_are_saved_with_all_their_digits(open_page, addres
         assert float(one["weight"]) == expect_weight(Q, K, LAYER, HEAD, int(one["query"]), int(one["key"]))
     if view == "text":
         assert [one["word"] for one in rows] == space_words(PLAIN, T)
+
+
+@pytest.mark.parametrize("sink", [-9.0, 0.5, 6.0])
+def test_the_weights_beside_a_sink_are_saved_from_a_file_with_all_their_digits(open_page, tmp_path, sink):
+    recording = rows_and_keys(Q[0], K[0], sinks=torch.tensor([sink, 1.0, 2.0]))
+    regard.page(recording, tmp_path / "page.html")
+    page = wait_until_settled(open_page((tmp_path / "page.html").as_uri() + "#view=map&head=0"))
+    expected = regard.attend(
+        Q[0].double(), K[0].double(), K[0].double(), Causal(), sinks=torch.tensor([sink, 1.0, 2.0]).double()
+    )
+    for one in csv.DictReader(save(page, "CSV", tmp_path).splitlines()):
+        weight = float(expected.weights[0, 0, int(one["query"]), int(one["key"])])
+        assert float(one["weight"]) == pytest.approx(weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["", "&way=to"])
+def test_a_file_shows_the_words_of_the_text_that_is_selected(open_page, tmp_path, way):
+    recording = in_steps()
+    regard.page(recording, tmp_path / "page.html")
+    page = wait_until_settled(open_page(f"{(tmp_path / 'page.html').as_uri()}#view=text&layer=1&head=2&b=1&q={QUERY}{way}"))
+    assert [one["word"] for one in csv.DictReader(save(page, "CSV", tmp_path).splitlines())] == recording.tokens[1]
+    wait_until(page, "document.querySelector('.text-links .link')")
+    linked = page.locator(".text-links .link-word").all_inner_texts()
+    assert linked
+    assert all(word.strip().startswith("b") for word in linked)
 
 
 @pytest.mark.parametrize("heads", ["head=1", "heads=all"])

@@ -8,7 +8,7 @@ import regard
 from regard.show.page.single_file import page as write
 from show.page.browser.page_waits import link, wait_until, wait_until_settled
 from show.page.browser.recordings import CODE
-from show.vision_models import llava, make_llava, make_pixels, record_family, swin, vit
+from show.vision_models import llava, make_llava, make_pixels, make_vit, record_family, swin, vit
 
 CANVAS = "document.querySelector('.image-sheet canvas')"
 IMAGE = np.arange(30 * 42 * 3, dtype=np.int64).astype(np.uint8).reshape(30, 42, 3)
@@ -138,11 +138,11 @@ def test_it_fits_a_telephone_and_has_its_own_dark_colors(open_page, addresses, d
     assert (sum(inks[:3]) < 3 * 128) == dark
 
 
-def write_batch(path, images):
-    """A page of two texts with two images each."""
+def write_batch(path, images, rows=2):
+    """A page of rows of texts with two images each."""
     model, ids = make_llava(), torch.tensor([[1, *[50] * 9, 7, *[50] * 9, 8]])
     with torch.no_grad(), regard.record(model) as recording:
-        model(input_ids=ids.expand(2, -1), pixel_values=make_pixels(9, 9).expand(4, -1, -1, -1))
+        model(input_ids=ids.expand(rows, -1), pixel_values=make_pixels(9, 9).expand(2 * rows, -1, -1, -1))
     write(recording, path, image=images)
     return path.as_uri()
 
@@ -171,12 +171,40 @@ def test_each_image_of_each_text_of_a_batch_is_shown_with_its_own_weights(open_p
             page.get_by_label("next image").click()
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "shown"),
+    [
+        ("language_model", "text", [20, 20, 20, 40, 40, 40]),
+        ("vision_tower", "image", [20, 30, 20, 30, 20, 30, 40, 50, 40, 50, 40, 50]),
+    ],
+)
+def test_the_beams_of_several_texts_share_the_images_of_theirs(open_page, tmp_path, part, name, shown):
+    images = [np.zeros((30, width, 3), np.uint8) for width in (20, 30, 40, 50)]  # two of each of two texts, of three beams each
+    address = write_batch(tmp_path / "beams.html", images, rows=6)
+    page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part={part}"))
+    for n, width in enumerate(shown):
+        if n:
+            page.get_by_label(f"next {name}").click()
+        expect_width(page, width)
+
+
 def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_path):
     address = write_batch(tmp_path / "one.html", [np.zeros((30, 20, 3), np.uint8)])
     page = wait_until_settled(open_page(f"{address}#view=image&kind=self&part=language_model"))
     expect_width(page, 20)
     page.get_by_label("next image").click()
     wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 1 was not given')")
+
+
+def test_a_row_that_is_not_a_number_is_not_said_to_get_nothing(open_page, tmp_path):
+    model = make_vit()
+    with torch.no_grad():
+        next(one for name, one in model.named_parameters() if name.endswith("q_proj.weight"))[0, 0] = torch.nan
+        with regard.record(model) as recording:
+            model(pixel_values=make_pixels(15, 21))
+    write(recording, tmp_path / "nan.html", image=IMAGE)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'nan.html').as_uri()}#view=image&layer=0&q=9"))
+    expect_caption(page, "it has no weights: it sees nothing, or they are not numbers (NaN)")
 
 
 def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_page, tmp_path):

@@ -68,9 +68,16 @@ export function createFileSource() {
     const { codes, rows, columns } = await whole(r, place);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     const scores = kept && new Float32Array(kept.buffer);
+    const sink = await sinkOf(r, place);
     const line = (q, all) => all.subarray(q * columns, (q + 1) * columns);
-    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes)) : Array.from(line(q, codes), (code) => (code ? roundCode(code) : null)));
+    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes), sink) : Array.from(line(q, codes), (code) => (code ? roundCode(code) : null)));
     return Array.from({ length: rows }, (_, q) => read(q));
+  }
+
+  // Return the score of the sink of a head, which takes part in each softmax; -Infinity without one.
+  async function sinkOf(r, place) {
+    const name = `${r}/sink?${formatPlace(place)}`;
+    return entries.has(name) ? (await json(name)).score : -Infinity;
   }
 
   // Return the weights of a row, a column or a tile as numbers, of one head or the mean of several.
@@ -97,7 +104,7 @@ export function createFileSource() {
     const found = await (incoming ? column(r, query) : row(r, query));
     const places = [...found.keys()].filter((n) => found[n] > 1).sort((a, b) => found[b] - found[a] || a - b).slice(0, query.n ?? 8);
     const attention = attentionOf(r, query);
-    const { words } = await list(r, incoming ? attention.rows : attention.columns);
+    const { words } = await list(r, incoming ? attention.rows : attention.columns, query.b);
     return { found: places.map((place) => ({ place, word: words?.[place] ?? String(place), weight: decodeWeight(found[place]) })) };
   }
 
@@ -113,17 +120,21 @@ export function createFileSource() {
       const seen = scores.map((one) => one !== -Infinity);
       return { weight: seen[k] ? null : 0, score: null, rank: null, of: seen.reduce((sum, one) => sum + one, 0), visible: seen[k] > 0 };
     }
-    return { ...computeWeight(scores, line, k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
+    return { ...computeWeight(scores, line, await sinkOf(r, place), k), rank: rank((n) => scores[n] > scores[k]), ...rest }; // codes of weights that are near are equal
   }
 
-  const list = (r, name) => (name && entries.has(`${r}/words?list=${name}`) ? json(`${r}/words?list=${name}`) : Promise.resolve({ words: null }));
+  // Return the words of a batch row along an axis; all rows share those that a recording has for one.
+  function list(r, name, b) {
+    const found = [b ?? 0, 0].map((row) => `${r}/words?list=${name}&b=${row}`).find((one) => entries.has(one));
+    return found ? json(found) : Promise.resolve({ words: null });
+  }
 
   return {
     file: true,
     start: async () => start,
     recordings: async () => [], // the file has none but those of its start
-    async words(r, { list: name, from, to }) {
-      const { words } = await list(r, name);
+    async words(r, { list: name, from, to, b }) {
+      const { words } = await list(r, name, b);
       return { words: words.slice(from, to) };
     },
     async *heads(r, { kind, part }) {
@@ -191,22 +202,22 @@ function readTable({ bits, columns }, data) {
 }
 
 // Return the weight and score at k of a row of scores.
-function computeWeight(scores, line, k) {
-  return line[k] ? { weight: computeRow(scores, line)[k], score: scores[k] } : { weight: 0, score: null };
+function computeWeight(scores, line, sink, k) {
+  return line[k] ? { weight: computeRow(scores, line, sink)[k], score: scores[k] } : { weight: 0, score: null };
 }
 
 // Return the weights of a row of scores, null where one is hidden: all others are NaN where a score is, else have a code.
-function computeRow(scores, line) {
+function computeRow(scores, line, sink) {
   if (scores.some(Number.isNaN)) return Array.from(scores, (one) => (one === -Infinity ? null : NaN));
-  let most = -Infinity;
+  let most = sink;
   for (let n = 0; n < line.length; n++) if (line[n]) most = Math.max(most, scores[n]);
-  let sum = 0;
+  let sum = sink === -Infinity ? 0 : Math.exp(sink - most);
   for (let n = 0; n < line.length; n++) if (line[n]) sum += Math.exp(scores[n] - most);
   return Array.from(line, (code, n) => {
     if (!code) return null;
     const [exact, near] = [Math.exp(scores[n] - most) / sum, decodeWeight(code)];
-    const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took part of the weight, which the scores do not show
-    return sunk ? roundCode(code) : exact;
+    const differs = near > 0 && Math.abs(exact / near - 1) > 1e-3; // weights that are not the softmax of the scores
+    return differs ? roundCode(code) : exact;
   });
 }
 

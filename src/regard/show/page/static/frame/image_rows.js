@@ -8,3 +8,14 @@ export const countImageRows = (summary, layer) => Math.max(Math.floor((layer.bat
 
 // Return the number of the one that a state names.
 export const findImageRow = (summary, layer, state) => Math.min(Math.floor((state.b ?? 0) / countWindows(summary, layer)), countImageRows(summary, layer) - 1);
+
+// Return the number of images of a text, by the last attention that sees images: the parts before it read them one by one.
+const countTextImages = ({ attentions }) => attentions.flatMap(({ layers }) => layers).findLast(({ grids }) => grids)?.grids.length ?? 1;
+
+// Return the number of an image of a batch row among all that the page has; several rows of a text, as its beams, share those of the text.
+export function findImage(summary, layer, row, number) {
+  const [given, ofText, ofRow] = [summary.images.length, countTextImages(summary), layer.grids.length];
+  const [read, place] = [countImageRows(summary, layer) * ofRow, row * ofRow + number];
+  if (read % given || given % ofText) return place;
+  return Math.floor((place * given) / (read * ofText)) * ofText + (place % ofText);
+}

@@ -6,7 +6,7 @@ import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
 import { renderChoice } from "../../frame/controls.js";
-import { findImageRow } from "../../frame/image_rows.js";
+import { findImage, findImageRow } from "../../frame/image_rows.js";
 import { getSelectedHeads, nameSelectedHeads } from "../../frame/selected_word.js";
 import { drawPatches, loadImage } from "./image_canvas.js";
 import { createPatchGrid, namePatch, stepPatch, NONE } from "./patch_grid.js";
@@ -16,6 +16,7 @@ const KINDS = [["weights", "weights"], ["rollout", "rollout"]];
 const MAX_WORDS = 400; // tokens that are no patches, listed beside the image
 const UNPLACED = "The tokens of this layer are not known as patches of an image. Choose another layer or attention, or set recording.places.";
 const MISSING = "was not given to this page. Pass image=[...] with all images that the model read, in their order.";
+const NO_WEIGHTS = "it has no weights: it sees nothing, or they are not numbers (NaN)";
 
 export const view = {
   name: "image",
@@ -92,9 +93,6 @@ function moveQuery({ grid }, { grid: former, patch }) {
 
 // Return the first batch row of the map of the image that a state names: one row for each window.
 const getFirstRow = (it, state) => findImageRow(it.app.summary(), getLayer(it, state), state) * it.grid.windows;
-
-// Return the number of an image of a batch row among all that the page has; all rows share those that are given for one.
-const findImage = ({ images }, { grids }, row, number) => (images.length === grids.length ? number : row * grids.length + number);
 
 // Load the image of an address once.
 async function loadOnce(it, address) {
@@ -213,7 +211,8 @@ function describeQuery(it, patch) {
   const said = patch === NONE ? nameToken(it, shown.q) : namePatch(patch, grid.columns);
   const meant = patch === NONE ? MEANT[said] : "row, column";
   const [which, what] = getKind(it, state) === "rollout" ? [`Rollout up to layer ${state.layer}`, "its share in "] : [`Layer ${state.layer}, ${nameSelectedHeads(app, state)}`, "the attention of "];
-  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; all patches get ${quantity.write(inside)}`);
+  const all = shown.codes.some(Boolean) ? `all patches get ${quantity.write(inside)}` : NO_WEIGHTS;
+  app.caption(app.el("b", {}, which), ` · each patch is colored by ${what}`, app.el("b", {}, said), meant ? ` (${meant})` : "", `; ${all}`);
 }
 
 // Return the name of a query that is no patch: its own, or its word.
