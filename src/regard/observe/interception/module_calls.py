@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
+from torch.nn.utils.parametrize import ParametrizationList
 
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.provenance import PARAMETRIZES
 from regard.observe.interception.recurrent.token_mixers import is_token_mixer, report_token_mixer
 from regard.observe.interception.thread_state import (
     STATE,
@@ -51,7 +53,8 @@ def build_patches() -> list[AttributePatch]:
             with torch._C.DisableTorchFunction():
                 if passes and isinstance(args[0], Tensor):
                     STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
-                frames[-1].log_operation(args, kwargs, output, child=True)
+                name = PARAMETRIZES if type(self) is ParametrizationList else ""
+                frames[-1].log_operation(args, kwargs, output, name, child=True)
         return output
 
     return [(nn.Module, "__call__", call_module)]
