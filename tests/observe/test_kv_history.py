@@ -118,6 +118,17 @@ def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
     assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
 
 
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+def test_beams_keep_their_own_keys_where_the_first_layer_is_recorded_alone(options):
+    model, given = make_model_and_inputs("gpt2")
+    maps = []
+    for layers in (None, [0]):
+        with record(model, layers=layers) as recording:
+            generate(model, given, num_beams=3, **options)
+        maps.append(recording.map(0).dense())
+    assert (maps[0] - maps[1]).abs().max() < EQUAL
+
+
 def test_a_call_before_the_beams_is_the_forward_over_the_prompt():
     torch.manual_seed(0)
     model = GPT2(GPT2Config(layers=1, heads=2, width=12, context=20, vocabulary=13)).eval().double()

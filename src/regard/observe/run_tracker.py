@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.decoder_steps import has_equal_rows, match_step
+from regard.observe.decoder_steps import match_step
 from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
-from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
+from regard.observe.kv_history import CacheMatch, KVHistory, has_equal_rows, match_rows
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
