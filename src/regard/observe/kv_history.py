@@ -18,6 +18,7 @@ from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 
+KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 NEAR = 1e-3  # relative to the norm of keys: tolerance for keys that are equal but for rounding
 LIMIT = 2**30  # entries of the table of a whole run
@@ -31,6 +32,7 @@ class CacheMatch(NamedTuple):
     slot: int  # index of the cache's first new key
     rows: Tensor | None  # the parent of each batch row; None if no row moved
     distance: float  # largest relative distance of a key read back from the key written
+    is_pruned: bool = False  # whether the cache has dropped or changed keys among those that it holds
 
 
 class RowMatch(NamedTuple):
@@ -109,7 +111,7 @@ class KVHistory:
         if not best:
             return None
         match = best[0] if len(best) == 1 else min(best, key=lambda match: self.measure_distance(match, get_keys(before)))
-        return self.match_all_keys(match, get_keys)
+        return self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
 
     def match_all_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
         """Return a match with the rows that earlier keys of a cache show, where several rows have the same last key."""
@@ -139,6 +141,32 @@ class KVHistory:
             if start < known:
                 yield start, (keys if rows is None else keys[rows.to(keys.device)])[:, :, : known - start]
 
+    def check_oldest_key(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
+        """Return a match pruned if a cache's oldest key is another one, with the distance of it if the cache rounds it.
+
+        The keys of a cache are in order. If it ends as the history does and has fewer keys, they are the last ones only if the
+        oldest is. If it has all of them, it may only change them: then the number of checks is the logarithm of that of steps.
+        """
+        steps = len(self.stored_calls)
+        if match.slot < 2 or (not match.first and steps & (steps - 1)):
+            return match
+        oldest = get_keys(1)[:, :, 0]
+        same = match_rows(self.get_key(match.first), oldest, match.rows)
+        if same is None:
+            return match._replace(is_pruned=True)
+        if not same.distance > KEY_TOLERANCE:  # NaN is not
+            return match
+        if match.first and not self.is_nearest(match, same, oldest):
+            return match._replace(is_pruned=True)
+        return match._replace(distance=max(match.distance, same.distance))
+
+    def is_nearest(self, match: CacheMatch, same: RowMatch, oldest: Tensor) -> bool:
+        """Return whether the key that a match takes for a cache's oldest one (b, g, d) is the nearest to it in each head."""
+        keys = self.join_keys(match.known, self.stored_calls[-1].step).float()
+        keys = keys if same.parents is None else keys[same.parents]
+        apart = (keys - oldest.float().unsqueeze(2)).norm(dim=-1)
+        return bool((apart[..., match.first] <= apart.amin(-1)).all())
+
     def propose_lengths(self, before: int, stated: int | None) -> list[int]:
         """Return how many of the history's keys may remain in a cache with room for `before` of them, the likeliest first.
 
@@ -157,6 +185,8 @@ class KVHistory:
 
     def get_key(self, index: int) -> Tensor:
         """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
+        if self.keys and index < self.keys[0].shape[2]:
+            return self.reorder_rows(self.keys[0][:, :, index], self.steps[0], self.stored_calls[-1].step)
         start = self.total
         for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
             start -= keys.shape[2]
