@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from regard.observe.decoder_steps import has_equal_rows, match_keys
+from regard.observe.decoder_steps import match_keys
+from regard.observe.kv_history import has_equal_rows
 
 B, S, N = 3, 5, 7
 KEYS = torch.randn(B, 1, S, N, generator=torch.Generator().manual_seed(0))

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCache
 
 from observe.families import FAMILIES
@@ -116,6 +117,17 @@ def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
     recording = check(*make_model_and_inputs(name), num_beams=3, **options)
     assert recording.map(0).shape[0] == 3 * B
     assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
+
+
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+def test_beams_keep_their_own_keys_where_the_first_layer_is_recorded_alone(options):
+    model, given = make_model_and_inputs("gpt2")
+    maps = []
+    for layers in (None, [0]):
+        with record(model, layers=layers) as recording:
+            generate(model, given, num_beams=3, **options)
+        maps.append(recording.map(0).dense())
+    assert (maps[0] - maps[1]).abs().max() < EQUAL
 
 
 def test_a_call_before_the_beams_is_the_forward_over_the_prompt():
@@ -284,6 +296,78 @@ def test_a_cache_that_rounds_its_keys_is_reported():
         ids, _ = generate(model, given, **{CACHE: cache})
     assert "rounded" in recording.missed[0].reason
     assert recording.map(0).shape[2] == ids.shape[1]
+    assert len(recording.runs) == 1
+
+
+class PrunedAttention(nn.Module):
+    """Attention of two heads with a cache, of which `prune` returns what is left after a step; `weights` are those of all."""
+
+    steps = (7, 1, 1, 1, 1)
+
+    def __init__(self, prune):
+        super().__init__()
+        self.prune, self.project = prune, nn.Linear(6, 18, bias=False)
+        self.cached, self.weights = torch.zeros(2, 1, 2, 0, 3).double(), []
+
+    def forward(self, x):
+        q, *new = self.project(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        k, v = self.cached = torch.cat([self.cached, torch.stack(new)], 3)
+        hidden = torch.ones(q.shape[2], k.shape[2]).triu(1 + k.shape[2] - q.shape[2]).bool()
+        self.weights.append((q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1))
+        self.cached = self.prune(self.cached)
+        return x + (self.weights[-1] @ v).transpose(1, 2).flatten(2)
+
+    @classmethod
+    @torch.no_grad()
+    def run(cls, prune):
+        """Return the recording of a model of one such module in several steps, and the module."""
+        torch.manual_seed(0)
+        model = nn.Sequential(cls(prune)).double()
+        with record(model) as recording:
+            for count in cls.steps:
+                model(torch.randn(1, count, 6).double())
+        return recording, model[0]
+
+
+def keep_sinks(cached):
+    """The first two keys and the last three."""
+    return torch.cat([cached[..., :2, :], cached[..., 2:, :][..., -3:, :]], 3)
+
+
+def keep_others_in_each_head(cached):
+    """All keys of the first head but its second, of the second head but its third, and the last four."""
+    if cached.shape[3] != 7:
+        return cached
+    kept = torch.tensor([[0, 2, 3, 4, 5, 6], [0, 1, 3, 4, 5, 6]])
+    return cached.gather(3, kept[..., None].expand(2, 1, 2, 6, 3))
+
+
+def keep_window(cached):
+    return cached[..., -4:, :]
+
+
+def round_older_keys(cached):
+    return torch.cat([cached[..., :-2, :].bfloat16().double(), cached[..., -2:, :]], 3)
+
+
+@pytest.mark.parametrize("prune", [keep_sinks, keep_others_in_each_head])
+def test_a_cache_that_drops_keys_between_others_begins_a_map_of_the_keys_that_it_holds(prune):
+    with pytest.warns(UserWarning, match="has dropped or changed keys"):
+        recording, attention = PrunedAttention.run(prune)
+    assert len(recording.runs) > 1
+    for call, weights in zip(recording.calls, attention.weights, strict=True):
+        assert (call.map.dense() - weights).abs().max() < EQUAL
+
+
+def test_a_window_of_the_last_keys_is_one_map():
+    recording, _ = PrunedAttention.run(keep_window)
+    assert not recording.missed
+    assert recording.map(0).shape == (1, 2, 11, 11)
+
+
+def test_a_cache_that_rounds_its_older_keys_alone_is_reported():
+    with pytest.warns(UserWarning, match="rounded"):
+        recording, _ = PrunedAttention.run(round_older_keys)
     assert len(recording.runs) == 1
 
 

@@ -109,6 +109,38 @@ def test_without_a_cache_that_can_be_known_their_keys_tell(prompts):
             assert (run.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
+class Cache:
+    """Keys before what each step does to all of them."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class RecomputedKeys(nn.Module):
+    """Attention that computes all keys again in each step, up to rounding, and returns another cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(6, 6)
+
+    def forward(self, x, cache):
+        keys = torch.cat([cache.keys, self.project(x)], 1)
+        scores = x @ (keys * (1 + 3e-7 * keys.shape[1])).mT  # what float32 rounds, in float64
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1 + keys.shape[1] - x.shape[1])
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ keys, Cache(keys)
+
+
+@torch.no_grad()
+def test_keys_that_are_computed_again_for_each_step_continue_a_run():
+    torch.manual_seed(0)
+    model, cache = RecomputedKeys().double(), Cache(torch.zeros(1, 0, 6).double())
+    with record(model) as recording:
+        for count in (5, *[1] * 9):
+            _, cache = model(torch.randn(1, count, 6).double(), cache)
+    assert len(recording.runs) == 1
+    assert recording.map(0).shape == (1, 1, 14, 14)
+
+
 def test_pairs_that_take_turns_keep_their_own_encoder():
     model = bart().double()
     sources, caches = [words(1, 7), words(1, 9)], [None, None]

@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model
 from regard.errors import RegardError, WeightsError
 from regard.weights.gguf import BLOCKS, read_layout
 from weights import gguf_files
@@ -95,6 +96,23 @@ def test_one_bit_changes_at_most_the_name_of_a_tensor_and_other_damage_is_read_o
 def numbers(path: Path) -> dict[str, Tensor]:
     """What transformers reads; the head is the embedding once more."""
     return {name: x for name, x in load_model(str(path), CAUSAL_LM).model.state_dict().items() if name != "lm_head.weight"}
+
+
+@needs_gguf
+def test_a_model_whose_weights_transformers_names_with_the_head_alone_loads_without_it(tmp_path):
+    path, (width, inner) = tmp_path / "m.gguf", (gguf_files.WIDTH, gguf_files.INNER)
+    arrays = {name: x for name, x in gguf_files.tensors().items() if not re.search("attn_[qkv]|ffn_(gate|up)", name)}
+    for n in range(gguf_files.LAYERS):
+        arrays[f"blk.{n}.attn_qkv.weight"] = np.ones((2 * width, width), np.float32)
+        arrays[f"blk.{n}.ffn_up.weight"] = np.full((2 * inner, width), 0.5 + n, np.float32)
+    arrays["output.weight"] = arrays["token_embd.weight"]
+    settings = {name.replace("llama.", "phi3."): value for name, value in gguf_files.SETTINGS.items()}
+    path.write_bytes(
+        gguf_files.gguf(arrays, settings | {"general.architecture": "phi3", "tokenizer.ggml.padding_token_id": gguf_files.END})
+    )
+    model = load_model(str(path), BASE_MODEL).model
+    assert type(model).__name__ == "Phi3Model"
+    assert [layer.mlp.gate_up_proj.weight[0, 0].item() for layer in model.layers] == [0.5, 1.5]
 
 
 @pytest.mark.slow

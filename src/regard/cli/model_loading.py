@@ -5,7 +5,7 @@ import inspect
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -272,14 +272,22 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
     bar = show_bar(f"loading {path.name}", lambda: progress.done, lambda: progress.total)
     with bar, convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"), track_loading(progress):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-        model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
-        model.eval()
+        model, missing_weights = load_weights(transformers, kind, where)
+        if missing_weights and kind == BASE_MODEL and path.suffix == ".gguf":  # some have names for the model with its head
+            model, missing_weights = load_weights(transformers, CAUSAL_LM, where)
+            model = model.base_model
     refuse_missing_weights(
-        name, [key for key in found["missing_keys"] if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf"]
+        name, [key for key in missing_weights if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf"]
     )
     if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+def load_weights(transformers: Any, kind: str, where: Mapping[str, Any]) -> tuple[Any, Iterable[str]]:
+    """Load a model by a class of transformers, for evaluation; return it and the names of the weights that are missing."""
+    model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
+    return model.eval(), found["missing_keys"]
 
 
 @contextlib.contextmanager

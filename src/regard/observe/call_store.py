@@ -18,8 +18,8 @@ from regard.observe.selection import Selection
 from regard.observe.tensor_store import Store
 
 UNWRITTEN = (
-    "no mask hides the unwritten slots of its cache: the weight that they take in the model is that of a sink in the map, so "
-    "that its rows sum to less than 1"
+    "no mask hides its last keys and values, which are 0, as unwritten slots of a cache or padding: the weight that they take "
+    "in the model is that of a sink in the map, so that its rows sum to less than 1"
 )
 
 

@@ -1,7 +1,5 @@
 """Detection of decoder steps: an RNN's decoder attends to the same keys once for each word that it writes."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -34,20 +32,3 @@ def match_keys(ours: Tensor, theirs: Tensor, parents: Tensor | None) -> RowMatch
             return None
         found.append(same[0, 0])
     return RowMatch(torch.stack(found), 0.0)
-
-
-def has_equal_rows(k: Tensor) -> bool:
-    """Return whether some rows of keys (b, g, k, d) are the same up to rounding, as those of a beam search are.
-
-    A matrix product may round the same row differently at two places of a batch. Rounding keeps more than half of the digits of
-    a key's largest number; keys of two words share fewer.
-    """
-    pairs = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril(-1)
-    half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)
-    for keys in k.double().unbind(2):  # (b, g, d)
-        rows = keys.flatten(1)
-        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
-        pairs &= distances <= half_of_digits * rows.abs().amax()
-        if not pairs.any():
-            return False
-    return len(k) > 1

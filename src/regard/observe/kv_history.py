@@ -18,7 +18,9 @@ from regard.observe.call_graph import CallGraph
 from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 
+KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
+NEAR = 1e-3  # relative to the norm of keys: tolerance for keys that are equal but for rounding
 LIMIT = 2**30  # entries of the table of a whole run
 
 
@@ -30,6 +32,7 @@ class CacheMatch(NamedTuple):
     slot: int  # index of the cache's first new key
     rows: Tensor | None  # the parent of each batch row; None if no row moved
     distance: float  # largest relative distance of a key read back from the key written
+    is_pruned: bool = False  # whether the cache has dropped or changed keys among those that it holds
 
 
 class RowMatch(NamedTuple):
@@ -89,6 +92,10 @@ class KVHistory:
         `new` of the keys are new. `parents` states the parent row of each row, if known, for rows that match several, and
         `length` the number of tokens that the cache stated to hold before.
         """
+
+        def get_keys(count: int) -> Tensor:
+            return cast_and_select(k[:, :, :count])
+
         before = k.shape[2] - new
         stated = None if length is None or self.start is None else length - self.start
         found = []
@@ -101,10 +108,64 @@ class KVHistory:
                     break
         nearest = min((match.distance for match in found), default=0.0)  # keys of two words may be similar
         best = [match for match in found if not match.distance > nearest]  # NaN is not
-        if len(best) < 2:
-            return next(iter(best), None)
-        theirs = cast_and_select(k[:, :, :before])
-        return min(best, key=lambda match: self.measure_distance(match, theirs))
+        if not best:
+            return None
+        match = best[0] if len(best) == 1 else min(best, key=lambda match: self.measure_distance(match, get_keys(before)))
+        return self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
+
+    def match_all_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
+        """Return a match with the rows that earlier keys of a cache show, where several rows have the same last key."""
+        last = self.get_key(match.known - 1)
+        if len(last) < 2 or not has_equal_rows(last.unsqueeze(2)):
+            return match
+        theirs, identity = get_keys(match.slot), torch.arange(len(last), device=last.device)
+        rows = (identity if match.rows is None else match.rows)[: len(theirs)]
+        apart = last.new_zeros(len(theirs), len(last), dtype=torch.float32)
+        for start, keys in self.iterate_newest_keys(match.known):
+            part = theirs[:, :, max(start - match.first, 0) : start - match.first + keys.shape[2]]
+            apart += measure_rows(keys[:, :, keys.shape[2] - part.shape[2] :], part)
+            is_near = apart <= apart.amin(1, keepdim=True) + NEAR * measure_rows(part[:1] * 0, part)
+            if start <= match.first or bool((is_near.sum(1) == 1).all()):
+                break
+        rows = torch.where(is_near.gather(1, rows.unsqueeze(1)).squeeze(1), rows, apart.argmin(1))
+        return match._replace(rows=None if torch.equal(rows, identity) else rows)
+
+    def iterate_newest_keys(self, known: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the entries of the first `known` keys and their starts, the newest first, in the row order of the last step."""
+        rows: Tensor | None = None
+        at, start = self.stored_calls[-1].step, sum(keys.shape[2] for keys in self.keys)
+        for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
+            for turn in (self.parent_rows[one] for one in range(at, step, -1) if one in self.parent_rows):
+                rows = turn if rows is None else turn[rows]
+            at, start = step, start - keys.shape[2]
+            if start < known:
+                yield start, (keys if rows is None else keys[rows.to(keys.device)])[:, :, : known - start]
+
+    def check_oldest_key(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
+        """Return a match pruned if a cache's oldest key is another one, with the distance of it if the cache rounds it.
+
+        The keys of a cache are in order. If it ends as the history does and has fewer keys, they are the last ones only if the
+        oldest is. If it has all of them, it may only change them: then the number of checks is the logarithm of that of steps.
+        """
+        steps = len(self.stored_calls)
+        if match.slot < 2 or (not match.first and steps & (steps - 1)):
+            return match
+        oldest = get_keys(1)[:, :, 0]
+        same = match_rows(self.get_key(match.first), oldest, match.rows)
+        if same is None:
+            return match._replace(is_pruned=True)
+        if not same.distance > KEY_TOLERANCE:  # NaN is not
+            return match
+        if match.first and not self.is_nearest(match, same, oldest):
+            return match._replace(is_pruned=True)
+        return match._replace(distance=max(match.distance, same.distance))
+
+    def is_nearest(self, match: CacheMatch, same: RowMatch, oldest: Tensor) -> bool:
+        """Return whether the key that a match takes for a cache's oldest one (b, g, d) is the nearest to it in each head."""
+        keys = self.join_keys(match.known, self.stored_calls[-1].step).float()
+        keys = keys if same.parents is None else keys[same.parents]
+        apart = (keys - oldest.float().unsqueeze(2)).norm(dim=-1)
+        return bool((apart[..., match.first] <= apart.amin(-1)).all())
 
     def propose_lengths(self, before: int, stated: int | None) -> list[int]:
         """Return how many of the history's keys may remain in a cache with room for `before` of them, the likeliest first.
@@ -124,6 +185,8 @@ class KVHistory:
 
     def get_key(self, index: int) -> Tensor:
         """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
+        if self.keys and index < self.keys[0].shape[2]:
+            return self.reorder_rows(self.keys[0][:, :, index], self.steps[0], self.stored_calls[-1].step)
         start = self.total
         for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
             start -= keys.shape[2]
@@ -337,7 +400,7 @@ def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> R
         return RowMatch(None, 0.0)
     if ours.shape[1:] != theirs.shape[1:]:
         return None
-    apart = (theirs.float().unsqueeze(1) - ours.float()).flatten(2).norm(dim=-1)  # (b theirs, b ours)
+    apart = measure_rows(ours, theirs)
     nearest, rows = apart.min(1)
     size = theirs.float().flatten(1).norm(dim=-1)
     if (nearest > SIMILAR * size).any():
@@ -346,6 +409,29 @@ def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> R
     return RowMatch(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
 
 
+def measure_rows(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return the distances (b theirs, b ours) of rows."""
+    both = theirs.float().flatten(1), ours.float().flatten(1)
+    return torch.cdist(*both, compute_mode="donot_use_mm_for_euclid_dist")
+
+
 def is_exact_match(ours: Tensor, theirs: Tensor, parents: Tensor) -> bool:
     """Return whether the rows `parents` of `ours` equal `theirs`, to the bit."""
     return len(parents) == len(theirs) and int(parents.max()) < len(ours) and torch.equal(ours[parents], theirs)
+
+
+def has_equal_rows(k: Tensor) -> bool:
+    """Return whether some rows of keys (b, g, k, d) are the same up to rounding, as those of a beam search are.
+
+    A matrix product may round the same row differently at two places of a batch. Rounding keeps more than half of the digits of
+    a key's largest number; keys of two words share fewer.
+    """
+    pairs = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril(-1)
+    half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)
+    for keys in k.double().unbind(2):  # (b, g, d)
+        rows = keys.flatten(1)
+        distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
+        pairs &= distances <= half_of_digits * rows.abs().amax()
+        if not pairs.any():
+            return False
+    return len(k) > 1

@@ -12,6 +12,7 @@ from regard.observe.block_outputs import is_inside
 from regard.observe.kv_history import CacheMatch, KVHistory
 from regard.observe.run import HistoryKey, Run
 
+COPIED = 1e-6  # relative to a key's norm: tolerance for keys that a model computes again for each step, as by a rotation
 UNNAMED = 32  # number of open runs without a cache object, the latest ones
 PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))
 IDS = ("decoder_input_ids", "input_ids")
@@ -175,7 +176,7 @@ def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -
     waited longest.
     """
     own = [one for one in found if one[0].has_cache(cache)]
-    found = own or [one for one in found if not one[2].distance or cache is None or not one[0].caches]
+    found = own or [one for one in found if one[2].distance <= COPIED or cache is None or not one[0].caches]
     if len(found) < 2:
         return next(iter(found), None)
     ranks = [

@@ -7,25 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.decoder_steps import has_equal_rows, match_step
+from regard.observe.decoder_steps import match_step
 from regard.observe.implicit_history import ImplicitHistory
 from regard.observe.interception.attention_call import AttentionCall, MissedCall
 from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.thread_state import STATE
-from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
+from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory, has_equal_rows, match_rows
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, read_cache_length, select_run
 from regard.observe.run import IMPLICIT, HistoryKey, Run
 
-KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"
 TWINS = "rows with equal keys may have been swapped between its steps; maps assume that they were not"
 UNKNOWN_STATE = "it continues a state that no recorded call has left: enter record before the prompt"
 RESTARTED = "its scan starts from nothing in the middle of a run; its map is that of the tokens since then"
-ROUNDS = "its cache returns rounded keys; maps use the keys before rounding"
+ROUNDS = "its cache returns keys that differ from those it was given, as rounded ones do; maps use those it was given"
+PRUNED = "its cache has dropped or changed keys among those it holds: a map begins at this step, a column for each key held"
 Placement = tuple[HistoryKey, KVHistory | None, CacheMatch | None]  # its key; what it continues and where, None if it is new
 Cast = Callable[[AttentionCall, Tensor], Tensor]  # keys or queries of a call as they are stored
 
@@ -101,6 +101,9 @@ class RunTracker:
             self.begin_forward(key)
         history = self.run.histories.get(key)
         match = None if history is None else self.match_cache(history, call)
+        if match is not None and match.is_pruned:
+            self.report(MissedCall(call.kernel, name, PRUNED))
+            match = None
         if history is None or match is None:
             if self.is_undecided and history is not None:
                 self.begin_run()
@@ -230,16 +233,20 @@ class RunTracker:
 
     def decide_run(self, key: HistoryKey, call: AttentionCall) -> None:
         """Decide by its first call of self-attention whether a forward continues a run or begins a new one."""
-        found = []
+        found, pruned = [], False
         for running in self.runs:
             history = running.run.histories.get(key)
             match = None if history is None else self.match_cache(history, call)
-            if history is not None and match is not None:
+            if match is not None and match.is_pruned:
+                pruned = True
+            elif history is not None and match is not None:
                 found.append((running, history, match))
                 if running.has_cache(self.cache):
                     break
         chosen = select_run(found, self.cache, lambda: self.cast(call, call.k))
         if chosen is None:
+            if pruned:
+                self.report(MissedCall(call.kernel, key[0], PRUNED))
             self.begin_forward(key)
             return
         running, history, match = chosen

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
+from torch.nn.utils.parametrize import ParametrizationList
 
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.patching import AttributePatch
-from regard.observe.interception.recurrent.token_mixers import is_token_mixer, report_token_mixer
+from regard.observe.interception.provenance import PARAMETRIZES
+from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
 from regard.observe.interception.thread_state import (
     STATE,
     TRACED,
@@ -51,7 +53,8 @@ def build_patches() -> list[AttributePatch]:
             with torch._C.DisableTorchFunction():
                 if passes and isinstance(args[0], Tensor):
                     STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
-                frames[-1].log_operation(args, kwargs, output, child=True)
+                name = PARAMETRIZES if type(self) is ParametrizationList else ""
+                frames[-1].log_operation(args, kwargs, output, name, child=True)
         return output
 
     return [(nn.Module, "__call__", call_module)]
@@ -82,7 +85,7 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if frame.has_operations and (frame.multiplies_scores or is_token_mixer(module)):
+        if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1 and STATE.mode.undivided:  # no frames if the recording ended meanwhile
             STATE.mode.report_undivided()

@@ -17,6 +17,7 @@ FRESH = {  # results with the shape of a tensor, but not its numbers
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
 PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # look-ups in a table
+PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
@@ -178,6 +179,8 @@ class ModuleFrame:
         name, child, inputs, sizes, _ = maker
         if name in FRESH or not (inputs or child):
             return CONSTANT
+        if name == PARAMETRIZES:
+            return WEIGHT
         is_product = child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION)
         if len(inputs) == 1 and not is_product and name not in PICKS:
             return self.get_contents(inputs[0])

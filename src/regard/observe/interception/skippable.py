@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
-from regard.observe.interception.recurrent.token_mixers import is_token_mixer
+from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
@@ -33,7 +33,7 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         names, own = find_used_attributes(kind), vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
             continue
-        if is_token_mixer(module):  # to be reported if it is not read
+        if can_mix_tokens(module):  # to be reported if it is not read
             continue
         functions = [own[name] for name in names if name in own and callable(own[name])]
         if all(part is None or id(part) in modules_by_id for part in module._modules.values()) and all(

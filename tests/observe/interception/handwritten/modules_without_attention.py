@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 B, T, C, E, K = 2, 5, 12, 3, 7
 
@@ -186,6 +187,17 @@ class Algebra(nn.Module):
         return pooled @ F.normalize(v.mean(1), dim=-1).mT
 
 
+class NormedWeights(nn.Module):
+    """A feedforward layer whose weights are computed by modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = weight_norm(nn.Linear(C, 2 * C)), weight_norm(nn.Linear(2 * C, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.silu(self.up(x)), self.down.weight)
+
+
 class Rotary(nn.Module):
     """Positions that are handed over with their frequencies, beside a kernel that is recorded."""
 
@@ -226,4 +238,4 @@ def list_modules() -> dict[str, nn.Module]:
         ],
     }
     found = {f"{kind.__name__}: {style}": kind(style) for kind, names in styles.items() for style in names}
-    return found | {"Rotary": Rotary()}
+    return found | {"NormedWeights": NormedWeights(), "Rotary": Rotary()}

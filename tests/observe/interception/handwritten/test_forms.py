@@ -193,9 +193,28 @@ def test_every_module_with_scores_of_another_kind_is_recorded_as_its_softmax(par
         assert any((one.double().flatten().sort().values - found).abs().max() < 1e-6 for one in same)
 
 
+class BothDirections(nn.Module):
+    """Scores that are the same from a token to another and back."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(C, C), nn.Linear(C, C)
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT
+        self.weights = (scores + scores.mT).softmax(-1)
+        return self.weights @ x
+
+
 def test_the_names_of_modules_are_those_that_multiply_with_the_values():
     recording, _ = record_and_compare(build_model(Separate()), lambda m: m(torch.ones(B, T, C)))
     assert recording.names == ["1.own"]
+
+
+def test_scores_and_their_transpose_are_added_as_they_are():
+    own = BothDirections()
+    recording, _ = record_and_compare(build_model(own), lambda m: m(torch.randn(B, T, C)))
+    assert (recording.map(0).dense()[:, 0] - own.weights).abs().max() < EQUAL
 
 
 @pytest.mark.parametrize("name", modules_without_attention.list_modules())

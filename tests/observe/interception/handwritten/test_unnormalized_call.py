@@ -126,6 +126,7 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "differential of halves": (subtract_halves, [], "differential attention", True),
     "differential, its own factor": (subtract_with_a_factor_for_each, [], "differential attention", True),
     "a sum": (lambda q, k: score(q, k).softmax(-1) + score(k, q).softmax(-1), [], "a sum of softmaxes", True),
+    "both directions": (lambda q, k: (w := score(q, k).softmax(-1)) + w.mT, [], "attention without a softmax", False),
     "slots": (lambda q, k: (w := score(q, k).softmax(-2)) / w.sum(-1, keepdim=True), [], "attention without a softmax", False),
     "over the queries": (lambda q, k: score(q, k).softmax(-2), [], "attention without a softmax", False),
     "straight through": (choose_straight_through, [], "attention without a softmax", False),

@@ -43,6 +43,40 @@ def test_attention_that_did_not_run_is_not_missed():
     assert not recording.missed
 
 
+class Mixer(nn.Module):
+    """Linear attention as a recurrence, in a class that is not called attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        state, out = torch.zeros(len(x), 8, 8), []
+        for n in range(x.shape[1]):
+            state = 0.9 * state + k[:, n, :, None] * v[:, n, None]
+            out.append((q[:, n, None] @ state).squeeze(1))
+        return torch.stack(out, 1)
+
+
+class Block(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.add_module(name, Mixer())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return next(self.children())(x)
+
+
+@pytest.mark.parametrize(("name", "is_missed"), [("self_attn", True), ("mixer", False)])
+def test_a_module_whose_place_in_the_model_is_called_attention_is_missed_too(name, is_missed):
+    model = nn.Sequential(Block(name))
+    with record(model) as recording:
+        model(torch.randn(2, 5, 8))
+    assert [(one.kernel, one.module) for one in recording.missed] == [("Mixer", f"0.{name}")] * is_missed
+    assert all(REASON in one.reason for one in recording.missed)
+
+
 @pytest.mark.slow
 def test_without_its_kernel_every_layer_of_mra_is_missed():
     settings = {

@@ -1,5 +1,6 @@
 """Axes of followed tensors: which axes of a product each dimension holds, through views, permutations and broadcasts."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,13 +83,18 @@ class AxisTable:
         return one, other
 
     def identify(self, dims: Dims, others: Dims) -> bool:
-        """Make the axes of two tensors of one shape the same ones; return whether they could be."""
-        for axes, theirs in zip(self.expand_dims(dims), self.expand_dims(others), strict=True):
-            if self.get_sizes(axes) != self.get_sizes(theirs):
-                return False
-            for axis, other in zip(axes, theirs, strict=True):
-                if axis != other:
-                    self.parts[other] = (axis,)
+        """Make the axes of two tensors of one shape the same ones; return whether they could be.
+
+        Those of a tensor and its transpose could not: two axes of one tensor are never the same.
+        """
+        ours, theirs = self.expand_dims(dims), self.expand_dims(others)
+        if list(map(self.get_sizes, ours)) != list(map(self.get_sizes, theirs)):
+            return False
+        own, of_others = itertools.chain(*ours), itertools.chain(*theirs)
+        different = {other: axis for axis, other in zip(own, of_others, strict=True) if axis != other}
+        if different.keys() & set(itertools.chain(*ours)) or set(different.values()) & set(itertools.chain(*theirs)):
+            return False
+        self.parts |= {other: (axis,) for other, axis in different.items()}
         return True
 
     def align(self, dims: Dims, shape: Sequence[int]) -> Dims | None:

@@ -18,15 +18,15 @@ ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)
 QUERIES = re.compile(r"(^|_)w?(q|qk|qkv|query|queries)(_|$)|^(in_proj|c_attn)", re.IGNORECASE)  # names of their projections
 
 
-def is_token_mixer(module: nn.Module) -> bool:
-    """Return whether a module mixes tokens: it is a recurrence, or is called attention and projects queries itself."""
-    name = type(module).__name__
-    return is_recurrent_name(name) or (is_attention_name(name) and any(map(QUERIES.search, list_own_names(module))))
+def can_mix_tokens(module: nn.Module) -> bool:
+    """Return whether a module is a recurrence, or projects queries itself, and so attends if it is called attention."""
+    return is_recurrent_name(type(module).__name__) or have_queries((*module._modules, *module._parameters))
 
 
-def list_own_names(module: nn.Module) -> list[str]:
-    """Return the names of a module's own children and parameters."""
-    return [name for own in (module._modules, module._parameters) for name, value in own.items() if value is not None]
+@lru_cache(CLASSES)
+def have_queries(names: tuple[str, ...]) -> bool:
+    """Return whether one of the names of a module's own children and parameters is that of a projection of queries."""
+    return any(map(QUERIES.search, names))
 
 
 @lru_cache(CLASSES)
@@ -38,12 +38,14 @@ def is_attention_name(name: str) -> bool:
 def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> None:
     """Tell the watchers of a module that mixes tokens that it ran, so that one that was not read is not left out.
 
-    One that multiplies scores with values as they are need only be called attention, by its class or by its place in the model.
+    It is a recurrence, or called attention by its class or by its place in the model. One that is called attention projects
+    queries itself, or multiplies scores with values as they are.
     """
     class_name = type(module).__name__
-    reason = UNREAD if multiplies_scores or is_recurrent_name(class_name) else UNFOLLOWED
+    is_recurrent = is_recurrent_name(class_name)
+    reason = UNREAD if multiplies_scores or is_recurrent else UNFOLLOWED
     for watcher in STATE.watchers:
         path = watcher.names.get(id(module))
         names = class_name, "" if path is None else path.rpartition(".")[2]
-        if path is not None and (is_token_mixer(module) or any(map(is_attention_name, names))):
+        if path is not None and (is_recurrent or any(map(is_attention_name, names))):
             watcher.handle_token_mixer(module, reason)
