@@ -24,6 +24,7 @@ ROWS = "rows of weights sum to one, over the keys"
 EACH_ROW = "rows of each softmax sum to one, over the keys"
 DIVIDE = f"Divide by their own sum and nothing else: {SOFTMAX}."
 HEADS = "heads are independent"
+OWN_HEADS = "heads of queries and keys are independent"  # where values come from, or contexts go, is not known
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
 SLOPES = "a bias by distance"
@@ -230,7 +231,8 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     if any(source is not None and source.is_ambiguous for source in sources):
         return None
     heads = calls[0].call.q.shape[1]
-    return Checked(f"{HEADS}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
+    what = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
+    return Checked(f"{what}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
 
 
 def find_mixed_heads(one: InnerCall) -> Finding | None:

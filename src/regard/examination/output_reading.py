@@ -27,6 +27,11 @@ PAIRS = {  # which head's weights (b, w, q, k), values (b, v, k, e) and columns 
     "bgqk,bhke,che->bqchg": "the columns of {2} of head {1} get the weights of head {0} and the values of head {1}",
     "bgqk,bgke,che->bqchg": "the columns of {2} of head {1} get the context of head {0}",
 }
+MEANS = {  # what the columns of every head get, where all heads are added up
+    "bhqk,bgke,che->bqchg": "its own weights and {} of the values of all heads",
+    "bgqk,bhke,che->bqchg": "{} of the weights of all heads and its own values",
+    "bgqk,bgke,che->bqchg": "{} of the contexts of all heads",
+}
 VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): the last part of each head makes its values."
 SAME = "Multiply the weights of each head by the values of the same head, and the context by its own columns of {}."
 JOIN = "Join the heads with a transpose before the view: context.transpose(1, 2).reshape(b, t, heads * d)."
@@ -155,7 +160,7 @@ def has_strided_heads(v: Tensor | None, outputs: Sequence[ModuleOutput]) -> bool
 
 
 def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor, last: str) -> OutputReading | None:
-    """Return that a head is combined with another one; None if no choice of heads gives y (b, q, c), or the right one does.
+    """Return that a head is combined with another one, or with all; None if neither gives y (b, q, c), or the right one does.
 
     The output is linear in the h² factors of each pair of heads, which are solved for.
     """
@@ -170,6 +175,9 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
         if solved is None:
             return None
         factors = solved.view(h, h)
+        if is_near(factors, factors.mean().expand(h, h)) and is_near(pairs.sum(1) * factors.mean(), target):
+            every = MEANS[product].format("the mean" if is_near(factors.sum(1), torch.ones(())) else "the sum")
+            return OutputReading(f"the columns of {last} of each head get {every}", SAME.format(last), "mixed heads")
         chosen = factors.argmax(1)
         selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)
         i = next((i for i, j in enumerate(chosen.tolist()) if i != j), None)
