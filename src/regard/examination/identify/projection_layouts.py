@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.identify.affine import Affine, concatenate_outputs, find_matrices
+from regard.examination.norm_modules import is_norm
 
 MOST = 8  # matrices; with more, a module is not one attention layer and no layout is tried
 TOKENS = {
@@ -67,7 +68,7 @@ def has_extra_layers(module: nn.Module, width: int) -> bool:
     """Return whether a module is more than attention: it normalizes, or has more matrices than q, k, v and an output."""
     stacked = find_head_list(module, width)
     single = list(find_matrices(module, width)) if stacked is None else stacked[1]  # besides the heads in a list
-    return len(single) > 4 or any("norm" in type(part).__name__.lower() for part in module.modules())
+    return len(single) > 4 or any(is_norm(part) for part in module.modules())
 
 
 def add_output_projections(layout: ProjectionLayout, rest: list[Affine], out: int) -> Iterator[ProjectionLayout]:

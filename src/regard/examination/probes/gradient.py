@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
+from regard.examination.norm_modules import is_norm
 from regard.examination.report import Checked, Finding, Unknown
 
 SEEDS = 3
@@ -233,12 +234,6 @@ def has_trained_neighbor(module: nn.Module, name: str, got: dict[str, Tensor | N
         beside = path.rpartition(".")[0]
         return any(get_owner_path(module, other) == beside and has_projection(module, other) for other in trained)
     return any(get_owner_path(module, other) == get_owner_path(module, name) for other in trained)
-
-
-def is_norm(part: nn.Module) -> bool:
-    """Return whether a module has weights of its own, all vectors, and no parts."""
-    own = list(part.parameters(recurse=False))
-    return bool(own) and all(weight.dim() == 1 for weight in own) and not list(part.children())
 
 
 def has_projection(module: nn.Module, name: str) -> bool:
