@@ -153,6 +153,8 @@ def describe_mixing(mixing: Tensor, style: str) -> str:
     if is_equal(ba, -ab * aa) and is_equal(bb, aa - ab * ab):
         return "in the rotation of {} the first column of each pair is overwritten before the second is computed of it"
     if is_equal(aa.square() + ab.square(), torch.ones(())) and is_equal(ba.square() + bb.square(), torch.ones(())):
+        if style == "interleaved":  # V-JEPA 2 is published and trained with tables for halves and pairs of neighbors
+            return ""
         return f"the two columns of a pair of {{}}, {describe_style(style)}, are rotated by different angles"
     t, n = divmod(int((mixing - torch.eye(2)).abs().amax((2, 3)).flatten().argmax()), mixing.shape[1])
     one, other = (" ".join((f"{x:.2g} a", f"{y:+.2g} b")) for x, y in mixing[t, n].tolist())
