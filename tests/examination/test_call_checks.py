@@ -146,3 +146,41 @@ def test_a_gate_from_the_projection_of_queries_is_no_unused_heads(is_chunked, gr
             return self.o_proj((y.transpose(1, 2) * gate.sigmoid()).flatten(2))
 
     assert not examine(Gated()).findings
+
+
+class Averaged(Heads):
+    """The mean over the heads of contexts, of values or of weights, in the place of each."""
+
+    def __init__(self, what):
+        super().__init__(None)
+        self.what = what
+
+    def forward(self, x):
+        def average(y, what):
+            return y.mean(1, keepdim=True).expand_as(y) if what == self.what else y
+
+        q, k, v = (f(x).unflatten(-1, (-1, D)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.mT / D**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        context = average(average(weights, "weights") @ average(v, "values"), "contexts")
+        return self.o_proj(context.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("what", ["contexts", "values", "weights"])
+def test_a_mean_over_heads_in_the_place_of_each_is_no_independence(what, residual):
+    torch.manual_seed(0)
+    report = examine(Residual(Averaged(what)) if residual else Averaged(what))
+    assert not any("heads are independent" in one.what for one in report.checked), str(report)
+    if what == "contexts":
+        assert report.findings[0].kind == "mixed heads"
+        assert "the columns of" in report.findings[0].evidence
+        assert "of each head get the mean of the contexts of all heads" in report.findings[0].evidence
+
+
+def test_heads_whose_contexts_are_changed_before_they_are_joined_are_independent_in_queries_and_keys():
+    torch.manual_seed(0)
+    layer = Heads(lambda *qkv: qkv)
+    layer.o_proj = nn.Sequential(nn.Tanh(), nn.Linear(H * D, H * D), nn.Tanh())
+    (checked,) = (one.what for one in examine(layer).checked if "independent" in one.what)
+    assert checked.startswith("heads of queries and keys are independent")

@@ -211,3 +211,32 @@ def test_pixels_are_examined_in_the_calls_that_they_lead_to():
     assert report, str(report)
     assert any("in 1 recorded calls" in one.sensitivity for one in report.checked)
     assert not regard.examine(Pictured(), sample=torch.randn(2, 3, 16, 16))
+
+
+class HeadsApart(nn.Module):
+    """Heads whose columns are not neighbors, (d, h), in the projection of q, k and v, and joined in an order."""
+
+    def __init__(self, joined):
+        super().__init__()
+        torch.manual_seed(1)
+        self.joined, self.qkv, self.proj = joined, nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, D, H)).permute(2, 0, 4, 1, 3)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(y.permute(0, 2, 3, 1).flatten(2) if self.joined == "dh" else y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("joined", ["hd", "dh"])
+def test_heads_that_are_joined_as_they_were_split_are_not_mixed(joined):
+    report = regard.examine(HeadsApart(joined))
+    assert report, str(report)
+
+
+def test_heads_that_are_joined_as_they_were_split_are_not_mixed_beside_a_residual():
+    class Residual(HeadsApart):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    report = regard.examine(Residual("dh"))
+    assert not report.findings, str(report)

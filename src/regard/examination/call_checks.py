@@ -14,7 +14,7 @@ from regard.examination.identify.mistakes import ROLE, SOFTMAX, describe_mixed_h
 from regard.examination.inner_calls import InnerCall
 from regard.examination.projection_source import ProjectionSource
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.rotary_reading import Rotary, describe_style, find_mistakes, fit_without_minus, read_rotary
+from regard.examination.rotary_reading import Rotary, describe_no_rotation, find_mistakes, is_rotated_by_head, read_rotary
 from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
 
 LEAST_FACTOR = 2.0  # of cosines: with less, a weight is at most exp(4) times another
@@ -24,6 +24,7 @@ ROWS = "rows of weights sum to one, over the keys"
 EACH_ROW = "rows of each softmax sum to one, over the keys"
 DIVIDE = f"Divide by their own sum and nothing else: {SOFTMAX}."
 HEADS = "heads are independent"
+OWN_HEADS = "heads of queries and keys are independent"  # where values come from, or contexts go, is not known
 ROLES = "queries and keys come from their own projections"
 POSITIONS = "rotary positions"
 SLOPES = "a bias by distance"
@@ -32,6 +33,7 @@ TURN = (
 )
 VALUES = "Rotate queries and keys only: outputs depend on absolute positions if values are rotated."
 ORDER = "Split queries, keys and values into heads in the same way, and leave the heads in their order."
+PLACES = "Rotate along the axis of tokens: after the transpose, q (b, h, t, d) times cos and sin (t, d); before it, (t, 1, d)."
 NEARER = "Subtract more from farther keys: bias = -slope * (i - j) for query i and key j."
 FILLED = (
     "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
@@ -229,7 +231,8 @@ def check_heads(calls: Sequence[InnerCall]) -> Finding | Checked | None:
     if any(source is not None and source.is_ambiguous for source in sources):
         return None
     heads = calls[0].call.q.shape[1]
-    return Checked(f"{HEADS}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
+    what = HEADS if all(one.output is not None and one.v_source is not None for one in calls) else OWN_HEADS
+    return Checked(f"{what}: {heads} of width {calls[0].width}", f"in {count_calls(calls)}, by the norms of queries and keys")
 
 
 def find_mixed_heads(one: InnerCall) -> Finding | None:
@@ -361,7 +364,7 @@ def check_positions(calls: Sequence[InnerCall]) -> Finding | Checked | None:
         read += [] if rotary is None or read_source(one.call.k, one.k_source) is None else [rotary]
     if not read:
         return None
-    how = f"{read[0].width} columns in pairs of {describe_style(read[0].style)}, queries and keys alike"
+    how = f"{read[0].width} columns in pairs of {read[0].columns}, queries and keys alike"
     return Checked(f"{POSITIONS}: {how}", f"in {len(read)} recorded call{'s' * (len(read) > 1)}; each angle is read")
 
 
@@ -373,8 +376,12 @@ def find_wrong_rotation(one: InnerCall) -> tuple[str, str] | None:
         return "values are rotated by their positions, and the context is not rotated back", VALUES
     sources = (("queries", one.q_named, one.call.q, one.q_source), ("keys", one.k_named, one.call.k, one.k_source))
     for who, named, x, source in sources:
-        if source is None and named is not None and named.shape == x.shape and fit_without_minus(named.double(), x.double()):
-            return f"a minus is missing in the rotation of {who}: a pair (a, b) becomes (a cos + b sin, b cos + a sin)", TURN
+        is_unknown = source is None and named is not None and named.shape == x.shape
+        mixed = describe_no_rotation(named.double(), x.double()) if is_unknown and named is not None else ""
+        if mixed:
+            return mixed.format(who), TURN
+        if source is not None and is_rotated_by_head(source.projected, x.double()):
+            return f"{who} are rotated by angles of their head, the same for all tokens", PLACES
     q, k = read_source(one.call.q, one.q_source), read_source(one.call.k, one.k_source)
     plain = [list_plain_heads(x, source) for _, _, x, source in sources]
     for (who, other), heads in zip((("queries", "keys"), ("keys", "queries")), plain, strict=True):

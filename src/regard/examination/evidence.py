@@ -109,7 +109,7 @@ def explain_unread_calls(case: Case) -> tuple[str, str]:
         if one.q_source is None or one.k_source is None:
             both = one.q_source is None and one.k_source is None
             who = "queries and keys" if both else "queries" if one.q_source is None else "keys"
-            return f"in {where} {who} are not the outputs of projections", ALONE
+            return f"in {where} {who} are neither outputs of projections nor rotations of them", ALONE
     return ("", ALONE) if recorded.calls else ("no attention call was recorded", ALONE)
 
 

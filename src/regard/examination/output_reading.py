@@ -20,11 +20,17 @@ from regard.observe.interception.attention_call import AttentionCall
 
 NEAR = 1e-3  # of the largest number
 MOST = 2**22  # weights of a call that are computed
+TOKENS = 16  # whose values are compared with columns of outputs
 MOST_HEADS = 32  # whose order is solved for
 PAIRS = {  # which head's weights (b, w, q, k), values (b, v, k, e) and columns of the output (c, h, e) meet
     "bhqk,bgke,che->bqchg": "the columns of {2} of head {1} get the weights of head {1} and the values of head {0}",
     "bgqk,bhke,che->bqchg": "the columns of {2} of head {1} get the weights of head {0} and the values of head {1}",
     "bgqk,bgke,che->bqchg": "the columns of {2} of head {1} get the context of head {0}",
+}
+MEANS = {  # what the columns of every head get, where all heads are added up
+    "bhqk,bgke,che->bqchg": "its own weights and {} of the values of all heads",
+    "bgqk,bhke,che->bqchg": "{} of the weights of all heads and its own values",
+    "bgqk,bgke,che->bqchg": "{} of the contexts of all heads",
 }
 VIEW = "View the weight of {} as (heads, keys' width + values' width, latent): the last part of each head makes its values."
 SAME = "Multiply the weights of each head by the values of the same head, and the context by its own columns of {}."
@@ -62,6 +68,7 @@ def read_output(
         return None
     weights = call.build_map(call.k).dense().double()
     linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    is_strided = has_strided_heads(call.v, outputs)
     for last, out in sorted(linear.items(), key=lambda one: parse_role(one[0]) != "o"):  # those named after it first
         if out.in_features % h:
             continue
@@ -70,19 +77,19 @@ def read_output(
         bias = 0 if out.bias is None else out.bias.detach().double()
         targets = [one.output for one in outputs if one.name in names and one.output.shape == (b, q, out.out_features)]
         sources = [list_latent_values(call.k[:, :1, :, :latent].double(), part, h, e, name) for name, part in linear.items()]
+        columns = list(list_columns(out, h, last, is_strided))
         for values in sources if latent else [list_values(call, e)]:
-            found = match_output(weights, list(values), (last, out), [y.double() - bias for y in targets])
+            found = match_output(weights, list(values), columns, (last, out), [y.double() - bias for y in targets])
             if found is not None:
                 return found
     return None
 
 
 def match_output(
-    weights: Tensor, values: Sequence[Part], out: tuple[str, nn.Linear], targets: Sequence[Tensor]
+    weights: Tensor, values: Sequence[Part], columns: Sequence[Part], out: tuple[str, nn.Linear], targets: Sequence[Tensor]
 ) -> OutputReading | None:
     """Return the first views of values and of the output's weights that give a target; None if none do."""
     last, projection = out
-    columns = list(list_columns(projection, weights.shape[1], last)) if values else []
     for y in targets if values else ():
         for one in values:
             context = weights @ one.numbers
@@ -123,18 +130,37 @@ def list_latent_values(latent: Tensor, part: nn.Linear, h: int, e: int, name: st
     yield Part(latent @ by_head[:, rows - e :].reshape(h, width, e), OutputReading(transposed, cure, "wrong roles"))
 
 
-def list_columns(part: nn.Linear, h: int, name: str) -> Iterator[Part]:
-    """Yield the weights (c, h, e) of each head that may make the output, right ones first."""
+def list_columns(part: nn.Linear, h: int, name: str, is_strided: bool) -> Iterator[Part]:
+    """Yield the weights (c, h, e) of each head that may make the output, right ones first.
+
+    Columns of a head that are not neighbors are right where its values are not neighbors either (`is_strided`).
+    """
     weight = part.weight.detach().double()
     yield Part(weight.unflatten(1, (h, -1)), RIGHT)
     if h == 1:
         return
+    if is_strided:
+        yield Part(weight.unflatten(1, (-1, h)).mT, RIGHT)
     viewed = f"the columns of {name} are viewed as (width, heads): heads are mixed"
     yield Part(weight.unflatten(1, (-1, h)).mT, OutputReading(viewed, COLUMNS.format(name), "mixed heads"))
 
 
+def has_strided_heads(v: Tensor | None, outputs: Sequence[ModuleOutput]) -> bool:
+    """Return whether values (b, h, k, e) are columns of an output (b, k, n) in the order (e, h): heads are not neighbors."""
+    if v is None or 1 in (v.shape[1], v.shape[-1]):
+        return False
+    b, _, k, _ = v.shape
+    columns = v.double().permute(3, 1, 0, 2).flatten(2).flatten(0, 1)[:, :TOKENS]  # (e h, tokens)
+    for y in (one.output.double() for one in outputs if one.output.dim() == 3 and one.output.shape[:2] == (b, k)):
+        distances = torch.cdist(columns, y.flatten(0, 1)[:TOKENS].mT, p=torch.inf)  # (e h, n)
+        places = distances.argmin(1)
+        if float(distances.amin(1).max()) <= NEAR * float(v.abs().max()) and bool((places.diff() > 0).all()):
+            return True
+    return False
+
+
 def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor, last: str) -> OutputReading | None:
-    """Return that a head is combined with another one; None if no choice of heads gives y (b, q, c), or the right one does.
+    """Return that a head is combined with another one, or with all; None if neither gives y (b, q, c), or the right one does.
 
     The output is linear in the h² factors of each pair of heads, which are solved for.
     """
@@ -149,6 +175,9 @@ def find_other_head(weights: Tensor, values: Tensor, columns: Tensor, y: Tensor,
         if solved is None:
             return None
         factors = solved.view(h, h)
+        if is_near(factors, factors.mean().expand(h, h)) and is_near(pairs.sum(1) * factors.mean(), target):
+            every = MEANS[product].format("the mean" if is_near(factors.sum(1), torch.ones(())) else "the sum")
+            return OutputReading(f"the columns of {last} of each head get {every}", SAME.format(last), "mixed heads")
         chosen = factors.argmax(1)
         selected = torch.zeros_like(factors).scatter_(1, chosen.unsqueeze(1), 1.0)
         i = next((i for i, j in enumerate(chosen.tolist()) if i != j), None)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 NEAR = 2e-3  # of the norms of pairs, and of phasors
 STYLES = ("halves", "interleaved")
+ORDERS = (*zip(STYLES, STYLES, strict=True), STYLES, STYLES[::-1])  # of the pairs before and after
+LEAST_PAIRS = 4  # of a token, in all heads and sequences, of which two factors are solved for
 
 
 class Rotary(NamedTuple):
@@ -16,6 +18,13 @@ class Rotary(NamedTuple):
     style: str
     width: int
     phasors: Tensor  # complex (t, pairs)
+    written: str  # which columns the pairs are written to
+
+    @property
+    def columns(self) -> str:
+        """The columns that form a pair, and those that it is written to if they are others, in words."""
+        moved = "" if self.written == self.style else f", written to {describe_style(self.written)}"
+        return f"{describe_style(self.style)}{moved}"
 
     @property
     def steps(self) -> Tensor:
@@ -32,11 +41,18 @@ def read_rotary(projected: Tensor, rotated: Tensor) -> Rotary | None:
     for width in range(d - d % 2, 1, -2):
         if not is_near(projected[..., width:], rotated[..., width:], projected):
             return None  # fewer columns rotate than this, but those beyond changed
-        for style in STYLES:
-            phasors = find_phasors(*(pair_columns(x[..., :width], style) for x in (projected, rotated)))
-            if phasors is not None:
-                return Rotary(style, width, phasors)
+        for style, written in ORDERS:
+            phasors = find_phasors(pair_columns(projected[..., :width], style), pair_columns(rotated[..., :width], written))
+            if phasors is not None and (style == written or bool(((phasors - 1).abs() > NEAR).any())):
+                return Rotary(style, width, phasors, written)
     return None
+
+
+def is_rotated_by_head(projected: Tensor, rotated: Tensor) -> bool:
+    """Return whether a projection (b, h, t, d) was rotated by angles of its heads, the same for all tokens."""
+    if projected.shape != rotated.shape or 1 in projected.shape[1:3] or read_rotary(projected, rotated) is not None:
+        return False
+    return read_rotary(projected.transpose(1, 2), rotated.transpose(1, 2)) is not None
 
 
 def is_near(one: Tensor, other: Tensor, like: Tensor) -> bool:
@@ -60,8 +76,8 @@ def find_phasors(before: Tensor, after: Tensor) -> Tensor | None:
 
 def find_mistakes(q: Rotary, k: Rotary) -> Iterator[str]:
     """Yield what is wrong with the rotations of queries and keys, in words."""
-    if q.style != k.style:
-        yield f"queries are rotated in pairs of {describe_style(q.style)}, but keys in pairs of {describe_style(k.style)}"
+    if q.columns != k.columns:
+        yield f"queries are rotated in pairs of {q.columns}, but keys in pairs of {k.columns}"
         return
     if q.width != k.width:
         yield f"{q.width} columns of queries are rotated, but {k.width} of keys"
@@ -85,17 +101,63 @@ def describe_style(style: str) -> str:
     return "columns i and i + d / 2" if style == "halves" else "neighboring columns"
 
 
-def fit_without_minus(projected: Tensor, rotated: Tensor) -> bool:
-    """Return whether each pair (a, b) became (a cos + b sin, b cos + a sin): rotate_half without its minus."""
-    if projected.shape[-1] % 2:
-        return False
+def describe_no_rotation(projected: Tensor, rotated: Tensor) -> str:
+    """Describe, of `{}`, how each pair of columns (a, b) becomes linear combinations of a and b that are no rotation.
+
+    They are solved for: of each token and pair, the same in all heads. "" if there are none.
+    """
+    is_known = bool(projected.isfinite().all() and rotated.isfinite().all())
+    if projected.shape[-1] % 2 or projected.shape[0] * projected.shape[1] < LEAST_PAIRS or not is_known:
+        return ""
     for style in STYLES:
         before, after = (pair_columns(x, style) for x in (projected, rotated))
-        total, difference = before.real + before.imag, before.real - before.imag
-        sums = ((after.real + after.imag) * total).sum((0, 1)) / total.square().sum((0, 1)).clamp_min(1e-30)
-        gaps = ((after.real - after.imag) * difference).sum((0, 1)) / difference.square().sum((0, 1)).clamp_min(1e-30)
-        made = torch.stack((total * sums, difference * gaps))
-        given = torch.stack((after.real + after.imag, after.real - after.imag))
-        if is_near(made, given, projected) and bool((sums - gaps).abs().max() > 10 * NEAR):
-            return True
-    return False
+        mixing = solve_pair_mixing(before, after)
+        made = torch.view_as_complex(torch.einsum("tnij,bhtnj->bhtni", mixing, torch.view_as_real(before)).contiguous())
+        if is_near(torch.view_as_real(made), torch.view_as_real(after), before.abs()):
+            return describe_mixing(mixing, style)
+    return ""
+
+
+def solve_pair_mixing(before: Tensor, after: Tensor) -> Tensor:
+    """Return the matrices (t, n, 2, 2) that come nearest to turning pairs (b, h, t, n) before into those after."""
+    x, y = (torch.view_as_real(pairs).flatten(0, 1).permute(1, 2, 0, 3) for pairs in (before, after))  # (t, n, b h, 2)
+    mixing: Tensor = (torch.linalg.pinv(x) @ y).mT
+    return mixing
+
+
+def has_regular_factors(factors: Tensor) -> bool:
+    """Return whether factors (t, n) are the same for all pairs of a token, or powers of its number, as in xPos."""
+    powers = factors[1:2] ** torch.arange(len(factors)).unsqueeze(1)
+    return any(bool((factors - other).abs().max() < 10 * NEAR) for other in (factors[:, :1], powers))
+
+
+def describe_mixing(mixing: Tensor, style: str) -> str:
+    """Describe matrices (t, n, 2, 2) that change pairs of columns; "" for rotations times a factor, or a factor of each column.
+
+    The first token must stay as it is, unless a minus is missing.
+    """
+    (aa, ab), (ba, bb) = (row.unbind(-1) for row in mixing.unbind(-2))
+
+    def is_equal(one: Tensor, other: Tensor) -> bool:
+        return bool((one - other).abs().max() < 10 * NEAR)
+
+    zero = torch.zeros(())
+    starts_plain = bool((mixing[0] - torch.eye(2)).abs().max() < 10 * NEAR)
+    is_turned = is_equal(aa, bb) and is_equal(ab, -ba) and has_regular_factors((aa.square() + ab.square()).sqrt())
+    if is_turned or (is_equal(ab, zero) and is_equal(ba, zero)):
+        return ""
+    if is_equal(aa, bb) and is_equal(ab, ba):
+        return "a minus is missing in the rotation of {}: a pair (a, b) becomes (a cos + b sin, b cos + a sin)"
+    if not starts_plain:
+        return ""
+    if is_equal(ba, -ab * aa) and is_equal(bb, aa - ab * ab):
+        return "in the rotation of {} the first column of each pair is overwritten before the second is computed of it"
+    if is_equal(aa.square() + ab.square(), torch.ones(())) and is_equal(ba.square() + bb.square(), torch.ones(())):
+        if style == "interleaved":  # V-JEPA 2 is published and trained with tables for halves and pairs of neighbors
+            return ""
+        return f"the two columns of a pair of {{}}, {describe_style(style)}, are rotated by different angles"
+    t, n = divmod(int((mixing - torch.eye(2)).abs().amax((2, 3)).flatten().argmax()), mixing.shape[1])
+    one, other = (" ".join((f"{x:.2g} a", f"{y:+.2g} b")) for x, y in mixing[t, n].tolist())
+    return (
+        f"columns of {{}} are not rotated: of token {t}, pair {n} of {describe_style(style)}, (a, b), becomes ({one}, {other})"
+    )

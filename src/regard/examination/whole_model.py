@@ -18,6 +18,7 @@ from regard.examination import (
     localize,
     matrix_checks,
     model_lengths,
+    model_positions,
     replay,
     suggestions,
 )
@@ -206,6 +207,8 @@ class ModelExamination:
                 needs = needs or self.suggest_layer([one.name for one in calls] or [name for name, _ in seeing.missed])
                 yield Unknown(f"whether in each layer {what}", needs, what in call_checks.REQUIRED)
         yield from bucket_reading.check_buckets(self.record_bucket_calls(calls), self.model.module)
+        if not seeing.missed and not seeing.has_cross_attention:
+            yield from model_positions.check_positions(self.model, calls)
         names = dict.fromkeys(one.name for one in calls)
         yield from replay.examine_layers(self.model.module, self.model.run, names, self.expects, self.scale)
 

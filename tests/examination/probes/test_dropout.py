@@ -180,6 +180,21 @@ def test_dropout_of_scores_is_distinguished():
     assert "scores are dropped" in finding.evidence
 
 
+def test_dropout_of_scores_is_found_with_few_tokens_of_a_long_sample():
+    sizes = []
+
+    class Sized(wrong.ScoresDropped):
+        def forward(self, x):
+            sizes.append(x.shape)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    layer = Sized().eval()
+    (finding,) = findings(layer, sample=torch.randn(1, 700, wrong.C))
+    assert "scores are dropped" in finding.evidence
+    assert max(b * t * t for b, t, _ in sizes if b > 2) <= 512 * 16 * 16
+
+
 def test_what_stands_after_a_norm_cannot_be_determined():
     said = list(check_case(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
     assert kinds(said) == []

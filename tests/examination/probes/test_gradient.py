@@ -114,6 +114,41 @@ def test_a_part_for_grouped_queries_that_gets_no_gradient_is_named(cut, outputs)
     assert findings(Grouped(None)) == []
 
 
+class JointHeads(nn.Module):
+    """Four heads of width 3 by one projection, of which some are used for queries, keys and values, with a factor on each."""
+
+    def __init__(self, used, factors=(1.0, 1.0, 1.0, 1.0)):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.qkv, self.proj = used, nn.Linear(D_IN, 36), nn.Linear(3 * len(used[0]), D_IN)
+        with torch.no_grad():
+            self.proj.weight.mul_(torch.tensor(factors[: len(used[0])]).repeat_interleave(3))
+
+    def forward(self, x):
+        parts = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+        q, k, v = (part[:, heads] for part, heads in zip(parts, self.used, strict=True))
+        return x + self.proj((weigh(q @ k.mT / 3**0.5) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("used", "outputs"),
+    [
+        (([0, 1, 2],) * 3, "9 to 11 and 21 to 23 and 33 to 35"),
+        (([0, 1, 2, 3], [0] * 4, [0, 1, 2, 3]), "15 to 23"),
+        (([0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 0, 1]), "30 to 35"),
+    ],
+)
+def test_heads_of_a_joint_projection_that_nothing_uses_are_named(used, outputs):
+    (finding,) = findings(JointHeads(used))
+    assert finding.kind == "not trainable"
+    assert f"outputs {outputs} of the 36 of qkv: whole heads, which are not used" in finding.evidence
+
+
+def test_heads_of_a_joint_projection_are_no_finding_where_all_are_used_or_one_is_pruned():
+    assert findings(JointHeads(([0, 1, 2, 3],) * 3)) == []
+    assert findings(JointHeads(([0, 1, 2, 3],) * 3, (1.0, 1.0, 0.0, 1.0))) == []
+
+
 class LearnedPositions(Layer):
     """A table of positions, of which a call uses the first."""
 

@@ -60,6 +60,59 @@ def test_large_scores_are_made_after_a_norm_too_and_its_weights_are_left_as_they
     assert torch.equal(layer.norm.weight, before)
 
 
+class AfterFunction(torch.nn.Module):
+    """A layer after a norm without weights, or with some in a module of another name."""
+
+    def __init__(self, layer, norm):
+        super().__init__()
+        self.scaler, self.layer, self.norm = Scaler(), layer, norm
+
+    def forward(self, x):
+        return x[..., :1] + self.layer(self.scaler(x) if self.norm is None else self.norm(x))
+
+
+class Scaler(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(D_IN))
+
+    def forward(self, x):
+        return x * self.gain * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+NORMS = [
+    None,
+    torch.nn.LayerNorm(D_IN, elementwise_affine=False),
+    torch.nn.RMSNorm(D_IN, elementwise_affine=False),
+    lambda x: F.rms_norm(x, (D_IN,)),
+    lambda x: F.normalize(x, dim=-1),
+    lambda x: x / x.norm(dim=-1, keepdim=True),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("weigh", "found"), [(divide_exponentials, ["overflow"]), (hiding(later, -1e3), ["overflow"]), (hiding(later), [])]
+)
+def test_large_scores_are_made_after_any_norm_by_the_weights_of_projections(norm, weigh, found):
+    layer = AfterFunction(Layer(weigh), norm)
+    before = layer.layer.W_query.weight.detach().clone()
+    said = list(check_case(case_of(layer)))
+    assert kinds(said) == found
+    words = said[0].evidence if found else said[0].sensitivity
+    assert "the weights of layer.W_query and layer.W_key" in words
+    assert torch.equal(layer.layer.W_query.weight, before)
+
+
+def test_a_mask_that_is_far_below_cosines_is_no_finding_whatever_the_weights_are():
+    class Cosines(Layer):
+        def forward(self, x):
+            q, k = (F.normalize(f(x), dim=-1) for f in (self.W_query, self.W_key))
+            return x[..., :1] + self.weights(10 * q @ k.mT) @ self.W_value(x)
+
+    assert kinds(check_case(case_of(Cosines(hiding(later, -100.0))))) == []
+
+
 def test_a_function_that_overflows_is_found():
     (finding,) = check_case(case(wrong.exp_overflows))
     assert finding.kind == "overflow"

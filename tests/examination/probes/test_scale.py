@@ -11,7 +11,7 @@ from regard import Everything
 from regard.examination.call_checks import is_near
 from regard.examination.probes.scale import check_case
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.rotary_reading import fit_without_minus
+from regard.examination.rotary_reading import describe_no_rotation
 
 
 def run_probe(subject, *args, **options):
@@ -116,7 +116,7 @@ def test_a_scale_is_compared_with_any_expected_one_also_with_0(expected):
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_columns_of_an_odd_width_are_no_pairs(width):
     q, k = torch.randn(2, 2, 3, 7, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    assert not fit_without_minus(q, k)
+    assert not describe_no_rotation(q, k)
 
 
 def test_heads_of_width_1_have_a_right_scale_of_1_and_are_no_reason_to_doubt():

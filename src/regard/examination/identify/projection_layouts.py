@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination.identify.affine import Affine, concatenate_outputs, find_matrices
+from regard.examination.norm_modules import is_norm
 
 MOST = 8  # matrices; with more, a module is not one attention layer and no layout is tried
 TOKENS = {
@@ -19,6 +20,7 @@ TOKENS = {
     "kv": {"kv", "wkv", "tokv"},
     "o": {"o", "wo", "out", "output", "proj", "projection", "dense", "fc", "unify", "unifyheads", "final", "linear", "merge"},
 }
+STRIDED = ("3dh", "d3h", "dh3")  # orders in which the columns of a head are not neighbors
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,7 @@ class ProjectionLayout:
     """The matrices that make q, k, v (and the output) of x; None is x itself, or no output projection.
 
     `heads` is the number of them if the parameters give it. `whole` is one matrix that makes them together, divided when the
-    number of heads is known.
+    number of heads is known. `joined` is the order of heads and width in the columns of the context.
     """
 
     says: str
@@ -41,6 +43,7 @@ class ProjectionLayout:
     whole: Affine | None = None  # the fused matrix of q, k and v
     order: str = ""  # the column order of the whole: of 3, h and d; "" if it is not fused
     roles: str = "qkv"  # the order of q, k and v in the whole
+    joined: str = "hd"
     plain: bool = True  # whether this is the usual layout of these parameters
 
 
@@ -65,7 +68,7 @@ def has_extra_layers(module: nn.Module, width: int) -> bool:
     """Return whether a module is more than attention: it normalizes, or has more matrices than q, k, v and an output."""
     stacked = find_head_list(module, width)
     single = list(find_matrices(module, width)) if stacked is None else stacked[1]  # besides the heads in a list
-    return len(single) > 4 or any("norm" in type(part).__name__.lower() for part in module.modules())
+    return len(single) > 4 or any(is_norm(part) for part in module.modules())
 
 
 def add_output_projections(layout: ProjectionLayout, rest: list[Affine], out: int) -> Iterator[ProjectionLayout]:
@@ -120,15 +123,17 @@ def guess_layouts(inner: list[Affine]) -> Iterator[ProjectionLayout]:
 
 
 def list_fused_layouts(whole: Affine) -> Iterator[ProjectionLayout]:
-    """Yield the layouts of one matrix for q, k and v: thirds or groups, in the orders that its columns may have per head."""
-    for order in ("3hd", "h3d", "grouped", "hd3", "3dh", "d3h", "dh3"):
+    """Yield the layouts of one matrix for q, k and v: thirds or groups, in the orders that its columns may have per head.
+
+    Heads whose columns are not neighbors may be joined as they were split, or in blocks.
+    """
+    both = ProjectionLayout(f"{whole.name} for q, k and v", (whole.name,), whole=whole)
+    orders = [(order, "hd") for order in ("3hd", "h3d", "grouped", "hd3", *STRIDED)] + [(order, "dh") for order in STRIDED]
+    for order, joined in orders:
         for roles in ("qkv", "kqv", "qvk", "kvq", "vqk", "vkq"):
             plain = roles == "qkv" and order in ("3hd", "h3d", "grouped")
-            says = f"{whole.name} for q, k and v"
             has_known_roles = roles == "qkv"  # any other order may be right too, but whether it is meant is unknown
-            yield ProjectionLayout(
-                says, (whole.name,), whole=whole, order=order, roles=roles, has_known_roles=has_known_roles, plain=plain
-            )
+            yield replace(both, order=order, roles=roles, has_known_roles=has_known_roles, plain=plain, joined=joined)
 
 
 def list_half_fused_layouts(q: Affine, kv: Affine) -> Iterator[ProjectionLayout]:

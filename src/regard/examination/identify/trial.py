@@ -178,7 +178,7 @@ def make_trial(layout: ProjectionLayout, heads: int, target: TrialTarget) -> Tri
     groups = k.shape[-1] // d
     if heads % groups or v.shape[-1] % groups:
         return None
-    return Trial(layout, make_projected_inputs(q, k, v, heads, groups, target, whole), target)
+    return Trial(layout, make_projected_inputs(q, k, v, heads, groups, target, whole, layout.joined), target)
 
 
 def make_function_trial(target: TrialTarget) -> Trial:
@@ -189,9 +189,9 @@ def make_function_trial(target: TrialTarget) -> Trial:
 
 
 def make_projected_inputs(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: TrialTarget, whole: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: TrialTarget, whole: Tensor | None, joined: str = "hd"
 ) -> ProjectedInputs:
     """Return the tensors that variants are computed from, with the scale."""
     scale = (q.shape[-1] // heads) ** -0.5 if target.scale is None else target.scale
     x = target.inputs[0] if len(target.inputs) == 1 else q
-    return ProjectedInputs(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole)
+    return ProjectedInputs(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole, joined)

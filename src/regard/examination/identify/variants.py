@@ -39,7 +39,8 @@ class ProjectedInputs:
     """What a variant is computed from: q (b, t, h d), k (b, t, g d), v (b, t, g e), x (b, t, c), heads side by side.
 
     `seen` is the rule, bool, (b or 1, h or 1, q, k); `measured`, of the same shape, who was found to see whom; `scale` the
-    expected factor on the scores; `whole` the product of a fused projection, (b, t, ...), before it is split.
+    expected factor on the scores; `whole` the product of a fused projection, (b, t, ...), before it is split. `joined` is the
+    order of heads and width in the columns of the context.
     """
 
     q: Tensor
@@ -53,6 +54,7 @@ class ProjectedInputs:
     offset: int = 0
     measured: Tensor | None = None
     whole: Tensor | None = None
+    joined: str = "hd"
 
     @property
     def width(self) -> int:
@@ -71,7 +73,7 @@ def compute_context(variant: Variant, given: ProjectedInputs) -> Tensor:
     mixed = (weights.mT if variant.roles == "turned" else weights) @ v  # (b, h, t, e)
     if variant.merge == "viewed":
         return mixed.reshape(mixed.shape[0], mixed.shape[2], -1)
-    return (mixed.permute(0, 2, 3, 1) if variant.merge == "strided" else mixed.transpose(1, 2)).flatten(-2)
+    return (mixed.permute(0, 2, 3, 1) if given.joined == "dh" else mixed.transpose(1, 2)).flatten(-2)
 
 
 def compute_weights(variant: Variant, scores: Tensor, given: ProjectedInputs) -> Tensor:

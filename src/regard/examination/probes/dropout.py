@@ -15,7 +15,8 @@ from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.restore_state import seed_generators
 
-DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at a time
+DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at most at a time
+TOKENS, BUDGET = 16, 2**21  # of each sequence at most, and numbers of all sequences at a time
 SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors and distance from 1 that make a mean differ; a size of inputs
 STRAIGHT = 1e-3  # of an output: tolerance for being affine in the input
 RESCALED = "the mean output with dropout in training equals the output in evaluation"
@@ -191,11 +192,13 @@ def is_affine(case: Case) -> bool:
 
 
 def iterate_draws(case: Case, call: AttentionFunction, x: Tensor) -> Iterator[Tensor]:
-    """Yield outputs (b, t, c) in training of one sequence, repeated DRAWS times in batches of PART."""
-    for n in range(DRAWS // PART):
+    """Yield outputs (b, t, c) in training of one sequence, repeated DRAWS times in batches that fit the budget."""
+    part = min(PART, max(1, BUDGET // x.numel()))
+    for n, first in enumerate(range(0, DRAWS, part)):
         seed_generators(100 + n, case.subject.device)
         with torch.no_grad():
-            yield join_context_heads(call(x.expand(PART, -1, -1).contiguous()).context, "x").double().cpu()
+            many = x.expand(min(part, DRAWS - first), -1, -1).contiguous()
+            yield join_context_heads(call(many).context, "x").double().cpu()
 
 
 def describe_mean_difference(case: Case, call: AttentionFunction) -> str | None:
@@ -218,7 +221,7 @@ def describe_score_dropout(case: Case, call: AttentionFunction) -> str | None:
 
     None if it may be the same.
     """
-    (x,) = case.make_inputs(None, 1, 33, LARGE)
+    (x,) = case.make_inputs(min(case.shapes.tokens, TOKENS), 1, 33, LARGE)
     expected, total, squares = case.run_subject(x).context.double().cpu(), torch.zeros(()), torch.zeros(())
     for y in iterate_draws(case, call, x):
         total, squares = total + (y - expected).sum(0), squares + (y - expected).square().sum(0)

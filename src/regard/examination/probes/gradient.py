@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
+from regard.examination.norm_modules import is_norm
 from regard.examination.report import Checked, Finding, Unknown
 
 SEEDS = 3
@@ -107,7 +108,20 @@ def find_cut_rows(case: Case, got: Mapping[str, Tensor | None]) -> str | None:
         cut, n = (slope == 0).all(1 - axis).nonzero().flatten().tolist(), slope.shape[axis]
         if cut and is_whole_part(cut, n):
             return f"outputs {cut[0]} to {cut[-1]} of the {n} of {format_names([name])}"
+        heads = list_cut_heads(case, cut)
+        if heads and not any(has_zero_row(one, end) for one in module.parameters() if one.dim() == 2 for end in (0, 1)):
+            return f"outputs {' and '.join(heads)} of the {n} of {format_names([name])}: whole heads, which are not used"
     return None
+
+
+def list_cut_heads(case: Case, cut: list[int]) -> list[str]:
+    """Return the first and the last of outputs in each run of them, if all runs are of whole heads; empty if not."""
+    widths = [one.width for one in case.inner_calls] if case.match is None else [case.match.width]
+    d = widths[0] if widths else 0
+    every = set(cut)
+    runs = list(zip((n for n in cut if n - 1 not in every), (n for n in cut if n + 1 not in every), strict=True))
+    is_whole = d > 1 and all(first % d == 0 and (last + 1) % d == 0 for first, last in runs)
+    return [f"{first} to {last}" for first, last in runs] if is_whole else []
 
 
 def find_output_axis(module: nn.Module, name: str, weight: Tensor) -> int | None:
@@ -220,12 +234,6 @@ def has_trained_neighbor(module: nn.Module, name: str, got: dict[str, Tensor | N
         beside = path.rpartition(".")[0]
         return any(get_owner_path(module, other) == beside and has_projection(module, other) for other in trained)
     return any(get_owner_path(module, other) == get_owner_path(module, name) for other in trained)
-
-
-def is_norm(part: nn.Module) -> bool:
-    """Return whether a module has weights of its own, all vectors, and no parts."""
-    own = list(part.parameters(recurse=False))
-    return bool(own) and all(weight.dim() == 1 for weight in own) and not list(part.children())
 
 
 def has_projection(module: nn.Module, name: str) -> bool:

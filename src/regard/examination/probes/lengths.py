@@ -9,11 +9,14 @@ from regard.examination import dependency, evidence, long_inputs, mask_requireme
 from regard.examination import inputs as shapes
 from regard.examination.case import Case
 from regard.examination.long_inputs import LongInputs
+from regard.examination.probes import batch
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.restore_state import read_random_states, seed_generators
 
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which a kernel may work in blocks
+SAME_OUTPUTS = "shorter and longer inputs give consistent outputs"
+SAME_MASK = "no output of shorter and longer inputs moves with a hidden token"
 DRAW = "Use no random numbers in evaluation, at any length: F.dropout(x, p, training=self.training)."
 CURE = (
     "Make the mask for the current number of tokens: mask[:t, :t] of a long enough mask, or a new one for each length; in a "
@@ -40,14 +43,15 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         if not isinstance(comparison, str):
             yield comparison
         if not isinstance(comparison, Finding):
-            yield report_same_rule(accepted, rejected, comparison if isinstance(comparison, str) else "")
+            what = SAME_OUTPUTS if isinstance(comparison, str) else SAME_MASK
+            yield report_same_rule(what, accepted, rejected, comparison if isinstance(comparison, str) else "")
 
 
-def report_same_rule(accepted: list[int], rejected: list[int], how: str) -> Checked:
+def report_same_rule(what: str, accepted: list[int], rejected: list[int], how: str) -> Checked:
     """Return the result that lengths make no difference."""
     sentence = f"; it rejects {evidence.format_numbers(sorted(rejected))}" if rejected else ""
     tokens = f"{', '.join(map(str, sorted(accepted)))} token{'s' * (accepted != [1])}"
-    return Checked("shorter and longer inputs give consistent outputs", f"with {tokens}{how}{sentence}")
+    return Checked(what, f"with {tokens}{how}{sentence}")
 
 
 def choose_other_lengths(case: Case) -> list[int]:
@@ -184,6 +188,6 @@ def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, move
     whose = f"{i} of another sequence" if b else f"{i}"
     sentence = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moves[b, i]:.2g}"
     if b:
-        return Finding("batch leak", sentence, CURE, 0.7, "batch")
+        return Finding("batch leak", sentence, batch.CURE, 0.7, "batch")
     kind = "future leak" if mask_requirements.make_later_table(t, t, case.offset)[i, first:end].any() else "wrong mask"
     return Finding(kind, f"{sentence}, which may not see it", CURE, 0.7, "mask")

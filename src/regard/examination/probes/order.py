@@ -39,12 +39,15 @@ class QueryRow(NamedTuple):
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check rotations, biases, and whether an output moves if the tokens that its query sees change places, except its own."""
     results = list(check_reordering(case))
-    if case.match is not None or any(isinstance(one, Finding) for one in results):
+    if any(isinstance(one, Finding) for one in results):
         yield from results
         return
     positions = call_checks.check_positions(case.inner_calls)
-    if isinstance(positions, Finding):
+    if isinstance(positions, Finding):  # of an identified formula too: rotations by head may not change its outputs
         yield positions
+        return
+    if case.match is not None:
+        yield from results
         return
     slopes = call_checks.check_slopes(case.inner_calls)
     buckets = bucket_reading.check_buckets(case.long_calls or case.inner_calls, case.subject.module)

@@ -1,15 +1,20 @@
 """Check that scores of thousands give finite outputs, and that what is hidden from a query stays hidden."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.identify.trial import make_function_trial, make_seeded_target, make_trial
+from regard.examination.inner_calls import record_inner_calls
+from regard.examination.norm_modules import is_norm
+from regard.examination.probes.gradient import format_names
 from regard.examination.report import Checked, Finding, Unknown
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
@@ -31,17 +36,19 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     usual = case.usual_context.double().cpu()
     if not usual.isfinite().any():
         return
-    leaks, size, sentence = has_leak(case), 1.0, ""
+    leaks, size, sentence, growth = has_leak(case), 1.0, "", choose_growth(case)
     harmless: list[str] = []
-    for size, sentence in choose_input_sizes(case):
-        with scale_norms(case, size):
-            inputs = scale_inputs(case, 0, size)
+    for size, sentence in choose_sizes(case, growth):
+        with scale_weights(growth.weights, size):
+            inputs = scale_inputs(case, 0, growth.get_input_size(size))
             try:
                 context = case.compute_seeded_context(*inputs).double().cpu()
             except Exception:  # refusing large numbers is allowed
                 return
             broken = usual.isfinite().all(-1) & ~context.isfinite().all(-1)
-            unhidden = None if leaks or broken.any() else describe_unhidden_token(case, inputs, context, size)
+            unhidden = (
+                None if leaks or broken.any() else describe_unhidden_token(case, inputs, context, growth.get_input_size(size))
+            )
         if broken.any():
             b, i = (int(n) for n in broken.nonzero()[0])
             kind = "NaN" if context[b, i].isnan().any() else "inf"
@@ -53,8 +60,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
             yield make_mask_finding(f"with {sentence}, {unhidden}", below)
             return
         harmless.append(sentence)
-    with scale_norms(case, size):
-        unhidden = None if leaks else draw_unhidden_token(case, size)
+    with scale_weights(growth.weights, size):
+        unhidden = None if leaks else draw_unhidden_token(case, growth.get_input_size(size))
     if unhidden is not None:
         yield make_mask_finding(f"with {sentence}, {unhidden}", "")
         return
@@ -103,32 +110,77 @@ def count_draws(case: Case) -> int:
     return min(DRAWS, BUDGET // max(scores, *(one[0].numel() for one in x)))
 
 
-def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:
-    """Yield factors on the inputs, each with the scores that it gives in words."""
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """What is made larger so that scores are: inputs, weights, or both; `what` names them."""
+
+    what: str = "inputs"
+    weights: tuple[Tensor, ...] = ()
+    has_inputs: bool = True
+
+    def get_input_size(self, size: float) -> float:
+        """Return the factor on the inputs."""
+        return size if self.has_inputs else 1.0
+
+
+def choose_growth(case: Case) -> Growth:
+    """Return what makes scores larger: inputs; after a norm of them the projections of queries and keys, as in training.
+
+    Where those are not known, weights of norms and inputs.
+    """
+    module = case.subject.module
+    if module is None or case.match is not None:
+        return Growth()
+    names = list_score_sources(case)
+    if not names:
+        norms = select_scalable(one for part in module.modules() if is_norm(part) for one in part.parameters())
+        return Growth("inputs and weights of norms", norms) if norms else Growth()
+    if has_growing_scores(case, module):
+        return Growth()
+    weights = {name: one for name, one in module.named_parameters() if any(f"{name}.".startswith(f"{own}.") for own in names)}
+    return Growth(f"the weights of {format_names(list(weights))}", select_scalable(weights.values()), has_inputs=False)
+
+
+def list_score_sources(case: Case) -> list[str]:
+    """Return the names of the modules that queries and keys of recorded calls come from; empty if one is not known."""
+    sources = [source for one in case.inner_calls for source in (one.q_source, one.k_source)]
+    names = [source.name for source in sources if source is not None]
+    return list(dict.fromkeys(names)) if len(names) == len(sources) else []
+
+
+def has_growing_scores(case: Case, module: nn.Module) -> bool:
+    """Return whether queries and keys grow with the inputs; True also where that cannot be measured."""
+    sizes = []
+    for size in (1.0, SIZES[0]):
+        inputs = scale_inputs(case, 0, size)
+        try:
+            calls = record_inner_calls(module, partial(case.subject.call, *inputs)).calls
+        except Exception:  # refusing large numbers is allowed
+            return True
+        sizes.append([float(one.call.q.abs().max()) * float(one.call.k.abs().max()) for one in calls])
+    return any(large > SIZES[0] * usual for usual, large in zip(*sizes, strict=False))
+
+
+def select_scalable(weights: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return the weights that can be multiplied in place."""
+    return tuple(one for one in weights if one.is_floating_point() and not one.is_inference())
+
+
+def choose_sizes(case: Case, growth: Growth) -> Iterator[tuple[float, str]]:
+    """Yield factors on what grows, each with the scores that it gives in words."""
     half = torch.finfo(case.subject.dtype).max < 1e5
     usual = measure_usual_score(case)
     if usual is None:
-        what = "inputs and weights of norms" if list_norm_weights(case) else "inputs"
-        yield from ((size, f"{what} {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
+        yield from ((size, f"{growth.what} {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
         return
     power = 1 if case.subject.form == "qkv" else 2  # for a function, only the queries grow
     for score in HALF if half else SCORES:
         yield max(1.0, (score / usual) ** (1 / power)), f"scores of about {score:.0e}"
 
 
-def list_norm_weights(case: Case) -> list[Tensor]:
-    """Return the weights of the norms of a module whose scores are not known: after a norm no input gives larger scores."""
-    if case.subject.module is None or case.match is not None:
-        return []
-    norms = [part for part in case.subject.module.modules() if "norm" in type(part).__name__.lower()]
-    weights = [getattr(part, "weight", None) for part in norms]
-    return [one for one in weights if isinstance(one, Tensor) and one.dim() == 1 and not one.is_inference()]
-
-
 @contextmanager
-def scale_norms(case: Case, size: float) -> Iterator[None]:
-    """Multiply the weights of norms by size, as inputs are, and restore them."""
-    weights = list_norm_weights(case)
+def scale_weights(weights: Sequence[Tensor], size: float) -> Iterator[None]:
+    """Multiply weights by size, and restore them."""
     usual = [one.detach().clone() for one in weights]
     try:
         with torch.no_grad():

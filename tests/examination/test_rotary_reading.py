@@ -1,0 +1,153 @@
+"""Columns that positions change, but do not rotate, are found; and rotations that are written to other columns are read."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination.wrong_calls import Rotary, turn_halves, turn_neighbors
+from regard import examine
+from regard.examination.rotary_reading import describe_no_rotation, read_rotary
+
+
+def examine_new(made, residual=False):
+    torch.manual_seed(0)
+    layer = made()
+    return examine(Residual(layer) if residual else layer)
+
+
+class Residual(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+class Changed(Rotary):
+    """Queries and keys (b, h, t, d) that `change` changes by their angles (t, d / 2)."""
+
+    def place(self, q, k):
+        angles = self.angles(q.shape[2]).to(q.dtype)
+        return self.change(q, angles), self.change(k, angles)
+
+
+class NeighboringTables(Changed):
+    """Tables for pairs of neighboring columns, and rotate_half."""
+
+    def change(self, x, angles):
+        one, other = x.chunk(2, -1)
+        cos, sin = (table.repeat_interleave(2, -1) for table in (angles.cos(), angles.sin()))
+        return x * cos + torch.cat((-other, one), -1) * sin
+
+
+class Overwritten(Changed):
+    """The first half is written before the second is computed of it."""
+
+    def change(self, x, angles):
+        x, n = x.clone(), angles.shape[1]
+        x[..., :n] = x[..., :n] * angles.cos() - x[..., n:] * angles.sin()
+        x[..., n:] = x[..., n:] * angles.cos() + x[..., :n] * angles.sin()
+        return x
+
+
+class SinOfTheNextPair(Changed):
+    def change(self, x, angles):
+        return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (NeighboringTables, "the two columns of a pair of queries, columns i and i + d / 2, are rotated by different angles"),
+        (Overwritten, "in the rotation of queries the first column of each pair is overwritten before the second is computed"),
+        (SinOfTheNextPair, "columns of queries are not rotated: of token"),
+    ],
+)
+def test_pairs_that_are_mixed_and_not_rotated_are_found(made, said, residual):
+    finding = examine_new(made, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert said in finding.evidence
+
+
+def make_pairs(seed=3):
+    """Queries (b, h, t, d), and the angles of their tokens (t, d / 2)."""
+    x = torch.randn(2, 3, 7, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, torch.arange(7.0)[:, None] * 0.3 ** torch.arange(5)
+
+
+def test_the_numbers_of_a_mixing_are_those_of_its_token_and_pair():
+    x, angles = make_pairs()
+    said = describe_no_rotation(x, turn_halves(x, angles.cos(), angles.roll(1, -1).sin()))
+    t, n = (int(said.partition(f"{word} ")[2].split()[0].strip(",")) for word in ("token", "pair"))
+    c, s = angles[t, n].cos(), angles.roll(1, -1)[t, n].sin()
+    assert f"becomes ({c:.2g} a {-s:+.2g} b, {s:.2g} a {c:+.2g} b)" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()),
+        lambda x, angles: turn_neighbors(x, angles.cos(), angles.sin()),
+        lambda x, angles: 0.7 * turn_halves(x, angles.cos(), angles.sin()),
+        lambda x, angles: turn_halves(x, angles.cos(), angles.sin()) * 0.9 ** torch.arange(7.0)[:, None],  # xPos
+        lambda x, angles: x * torch.arange(1.0, 11),
+        lambda x, angles: x,
+    ],
+)
+def test_rotations_and_factors_are_no_mixing(change):
+    assert describe_no_rotation(*(make_pairs()[0], change(*make_pairs()))) == ""
+
+
+class WrittenAsHalves(Changed):
+    """Neighboring columns as pairs, written to columns i and i + d / 2, as in DeepSeek."""
+
+    def change(self, x, angles):
+        y = turn_neighbors(x, angles.cos(), angles.sin())
+        return torch.cat((y[..., ::2], y[..., 1::2]), -1)
+
+
+class KeysWrittenAsHalves(WrittenAsHalves):
+    def place(self, q, k):
+        angles = self.angles(q.shape[2]).to(q.dtype)
+        return turn_neighbors(q, angles.cos(), angles.sin()), self.change(k, angles)
+
+
+def test_pairs_that_are_written_to_other_columns_are_read():
+    x, angles = make_pairs()
+    rotary = read_rotary(x, WrittenAsHalves.change(None, x, angles))
+    assert rotary.columns == "neighboring columns, written to columns i and i + d / 2"
+    assert torch.allclose(rotary.phasors, torch.polar(torch.ones_like(angles), angles).to(rotary.phasors))
+    report = examine_new(WrittenAsHalves)
+    assert report, str(report)
+    assert any("written to columns i and i + d / 2" in one.what for one in report.checked)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_keys_that_are_written_to_other_columns_than_queries_are_found(residual):
+    finding = examine_new(KeysWrittenAsHalves, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "in pairs of neighboring columns, but keys in pairs of neighboring columns, written to" in finding.evidence
+
+
+class ByHead(Changed):
+    """Rotated before the transpose, along the axis of heads."""
+
+    def __init__(self):
+        super().__init__()
+        del self.inv_freq
+
+    def angles(self, t):
+        return torch.arange(t)[:, None] * 0.3 ** torch.arange(3)
+
+    def change(self, x, angles):
+        angles = self.angles(x.shape[1]).to(x.dtype)
+        return turn_halves(x.transpose(1, 2), angles.cos(), angles.sin()).transpose(1, 2)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_rotation_by_head_is_found(residual):
+    finding = examine_new(ByHead, residual).findings[0]
+    assert finding.kind == "wrong positions"
+    assert "queries are rotated by angles of their head, the same for all tokens" in finding.evidence
