@@ -113,7 +113,7 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "talking twice": (
         lambda q, k, before, after: after(before(score(q, k)).softmax(-1)),
         [lambda: nn.Conv2d(H, H, 1)] * 2,
-        "attention without a softmax",
+        "attention whose weights are no softmax",
         False,
     ),
     "mixed and normed": (mix_then_norm, [lambda: nn.Conv2d(H, H, 1), lambda: nn.BatchNorm2d(H)], "talking heads", True),
@@ -126,11 +126,21 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "differential of halves": (subtract_halves, [], "differential attention", True),
     "differential, its own factor": (subtract_with_a_factor_for_each, [], "differential attention", True),
     "a sum": (lambda q, k: score(q, k).softmax(-1) + score(k, q).softmax(-1), [], "a sum of softmaxes", True),
-    "both directions": (lambda q, k: (w := score(q, k).softmax(-1)) + w.mT, [], "attention without a softmax", False),
-    "slots": (lambda q, k: (w := score(q, k).softmax(-2)) / w.sum(-1, keepdim=True), [], "attention without a softmax", False),
-    "over the queries": (lambda q, k: score(q, k).softmax(-2), [], "attention without a softmax", False),
-    "straight through": (choose_straight_through, [], "attention without a softmax", False),
-    "a power": (lambda q, k: score(q, k).softmax(-1) ** 3, [], "attention without a softmax", False),
+    "both directions": (
+        lambda q, k: (w := score(q, k).softmax(-1)) + w.mT,
+        [],
+        "attention whose weights are no softmax",
+        False,
+    ),
+    "slots": (
+        lambda q, k: (w := score(q, k).softmax(-2)) / w.sum(-1, keepdim=True),
+        [],
+        "attention whose weights are no softmax",
+        False,
+    ),
+    "over the queries": (lambda q, k: score(q, k).softmax(-2), [], "attention whose weights are no softmax", False),
+    "straight through": (choose_straight_through, [], "attention whose weights are no softmax", False),
+    "a power": (lambda q, k: score(q, k).softmax(-1) ** 3, [], "attention whose weights are no softmax", False),
 }
 
 

@@ -82,7 +82,7 @@ def describe_kind(trace: Trace) -> str:
     if trace.activated is not None:
         functions = trace.activated.functions
         return f"{ACTIVATION_NAMES.get(functions, ' of '.join(reversed(functions)).lower())} attention"
-    return "attention without a softmax"
+    return "attention whose weights are no softmax"
 
 
 def solve_activation(trace: Trace, table: AxisTable, groups: Groups, model_weights: Tensor, kernel: str) -> ScoredMatrix | None:
