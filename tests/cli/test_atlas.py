@@ -40,7 +40,7 @@ def test_as_json_it_is_a_list_of_heads_with_their_scores(capsys, place):
     assert code == 0
     assert [(head["layer"], head["head"]) for head in heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(head["kind"] and head["sentence"] for head in heads)
-    assert {"mean", "low", "high", "count"} == heads[0]["scores"]["induction"].keys()
+    assert {"mean", "low", "high", "count", "chance"} == heads[0]["scores"]["induction"].keys()
 
 
 @pytest.mark.slow
