@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from bounds import gamma, unit_roundoff  # noqa: E402
+from regard.compiled import matrix_formats  # noqa: E402
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, LARGEST, count_shorts, describe_matrix, pad_columns  # noqa: E402
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
 from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
@@ -49,7 +50,7 @@ def draw_matrix(dtype, rows, columns, dice):
 def find_steps(scales):
     """By how much neighbors differ among the integers that rows of int4 are restored to."""
     scale, offset = scales.double().abs().unbind(1)
-    return (8 * scale + offset).amax(-1) / 1365
+    return (8 * scale + offset).amax(-1) / matrix_formats.LARGEST_RESTORED
 
 
 def multiply(parts, x, first, last, run=multiply_matrix):

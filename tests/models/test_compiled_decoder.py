@@ -64,7 +64,7 @@ def find_step(model, count):
     """By how much a model rounds so many vectors; None if they are not rounded."""
     if model not in INTEGERS:
         return None
-    is_restored = model is MODELS["int4"] and 0 < count_least_restored_vectors() <= count  # by no less than to bfloat16
+    is_restored = model is MODELS["int4"] and 0 < count_least_restored_vectors() <= count  # vectors by no more than to bfloat16
     return half_step_of_bfloat16 if is_restored else half_step_of_16_bits
 
 

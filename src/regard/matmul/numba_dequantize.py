@@ -20,7 +20,7 @@ from regard.matmul.numba_row_tiles import make_shuffle_mask, repeat
 
 STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
-LOW = np.float32(1e-30)  # numbers below this count as zeros: dividing by less may give infinity
+LEAST = np.float32(1e-35)  # rows of numbers below this count as zeros: LARGEST_RESTORED divided by less may be infinite
 LOOKS_UP = has_lookup_of_16_bits()
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
 
@@ -142,7 +142,7 @@ def round_int4_row(pairs, scales, columns, out):
     groups = columns // GROUP
     factors = view_array(scales, 2 * groups, np.uint16)
     top = find_largest(factors[:groups], factors[groups:])
-    factor = np.float32(LARGEST_RESTORED) / top if LOW < top < np.inf else np.float32(0)
+    factor = np.float32(LARGEST_RESTORED) / top if LEAST < top < np.inf else np.float32(0)
     for group in range(0, groups, 2):
         scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
         other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])

@@ -31,7 +31,7 @@ from regard.matmul.numba_dequantize import restore_int4_row
 from regard.matmul.numba_row_tiles import AHEAD, LEAST_RESTORED, LINE, RESTORED, ROWS, VECTORS, VECTORS_IN_CACHE, multiply_rows
 
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
-RESTORED_IN_L2 = 2**17  # for so many vectors that a block of them is read from the L2 cache
+RESTORED_IN_L2 = 2**17  # of integers for so many vectors that a block of them is read from the L2 cache
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 
 
@@ -87,7 +87,8 @@ def scale_outputs(out, factor, scales):
 @njit
 def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out):
     """Set out[v, row] to the products of rows of int4, restored, with the vectors that they are restored for."""
-    step = max((RESTORED_IN_L1 if count <= VECTORS_IN_CACHE else RESTORED_IN_L2) // width, ROWS)
+    numbers = RESTORED_IN_L1 if MULTIPLIES_PAIRS or count <= VECTORS_IN_CACHE else RESTORED_IN_L2
+    step = max(numbers // width // ROWS, 1) * ROWS
     restored, factors, rows = np.empty(step * width, np.uint16), np.empty(step, np.float32), out.shape[1]
     for row in range(first, last, step):
         some = min(step, last - row)
