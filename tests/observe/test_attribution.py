@@ -193,6 +193,35 @@ def test_a_difference_of_logits_is_the_difference_of_their_maps():
     assert (both - (one - other)).abs().max() < EQUAL
 
 
+def test_layers_are_numbered_in_the_run_that_the_number_depends_on():
+    config = regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.models = torch.nn.ModuleList([regard.GPT2(config).double() for _ in range(2)])
+
+        def forward(self, n, ids):
+            return self.models[n](ids)
+
+    model, ids = Two(), torch.arange(10).unsqueeze(0)
+    with regard.record(model, keep="values") as recording:
+        numbers = [model(n, ids)[0, -1, 3] for n in range(2)]
+    assert len(recording.runs) == 2
+    for number in numbers:
+        expected = recording.attribute(number).map(1).dense()
+        assert (recording.attribute(number, layers=[1]).map(1).dense() - expected).abs().max() < EQUAL
+    with pytest.raises(ConfigError, match="must be below 2"):
+        recording.attribute(numbers[0], layers=[2])
+
+
+def test_an_ellipsis_is_all_queries_of_a_relevance():
+    model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()
+    with regard.record(model, keep="values") as recording:
+        found = recording.attribute(model(torch.arange(10).unsqueeze(0))[0, -1, 3])
+    assert torch.equal(found.relevance(...), found.relevance(slice(None)))
+
+
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_a_number_of_an_earlier_forward_has_the_maps_of_that_forward(layers):
     model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()

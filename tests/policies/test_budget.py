@@ -1,6 +1,8 @@
 """A budget is a number of keys or a share, and a pyramid keeps its mean."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regard import ConfigError
 from regard.policies.budget import check_budget, count_keys, spread_budget
@@ -17,6 +19,19 @@ def test_a_share_is_the_decimal_number_that_is_written(tokens):
     """0.29 * 100 is 28.999999999999996 in binary floating point."""
     for keys in range(1, tokens + 1):
         assert count_keys(keys / tokens, tokens, 0, 1).tolist() == [keys]
+
+
+@given(st.integers(1, 1_000_000), st.data())
+def test_a_share_k_of_t_tokens_is_k_keys(tokens, data):
+    """1 / 3 is no short decimal number: the one with its digits is less than a third, 999.99... of 3,000 tokens."""
+    keys = data.draw(st.integers(1, tokens))
+    assert count_keys(keys / tokens, tokens, 0, 1).tolist() == [keys]
+    assert count_keys(keys / tokens, 3 * tokens, 0, 1).tolist() == [3 * keys]
+
+
+@given(st.integers(1, 99), st.integers(1, 100_000))
+def test_a_share_of_two_digits_is_rounded_down_as_the_exact_percentage(percent, tokens):
+    assert count_keys(percent / 100, tokens, 0, 1).tolist() == [max(1, percent * tokens // 100)]
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.1, 0.5, 0.9])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from policies.reference import B, D, G, P, R, T, best, dense_weights, list_keys_after_prompt, make_inputs, table
-from regard import Causal, ConfigError, ShapeError, Window
+from regard import Causal, ConfigError, Prefix, ShapeError, Window
 from regard.policies import ExpectedAttention, Knorm, ObservedAttention, PromptPolicy, SnapKV
 
 HEADS = [(b, g, r) for b in range(B) for g in range(G) for r in range(R)]
@@ -38,6 +38,11 @@ def test_observed_attention_in_a_sliding_window_takes_the_mean_over_the_queries_
         columns = weights[b, g * R : (g + 1) * R].mean(0)
         means = [float(columns[j : j + width, j].mean()) for j in range(P)]
         assert set(kept[b, g * R + r].nonzero().flatten().tolist()) == best(means, budget)
+
+
+def test_observed_attention_refuses_a_mask_without_one_range_of_keys_for_each_query():
+    with pytest.raises(ConfigError, match=r"one range of keys, such as .*, not .*Window\(left=2.*Prefix"):
+        ObservedAttention(7).score_keys(make_inputs(1, mask=Causal() & (Window(left=2) | Prefix(2))).select_prompt())
 
 
 def test_knorm_keeps_the_shortest_keys():

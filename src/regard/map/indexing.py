@@ -99,16 +99,16 @@ def check_slice(name: str, part: slice) -> None:
 
 def is_single(index: Any) -> bool:
     """Return whether an index of an axis is a number, which leaves no axis."""
-    return not isinstance(index, slice) and torch.as_tensor(index).dim() == 0
+    return not isinstance(index, slice) and index is not Ellipsis and torch.as_tensor(index).dim() == 0
 
 
 def select_places(name: str, index: Any, size: int) -> Tensor:
-    """Return the places (n,) of an axis that an int, a slice, a list or a tensor selects.
+    """Return the places (n,) of an axis that an int, a slice, ..., a list or a tensor selects.
 
     Raises ConfigError or OutOfRangeError.
     """
     check_index(name, index, size)
-    if isinstance(index, slice):
+    if isinstance(index, slice) or index is Ellipsis:
         return torch.arange(size)[index]
     found = torch.as_tensor(index).cpu()
     return torch.arange(size)[found if found.dtype == torch.bool else found.long()].reshape(-1)

@@ -1,6 +1,7 @@
 """Attribution: the gradient of a number with respect to each head's context, and the maps that follow from it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -8,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.map import AttentionMap
 from regard.map.attribution_map import AttributionMap
 from regard.map.indexing import is_single, select_places
@@ -126,15 +127,19 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
     """Return what the weights of a recording did to a number that a recorded forward computed, by one backward.
 
     number is a tensor of one element: a logit, a difference of two, a loss. Of several runs the maps are those of the last one
-    that the number depends on. layers of self-attention, by number or name, limit the backward to what comes after them; None
-    for all. Parameters get no gradients, and the graph stays.
+    that the number depends on. layers of self-attention, by their numbers in that run or by name, limit the backward to what
+    comes after them; None for all. Parameters get no gradients, and the graph stays.
     Raises ConfigError if the number does not depend on the recorded contexts by a gradient.
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
     named = None if layers is None else check_sequence("layers", layers)
-    chosen = None if named is None else [recording.last.find_visit(layer, "self", None) for layer in named]
-    calls = [(run, stored, stored.graph) for run in recording.runs for stored in list_calls(run, chosen)]
+    visits = [None if named is None else find_visits(run, named) for run in recording.runs]
+    for layer in named or ():
+        if not any(find_visits(run, [layer]) for run in recording.runs):
+            recording.last.find_visit(layer, "self", None)  # raises an error that says which layers there are
+    chosen = zip(recording.runs, visits, strict=True)
+    calls = [(run, stored, stored.graph) for run, own in chosen for stored in list_calls(run, own)]
     pairs = [(run, stored, graph.context) for run, stored, graph in calls if graph is not None]
     if not number.requires_grad or not pairs:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
@@ -148,6 +153,15 @@ def attribute(recording: Any, number: Tensor, layers: Sequence[int | str] | None
         for (_, stored, context), gradient in zip(pairs, found, strict=True)
     }
     return Attribution(own[-1], gradients)
+
+
+def find_visits(run: Run, layers: Sequence[int | str]) -> list[tuple[str, int]]:
+    """Return the modules and visits of those layers of self-attention that a run has; each run numbers its own."""
+    found = []
+    for layer in layers:
+        with suppress(MissingNameError, OutOfRangeError):
+            found.append(run.find_visit(layer, "self", None))
+    return found
 
 
 def list_calls(run: Run, visits: Sequence[tuple[str, int]] | None) -> list[StoredCall]:

@@ -49,9 +49,16 @@ class AttentionInputs:
         return self.q.shape[1] // self.k.shape[1]
 
     def find_key_ranges(self) -> tuple[Integers, Integers]:
-        """Return the first key that each query may see and the end of its keys, (t,), where the mask has a range for each."""
+        """Return the first key that each query may see and the end of its keys, (t,).
+
+        Raises ConfigError if the mask has no such range for each query.
+        """
         ranges = self.mask.find_key_ranges(self.tokens, self.tokens, 0)
-        assert ranges is not None
+        if ranges is None:
+            raise ConfigError(
+                f"this needs a mask with which each query sees one range of keys, such as Causal() & Window(left=255), not "
+                f"{self.mask}."
+            )
         first, stop = (np.ascontiguousarray(x[0].numpy()) for x in ranges)
         return first, stop
 

@@ -1,13 +1,12 @@
 """Budgets: how many keys a policy keeps, as a number or as a share of the prompt, for all layers and heads or for each."""
 
-from fractions import Fraction
-
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_count, check_number, describe_value
 
+ROUNDING = 2**-50  # more than a share k / t and its product with t lose by rounding, each at most 2**-53 of it
 HeadBudget = int | float
 Budget = int | float | tuple[HeadBudget | tuple[HeadBudget, ...], ...]
 
@@ -55,8 +54,8 @@ def count_keys(budget: Budget, prompt: int, layer: int, heads: int) -> Tensor:
 
 
 def count_amount(amount: HeadBudget, prompt: int) -> int:
-    """Return the number of keys that an amount means for a prompt; a share is the decimal number that is written."""
-    return max(1, int(prompt * Fraction(repr(float(amount))))) if isinstance(amount, float) else amount
+    """Return the number of keys that an amount means for a prompt; a share k / t of t tokens is k, and 0.29 of 100 is 29."""
+    return max(1, int(prompt * amount * (1 + ROUNDING))) if isinstance(amount, float) else amount
 
 
 def spread_budget(budget: float, layers: int, *, steepness: float = 20.0) -> tuple[float, ...]:

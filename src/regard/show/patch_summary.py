@@ -102,6 +102,6 @@ def render_patches(one: PatchWeights, window: TerminalArea) -> Iterator[Text]:
             f"A cell is the largest of several of {one.grid.rows} x {one.grid.columns} patches.", window.width
         )
     if one.undefined:
-        yield from wrap_sentence(f"{describe_undefined(one)}; a patch of such a number is blank.", window.width)
+        yield from wrap_sentence(f"{describe_undefined(one)}; patches with NaN are left blank.", window.width)
     if one.others:
         yield from wrap_sentence(f"On other tokens: {describe_others(one)}.", window.width)

@@ -17,8 +17,11 @@ class TransformersTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in tokenizer.get_vocab()
-        self.is_wordpiece = not self.is_of_bytes and tokenizer.convert_tokens_to_string(["a", "##b"]) == "ab"
+        vocabulary = tokenizer.get_vocab()
+        self.is_of_bytes = map_bytes_to_letters()[ord(" ")] in vocabulary
+        inner = next((piece for piece in vocabulary if piece.startswith("##") and piece.strip("#")), None)
+        # a tokenizer without such a piece, as ByT5's, may be unable to write one
+        self.is_wordpiece = not self.is_of_bytes and inner is not None and self.join_to_word(inner) == inner[2:]
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without those that begin or end one."""
@@ -48,7 +51,7 @@ class TransformersTokenizer:
             return text
         piece = str(self.tokenizer.convert_ids_to_tokens(first) or "")
         if self.is_wordpiece:
-            return self.join_to_word(piece) + text.removeprefix(piece)
+            return self.read_piece(piece or None).decode() + text.removeprefix(piece)
         spaces = len(piece) - len(piece.lstrip(SPACE))
         return " " * max(spaces - (len(text) - len(text.lstrip(" "))), 0) + text
 

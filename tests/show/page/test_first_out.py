@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import Causal
+from regard import Causal, Window
 from regard.map.codes import decode_weights
 from regard.mechanism import Given, Prefix
 from regard.observe.head_kinds import heads
@@ -53,30 +53,44 @@ def test_a_mask_that_hides_the_first_key_gives_the_same_map():
 PADDING = torch.tensor([0, 4])  # of each text
 
 
-def record_padded(steps: bool, form: str) -> regard.Recording:
-    """A recording of two texts of 13 words with padding on the left, whose mask is a table or a bias."""
+def record_padded(ends: list[int], form: str, window: int = 13) -> regard.Recording:
+    """A recording of two texts of 13 words with padding on the left, whose mask is a table or a bias, in calls up to `ends`.
+
+    A cache of a window keeps only the keys that some query of the next call sees.
+    """
     torch.manual_seed(1)
     q, k = torch.randn(2, 2, 4, 13, 5, dtype=torch.float64)
     seen = (Causal().table(13, 13) & (torch.arange(13) >= PADDING.view(2, 1, 1, 1))).expand(2, 1, 13, 13)
+    seen = seen & Window(left=window - 1).table(13, 13)
 
     class Layer(torch.nn.Module):
         def forward(self, start: int, stop: int) -> torch.Tensor:
-            part = seen[:, :, start:stop, :stop]
+            oldest = max(start - window + 1, 0)
+            part, kept = seen[:, :, start:stop, oldest:stop], k[:, :, oldest:stop]
             bias = torch.zeros(part.shape, dtype=q.dtype).masked_fill(~part, torch.finfo(q.dtype).min)
             given = {"mask": Given(part)} if form == "table" else {"bias": bias}
-            return regard.attention(q[:, :, start:stop], k[:, :, :stop], k[:, :, :stop], **given, offset=start)
+            return regard.attention(q[:, :, start:stop], kept, kept, **given, offset=start - oldest)
 
-    layer, ends = Layer(), [*range(5, 14)] if steps else [13]
+    layer = Layer()
     with torch.inference_mode(), regard.record(layer) as recording:
         for start, stop in zip([0, *ends], ends, strict=False):
             layer(start, stop)
     return recording
 
 
-@pytest.mark.parametrize("steps", [False, True], ids=["one forward", "a token at a time"])
+CALLS = {
+    "one forward": ([13], 13),
+    "a token at a time": ([*range(5, 14)], 13),
+    "a chunk of padding": ([3, 8, 13], 13),
+    "a window whose cache begins at the first word": ([*range(6, 14)], 3),
+    "a window and a chunk of padding": ([3, 6, 9, 11, 13], 3),
+}
+
+
+@pytest.mark.parametrize(("ends", "window"), CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("form", ["table", "bias"])
-def test_after_padding_on_the_left_the_first_word_of_each_text_is_left_out(form, steps):
-    recording = record_padded(steps, form)
+def test_after_padding_on_the_left_the_first_word_of_each_text_is_left_out(form, ends, window):
+    recording = record_padded(ends, form, window)
     with open_client(recording) as client:
         for b, first in enumerate(PADDING.tolist()):
             whole = recording.map(0)[b, 2].double()
@@ -84,8 +98,8 @@ def test_after_padding_on_the_left_the_first_word_of_each_text_is_left_out(form,
             right = (whole / whole.sum(-1, keepdim=True)).nan_to_num(0)[first:]
             tile = client.codes("/api/r/r1:rest/tile", level=0, row=0, column=0, b=b, head=2)
             torch.testing.assert_close(decode_weights(tile).double()[first:], right, rtol=4e-4, atol=1e-9)
-            cell = client.json("/api/r/r1:rest/cell", q=11, k=7, b=b, head=2)
-            assert cell["weight"] == pytest.approx(float(right[11 - first, 7]), rel=1e-6)
+            cell = client.json("/api/r/r1:rest/cell", q=8, k=7, b=b, head=2)
+            assert cell["weight"] == pytest.approx(float(right[8 - first, 7]), rel=1e-6)
             assert not client.json("/api/r/r1:rest/cell", q=11, k=first, b=b, head=2)["visible"]
 
 

@@ -38,29 +38,40 @@ def hide_first_token(recording: Recording) -> Recording:
 
 def hide_history_first(history: KVHistory) -> KVHistory:
     """Hide the first token of each batch row in the calls of a `KVHistory`."""
-    first, step = find_first_tokens(history), history.stored_calls[0].step
-    hide = partial(hide_call_key, history)
-    stored_calls = [hide(stored, history.reorder_rows(first, step, stored.step)) for stored in history.stored_calls]
+    stored_calls = list(map(partial(hide_call_key, history), history.stored_calls, find_first_tokens(history)))
     return replace(history, stored_calls=stored_calls)
 
 
-def find_first_tokens(history: KVHistory) -> Tensor:
-    """Return the first token of each batch row of the first call, (b,), by its index among the keys."""
-    stored = history.stored_calls[0]
-    if stored.bias is None and not stored.mask.is_batch_specific:  # no key is padding
+def find_first_tokens(history: KVHistory) -> list[Tensor]:
+    """Return the first token of each batch row in each call, (b,), by its index in the history; -1 before it is read."""
+    step = history.stored_calls[0].step
+    first, found = torch.full((len(history.stored_calls[0].q),), -1), []
+    for stored in history.stored_calls:
+        first, step = history.reorder_rows(first, step, stored.step), stored.step
+        if bool((first < 0).any()):  # so far the row is padding
+            first = torch.where(first < 0, find_call_first(history, stored), first)
+        found.append(first)
+    return found
+
+
+def find_call_first(history: KVHistory, stored: StoredCall) -> Tensor:
+    """Return the first token of each batch row of a call, (b,), by its index in the history; -1 where the row has none."""
+    if stored.bias is None and not stored.mask.is_batch_specific and not stored.first:  # no key is padding
         return torch.zeros(len(stored.q), dtype=torch.long)
     look = MapView(history.build_call_map(stored), own=history.kind == "self")
-    return torch.tensor(look.find_first_tokens(look.is_token))
+    keys = torch.tensor(look.find_first_tokens(look.is_token), device=look.map.device)
+    is_seen = look.is_visible(keys.unsqueeze(-1).expand(-1, look.map.shape[2])).any(2).any(1)
+    return torch.where(is_seen, keys + stored.first, -1).cpu()
 
 
 def hide_call_key(history: KVHistory, stored: StoredCall, key: Tensor) -> StoredCall:
-    """Hide a key of each batch row (b,) of a call; one that a window left behind is no key of the call.
+    """Hide a key of each batch row (b,) of a call, by its index in the history; one before the call's first key is not there.
 
     A number in the bias that hides a key becomes -inf: without its only key a query has weights 0, not those of hidden keys.
     """
-    if stored.first:
+    if bool((key < stored.first).all()):
         return stored
-    others = torch.arange(stored.stop) != key.view(-1, 1, 1, 1)
+    others = torch.arange(stored.first, stored.stop) != key.view(-1, 1, 1, 1)
     rest = Given.from_shared_table(others.to(stored.q.device)) if key.any() else ~Prefix(1)
     request = history.build_call_map(stored).planes.request if stored.bias is not None else None
     bias = None if request is None else replace_hiding_numbers(request).bias

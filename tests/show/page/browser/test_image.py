@@ -196,6 +196,19 @@ def test_an_image_that_was_not_given_is_not_replaced_by_another(open_page, tmp_p
     wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 1 was not given')")
 
 
+def test_the_images_of_a_batch_that_no_text_reads_are_not_shared_by_its_rows(open_page, tmp_path):
+    model = make_vit()
+    with torch.no_grad(), regard.record(model) as recording:
+        model(pixel_values=make_pixels(15, 21).expand(4, -1, -1, -1))
+    write(recording, tmp_path / "half.html", image=[np.zeros((30, width, 3), np.uint8) for width in (20, 30)])
+    page = wait_until_settled(open_page(f"{(tmp_path / 'half.html').as_uri()}#view=image&layer=0"))
+    expect_width(page, 20)
+    page.get_by_label("next image").click()
+    expect_width(page, 30)
+    page.get_by_label("next image").click()
+    wait_until(page, "document.querySelector('#stage .error')?.textContent.includes('Image 2 was not given')")
+
+
 def test_a_row_that_is_not_a_number_is_not_said_to_get_nothing(open_page, tmp_path):
     model = make_vit()
     with torch.no_grad():
