@@ -180,6 +180,16 @@ def test_each_text_of_a_batch_has_its_own_words(tmp_path):
     assert stored == recording.tokens
 
 
+def test_each_source_of_one_target_has_its_own_words(tmp_path):
+    recording = in_steps()
+    t = len(recording.tokens[0])
+    sources = [[f"{row}{n}" for n in range(t)] for row in "ab"]
+    recording.tokens = {"rows": [f"t{n}" for n in range(t)], "columns": sources}
+    regard.page(recording, tmp_path / "page.html")
+    found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert [json.loads(found[f"r1/words?list=source&b={row}"])["words"] for row in (0, 1)] == sources
+
+
 def test_a_recording_of_nothing_leaves_no_file(tmp_path):
     with pytest.raises(ConfigError, match="nothing was recorded"):
         regard.page(regard.Recording(), tmp_path / "page.html")

@@ -220,6 +220,12 @@ class RecordingEntry:
         tokens = self.recording.tokens
         return by_row(tokens.rows if isinstance(tokens, TextPair) else tokens) if tokens else []
 
+    def count_word_rows(self) -> int:
+        """Return for how many batch rows there are words, of two texts in either of them."""
+        tokens = self.recording.tokens
+        parts = (tokens.rows, tokens.columns, tokens.read) if isinstance(tokens, TextPair) else (tokens,)
+        return max(len(by_row(words)) if words else 0 for words in parts)
+
     def find_word_list(self, attention: AttentionLayers, axis: int) -> str | None:
         """Return the name of the list of words along an axis, 0 for rows or 1 for columns; None where none fits all layers."""
         lengths = {shape[2 + axis] for shape in attention.shapes}
