@@ -136,7 +136,7 @@ def choose_growth(case: Case) -> Growth:
     names = list_score_sources(case)
     if not names:
         norms = select_scalable(one for part in module.modules() if is_norm(part) for one in part.parameters())
-        return Growth("inputs and weights of norms", norms) if norms else Growth()
+        return Growth("inputs and weights of norms or other vectors", norms) if norms else Growth()
     if has_growing_scores(case, module):
         return Growth()
     weights = select_score_weights(case, module, names)
