@@ -91,3 +91,51 @@ def test_positions_that_nothing_uses_or_that_are_untrained_are_no_finding():
     model = Model(torch.zeros_like, None)
     nn.init.zeros_(model.wpe.weight)
     assert not regard.examine(model).findings
+
+
+class LaterPositions(Model):
+    """Positions that enter after the first layer, or before it with a gate that is 0 or near it at first."""
+
+    def __init__(self, gate=None):
+        super().__init__(keep, None)
+        self.gate = None if gate is None else nn.Parameter(torch.tensor(gate))
+
+    def forward(self, ids):
+        x, positions = self.token(ids), self.wpe(torch.arange(ids.shape[1]))
+        if self.gate is not None:
+            x = x + self.gate.tanh() * positions
+        for n, block in enumerate(self.blocks):
+            x = x + block(x)
+            if self.gate is None and n == 0:
+                x = x + positions
+        return self.head(x)
+
+
+class GatedFrequencies(Model):
+    """Sines of positions with a gate that is 0 at first."""
+
+    def __init__(self):
+        super().__init__(None, None, has_table=False)
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.register_buffer("inv_freq", 100 ** (-torch.arange(0, C, 2) / C))
+
+    def forward(self, ids):
+        angles = torch.arange(ids.shape[1])[:, None] * self.inv_freq
+        x = self.token(ids) + self.gate * torch.cat((angles.sin(), angles.cos()), -1)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("model", [LaterPositions, lambda: LaterPositions(0.0), lambda: LaterPositions(1e-6), GatedFrequencies])
+def test_positions_that_enter_later_or_behind_a_gate_of_zero_cannot_be_determined(model):
+    report = regard.examine(model())
+    assert not report.findings, str(report)
+    assert any("whether the order of tokens should matter" in one.what for one in report.unknown)
+
+
+def test_values_whose_mean_does_not_depend_on_the_order_are_no_finding():
+    model = Model(keep, None, is_causal=False)
+    for block in model.blocks:
+        nn.init.zeros_(block.q_proj.weight)
+    assert not regard.examine(model, expects=Everything()).findings

@@ -100,6 +100,11 @@ def test_rotations_and_factors_are_no_mixing(change):
     assert describe_no_rotation(*(make_pairs()[0], change(*make_pairs()))) == ""
 
 
+def test_pairs_of_a_single_token_are_not_read():
+    x = torch.randn(2, 3, 1, 6)
+    assert describe_no_rotation(x, x * torch.tensor([1.0, 2, 3, 1, 2, 3])) == ""
+
+
 class WrittenAsHalves(Changed):
     """Neighboring columns as pairs, written to columns i and i + d / 2, as in DeepSeek."""
 

@@ -1,17 +1,22 @@
 """Check that the order of tokens matters in a model that holds positions, by the context of its first attention call."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import evidence, position_tensors
 from regard.examination.adapters import SubjectError
-from regard.examination.inner_calls import InnerCall, record_inner_calls
+from regard.examination.inner_calls import CallCollector, InnerCall, record_inner_calls
+from regard.examination.normalization_order import NormalizationWatcher
 from regard.examination.report import Finding, Unknown
-from regard.examination.token_model import TokenModel, find_outputs
+from regard.examination.token_model import TokenModel
+from regard.observe import interception
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 
 LEAST = 4  # tokens, of which all but the last are reordered
 SAME = 1e-4  # of a context, below which a change is rounding
@@ -24,12 +29,12 @@ def check_positions(model: TokenModel, calls: Sequence[InnerCall]) -> Iterator[F
     t = model.ids.shape[1]
     if not held or not calls or t < LEAST or any(one.has_positions for one in calls):
         return
-    order = [*range(1, t - 1), 0, t - 1]
-    first, other = (read_last_context(model, ids) for ids in (model.ids, model.ids[:, order]))
-    if first is None or other is None or not is_same(first, other) or torch.equal(model.ids, model.ids[:, order]):
+    reordered = reorder_tokens(model.ids)
+    first, other = (read_last_context(model, ids) for ids in (model.ids, reordered))
+    if first is None or other is None or not is_same(first, other) or torch.equal(model.ids, reordered):
         return
     sentence = f"reordering tokens {evidence.format_numbers(list(range(t - 1)))} does not change the context of token {t - 1}"
-    used = list_used_positions(model)
+    used = list_constant_positions(model, held)
     if used:
         where = f"in {calls[0].name or 'the first layer'}, though {used[0]} is used: it acts the same on all tokens"
         yield Finding("wrong positions", f"{sentence} {where}", PLACES, 1.2, "positions")
@@ -41,6 +46,12 @@ def check_positions(model: TokenModel, calls: Sequence[InnerCall]) -> Iterator[F
 def has_different_rows(positions: Tensor) -> bool:
     """Return whether the numbers of positions are not the same for all tokens, as zeros before training are."""
     return bool((positions != positions[:1]).any())
+
+
+def reorder_tokens(ids: Tensor) -> Tensor:
+    """Return ids (b, t) whose first token is moved before the last."""
+    t = ids.shape[1]
+    return ids[:, [*range(1, t - 1), 0, t - 1]]
 
 
 def read_last_context(model: TokenModel, ids: Tensor) -> Tensor | None:
@@ -62,14 +73,57 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= SAME * one.abs().max())
 
 
-def list_used_positions(model: TokenModel) -> list[str]:
-    """Return the names of the positions that the outputs depend on by a differentiable path; empty if that is not known."""
+def list_constant_positions(model: TokenModel, held: Iterable[str]) -> list[str]:
+    """Return those of the held positions that the first attention call uses, the same for all tokens; empty if not known.
+
+    Of a table, all tokens have the gradient of one row. Frequencies have none at position 0, but none either behind a gate
+    of 0, so they count if random gates do not change the result.
+    """
     if model.call is not model.module:
         return []
     try:
         module = position_tensors.require_position_gradients(copy.deepcopy(model.module))
-        with torch.enable_grad():
-            outputs = find_outputs(module(model.ids.clone()), model.ids)
-            return [] if outputs is None else position_tensors.find_used_positions(module, outputs)
+        found = position_tensors.find_position_tensors(module)
+        tensors = {name: found[name] for name in held if found[name].requires_grad}
+        parts = [x for x in read_first_parts(module, model.ids) if x.requires_grad]
+        if not parts or not tensors:
+            return []
+        slopes = torch.autograd.grad([x.sum() for x in parts], list(tensors.values()), allow_unused=True)
+        used = {name: slope for name, slope in zip(tensors, slopes, strict=True) if slope is not None}
+        tables = [name for name, slope in used.items() if slope.dim() > 1 and int(slope.flatten(1).any(1).sum()) == 1]
+        frequencies = [name for name, slope in used.items() if slope.dim() == 1 and not slope.any()]
+        return tables or (frequencies if frequencies and not has_gated_order(model) else [])
     except Exception:  # a user's model may raise anything, or not be copied
         return []
+
+
+def has_gated_order(model: TokenModel) -> bool:
+    """Return whether the order of tokens matters once positions and parameters that are zero are random numbers."""
+    module = position_tensors.randomize_positions(copy.deepcopy(model.module))
+    random = replace(model, call=module, module=module)
+    first, other = (read_last_context(random, ids) for ids in (model.ids, reorder_tokens(model.ids)))
+    return first is None or other is None or not is_same(first, other)
+
+
+class FirstCallWatcher(CallCollector):
+    """A watcher that keeps the queries, keys and values of the first attention call, with their graph."""
+
+    needs_graph = True
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        super().__init__(modules, NormalizationWatcher([]))
+        self.parts: list[Tensor] = []
+
+    def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: Callable[..., Any]) -> Any:
+        """Run a call unchanged, and keep what the first is made of."""
+        self.parts = self.parts or [x for x in (call.q, call.k, call.v) if x is not None]
+        return proceed(call, adapter)
+
+
+def read_first_parts(module: nn.Module, ids: Tensor) -> list[Tensor]:
+    """Return the queries, keys and values of the first attention call that a module makes, with their graph."""
+    modules = dict(module.named_modules())
+    watcher = FirstCallWatcher(modules)
+    with interception.watch_modules(watcher, modules), torch.enable_grad():
+        module(ids.clone())
+    return watcher.parts

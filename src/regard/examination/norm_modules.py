@@ -1,10 +1,13 @@
-"""Tell which modules are norms, by their weights and names."""
+"""Tell which modules may be norms, by their weights and names."""
 
 from torch import nn
 
 
 def is_norm(part: nn.Module) -> bool:
-    """Return whether a module is a norm: without parts, all its weights are vectors; without weights, it is named after one."""
+    """Return whether a module without parts may be a norm: its weights are vectors, or it has none and is named after one.
+
+    A module that multiplies by a vector, such as PReLU or LayerScale, counts too.
+    """
     own = list(part.parameters(recurse=False))
     if list(part.children()) or any(weight.dim() != 1 for weight in own):
         return False

@@ -104,10 +104,11 @@ def describe_style(style: str) -> str:
 def describe_no_rotation(projected: Tensor, rotated: Tensor) -> str:
     """Describe, of `{}`, how each pair of columns (a, b) becomes linear combinations of a and b that are no rotation.
 
-    They are solved for: of each token and pair, the same in all heads. "" if there are none.
+    They are solved for: of each token and pair, the same in all heads. "" if there are none, or a single token.
     """
+    b, h, t, d = projected.shape
     is_known = bool(projected.isfinite().all() and rotated.isfinite().all())
-    if projected.shape[-1] % 2 or projected.shape[0] * projected.shape[1] < LEAST_PAIRS or not is_known:
+    if d % 2 or t < 2 or b * h < LEAST_PAIRS or not is_known:
         return ""
     for style in STYLES:
         before, after = (pair_columns(x, style) for x in (projected, rotated))

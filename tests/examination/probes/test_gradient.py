@@ -149,6 +149,47 @@ def test_heads_of_a_joint_projection_are_no_finding_where_all_are_used_or_one_is
     assert findings(JointHeads(([0, 1, 2, 3],) * 3, (1.0, 1.0, 0.0, 1.0))) == []
 
 
+class SelectedHeads(JointHeads):
+    """Eight heads by one projection, times a factor of each: a mask of them, or of each token, which uses one head."""
+
+    def __init__(self, seed=0, mask=None, is_routed=False, is_raw=False):
+        super().__init__(([0, 1, 2, 3],) * 3)
+        torch.manual_seed(seed)
+        self.qkv, self.proj = nn.Linear(D_IN, 72), nn.Linear(24, D_IN)
+        self.is_raw = is_raw
+        self.router = None if not is_routed else nn.Parameter(torch.randn(D_IN, 8)) if is_raw else nn.Linear(D_IN, 8)
+        self.register_buffer("head_mask", mask)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 8, 3)).permute(2, 0, 3, 1, 4)
+        heads = (weigh(q @ k.mT / 3**0.5) @ v).transpose(1, 2)
+        if self.head_mask is not None:
+            heads = heads * self.head_mask[:, None]
+        if self.router is not None:
+            share = (x @ self.router if self.is_raw else self.router(x)).softmax(-1)
+            heads = heads * (share * (share == share.amax(-1, keepdim=True)))[..., None]
+        return x + self.proj(heads.flatten(2))
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_heads_that_a_router_selects_are_no_finding(seed, is_raw):
+    assert findings(SelectedHeads(seed, is_routed=True, is_raw=is_raw)) == []
+
+
+def test_heads_that_a_router_may_never_select_cannot_be_determined():
+    layer = SelectedHeads(is_routed=True)
+    nn.init.constant_(layer.router.bias[2:3], -1e3)
+    (result,) = check_case(case_of(layer.eval()))
+    assert "outputs 6 to 8 and 30 to 32 and 54 to 56 of the 72 of qkv: whole heads, which router may switch off" in result.what
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_heads_that_a_mask_switches_off_cannot_be_determined(dtype):
+    (result,) = check_case(case_of(SelectedHeads(mask=(torch.arange(8) != 2).to(dtype)).eval()))
+    assert "whole heads, which head_mask may switch off" in result.what
+
+
 class LearnedPositions(Layer):
     """A table of positions, of which a call uses the first."""
 

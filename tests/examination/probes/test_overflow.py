@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_softmax as wrong
-from examination.subjects import D_IN, Layer, case_of, hiding, kinds, later
+from examination.subjects import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
 from regard.examination.identify.match import identify_formula
 from regard.examination.probes.overflow import check_case, draw_unhidden_token
@@ -102,6 +102,35 @@ def test_large_scores_are_made_after_any_norm_by_the_weights_of_projections(norm
     words = said[0].evidence if found else said[0].sensitivity
     assert "the weights of layer.W_query and layer.W_key" in words
     assert torch.equal(layer.layer.W_query.weight, before)
+
+
+class LowRank(torch.nn.Module):
+    """A projection plus two matrices in a row, as LoRA has them, or those alone."""
+
+    def __init__(self, has_base):
+        super().__init__()
+        self.base = torch.nn.Linear(D_IN, D_OUT) if has_base else None
+        self.down, self.up = torch.nn.Linear(D_IN, 3, bias=False), torch.nn.Linear(3, D_OUT, bias=False)
+
+    def forward(self, x):
+        y = self.up(self.down(x))
+        return y if self.base is None else self.base(x) + y
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+@pytest.mark.parametrize(("value", "found"), [(-1e8, []), (-1e3, ["overflow"])])
+def test_scores_do_not_grow_by_the_fourth_power_of_two_matrices_in_a_row(value, found, has_base):
+    torch.manual_seed(0)
+    layer = AfterFunction(Layer(hiding(later, value)), None)
+    layer.layer.W_query, layer.layer.W_key = LowRank(has_base), LowRank(has_base)
+    before = layer.layer.W_query.down.weight.detach().clone()
+    said = list(check_case(case_of(layer)))
+    assert kinds(said) == found
+    words = said[0].evidence if found else said[0].sensitivity
+    assert "layer.W_query.up" in words
+    assert "layer.W_query.down" not in words
+    assert ("layer.W_query.base" in words or "2 more" in words or "3 more" in words) is has_base
+    assert torch.equal(layer.layer.W_query.down.weight, before)
 
 
 def test_a_mask_that_is_far_below_cosines_is_no_finding_whatever_the_weights_are():

@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from regard.examination.norm_modules import is_norm
 from regard.examination.report import Checked, Finding, Unknown
 
 SEEDS = 3
+MORE_SEEDS, LARGE = 16, 4.0  # and the size of inputs, before heads count as unused
 CUT = (
     "Compute with the weight itself: no .detach(), .data, .item() or torch.no_grad() between it and the output; call every "
     "projection that __init__ creates."
@@ -75,6 +77,8 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Finding("not trainable", f"no gradient reaches {format_names(without)}", CUT, 1.1, "gradient")
     elif (cut := find_cut_rows(case, got)) is not None:
         yield Finding("not trainable", f"no gradient reaches {cut}", CUT, 1.1, "gradient")
+    elif (heads := find_cut_heads(case, got)) is not None:
+        yield make_head_result(case, heads)
     elif not unknown and not broken:
         yield check_reached_weights(got)
 
@@ -99,7 +103,7 @@ def find_stuck_pairs(got: Mapping[str, Tensor | None], weights: Mapping[str, Ten
 def find_cut_rows(case: Case, got: Mapping[str, Tensor | None]) -> str | None:
     """Describe the outputs of a joint projection of queries, keys and values that get no gradient, as after k.detach()."""
     module = case.subject.module
-    if module is None or not (case.get_expected_visibility(*case.make_usual_inputs()).sum(-1) > 1).any():
+    if module is None or not has_several_keys(case):
         return None  # the weight of a single key is 1, whatever its score
     for name, slope in got.items():
         axis = None if slope is None or slope.dim() != 2 else find_output_axis(module, name, slope)
@@ -108,16 +112,82 @@ def find_cut_rows(case: Case, got: Mapping[str, Tensor | None]) -> str | None:
         cut, n = (slope == 0).all(1 - axis).nonzero().flatten().tolist(), slope.shape[axis]
         if cut and is_whole_part(cut, n):
             return f"outputs {cut[0]} to {cut[-1]} of the {n} of {format_names([name])}"
-        heads = list_cut_heads(case, cut)
-        if heads and not any(has_zero_row(one, end) for one in module.parameters() if one.dim() == 2 for end in (0, 1)):
-            return f"outputs {' and '.join(heads)} of the {n} of {format_names([name])}: whole heads, which are not used"
     return None
 
 
-def list_cut_heads(case: Case, cut: list[int]) -> list[str]:
-    """Return the first and the last of outputs in each run of them, if all runs are of whole heads; empty if not."""
+def has_several_keys(case: Case) -> bool:
+    """Return whether any query may see more than one key."""
+    return bool((case.get_expected_visibility(*case.make_usual_inputs()).sum(-1) > 1).any())
+
+
+class CutHeads(NamedTuple):
+    """The weight of a joint projection, and its outputs that get no gradient, in words; `n` outputs in heads of width d."""
+
+    name: str
+    outputs: str
+    n: int
+    d: int
+
+    def __str__(self) -> str:
+        return f"outputs {self.outputs} of the {self.n} of {format_names([self.name])}"
+
+
+def find_cut_heads(case: Case, got: Mapping[str, Tensor | None]) -> CutHeads | None:
+    """Return the heads of a joint projection that get no gradient, for larger inputs and other ones neither; None if none."""
+    module, d = case.subject.module, find_head_width(case)
+    if module is None or not has_several_keys(case):
+        return None
+    if any(has_zero_row(one, end) for one in module.parameters() if one.dim() == 2 for end in (0, 1)):
+        return None
+    for name, slope in got.items():
+        axis = None if slope is None or slope.dim() != 2 else find_output_axis(module, name, slope)
+        if slope is None or axis is None or not list_cut_heads(slope, axis, d):
+            continue
+        try:
+            more = compute_weight_gradients(case, [module.get_parameter(name)], range(90, 90 + MORE_SEEDS), LARGE)
+        except SubjectError:  # refusing large numbers is allowed
+            more = None
+        if more is not None and more[0] is not None:
+            slope = slope.abs() + more[0].abs()
+        if heads := list_cut_heads(slope, axis, d):
+            return CutHeads(name, " and ".join(heads), slope.shape[axis], d)
+    return None
+
+
+def make_head_result(case: Case, heads: CutHeads) -> Finding | Unknown:
+    """Return that heads are not used, or that this is not known where the module may select them."""
+    selection = find_head_selection(case, heads)
+    if selection:
+        what = f"whether a gradient reaches {heads}: whole heads, which {selection} may switch off"
+        return Unknown(what, "a sample for which every head is used")
+    return Finding("not trainable", f"no gradient reaches {heads}: whole heads, which are not used", CUT, 1.1, "gradient")
+
+
+def find_head_selection(case: Case, heads: CutHeads) -> str:
+    """Return the name of a matrix with an output for each head, as of a router, or of factors of which one is 0; or ""."""
+    counts = {heads.n // heads.d // parts for parts in (2, 3)}
+    counts |= {x.shape[1] for one in case.inner_calls for x in (one.call.q, one.call.k)}
+    for path, part in case.subject.module.named_modules() if case.subject.module is not None else ():
+        for name, one in {**vars(part), **part._buffers, **part._parameters}.items():
+            place = f"{path}.{name}".lstrip(".")
+            if not isinstance(one, Tensor) or place == heads.name:
+                continue
+            outputs = one.shape[:1] if isinstance(part, nn.Linear) else one.shape
+            is_router = one.dim() == 2 and not counts.isdisjoint(outputs)
+            if is_router or (one.numel() in counts and not bool(one.all())):
+                return format_names([place])
+    return ""
+
+
+def find_head_width(case: Case) -> int:
+    """Return the width of the heads; 0 if it is not known."""
     widths = [one.width for one in case.inner_calls] if case.match is None else [case.match.width]
-    d = widths[0] if widths else 0
+    return widths[0] if widths else 0
+
+
+def list_cut_heads(slope: Tensor, axis: int, d: int) -> list[str]:
+    """Return the first and the last of outputs without gradient in each run of them; empty if not all are whole heads."""
+    cut = (slope == 0).all(1 - axis).nonzero().flatten().tolist()
     every = set(cut)
     runs = list(zip((n for n in cut if n - 1 not in every), (n for n in cut if n + 1 not in every), strict=True))
     is_whole = d > 1 and all(first % d == 0 and (last + 1) % d == 0 for first, last in runs)
@@ -154,16 +224,18 @@ def is_whole_part(cut: list[int], n: int) -> bool:
     return size == rest and first % size == 0 and size >= LEAST_GROUP * n  # keys, followed by as many values
 
 
-def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
+def compute_weight_gradients(
+    case: Case, weights: list[Tensor], seeds: Iterable[int] = range(80, 80 + SEEDS), size: float = 1.0
+) -> list[Tensor | None] | None:
     """Return the gradient of each weight, summed over some inputs, None for a weight that the output does not depend on.
 
     None for all if no output has a gradient.
     """
     total: list[Tensor | None] = [None] * len(weights)
     connected = False
-    for seed in range(SEEDS):
+    for seed in seeds:
         with torch.enable_grad():
-            y = compute_differentiable_context(case, 80 + seed)
+            y = compute_differentiable_context(case, seed, size)
             if not y.requires_grad:
                 continue
             rows = (
@@ -177,14 +249,14 @@ def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor |
     return total if connected else None
 
 
-def compute_differentiable_context(case: Case, seed: int) -> Tensor:
+def compute_differentiable_context(case: Case, seed: int, size: float = 1.0) -> Tensor:
     """Return the context of inputs that require gradients too, as torch.utils.checkpoint needs; of plain ones if it raises."""
     try:
         return case.compute_context(
-            *(x.requires_grad_().clone() for x in case.make_usual_inputs(seed))
+            *(x.requires_grad_().clone() for x in case.make_usual_inputs(seed, size))
         )  # clones may be changed in place
     except SubjectError:
-        return case.compute_context(*case.make_usual_inputs(seed))
+        return case.compute_context(*case.make_usual_inputs(seed, size))
 
 
 def compute_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:

@@ -1,5 +1,6 @@
 """Check that scores of thousands give finite outputs, and that what is hidden from a query stays hidden."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a 
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
 DRAWS, BUDGET = 256, 2**22  # sequences of inputs of the largest size; numbers that scores or activations of all may have
 HEADS = 16  # where their number is not known
+ROUNDED = 1.05  # times the growth of weights, for rounding in half precision
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
     "Subtract each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
@@ -134,11 +136,13 @@ def choose_growth(case: Case) -> Growth:
     names = list_score_sources(case)
     if not names:
         norms = select_scalable(one for part in module.modules() if is_norm(part) for one in part.parameters())
-        return Growth("inputs and weights of norms", norms) if norms else Growth()
+        return Growth("inputs and weights of norms or other vectors", norms) if norms else Growth()
     if has_growing_scores(case, module):
         return Growth()
-    weights = {name: one for name, one in module.named_parameters() if any(f"{name}.".startswith(f"{own}.") for own in names)}
-    return Growth(f"the weights of {format_names(list(weights))}", select_scalable(weights.values()), has_inputs=False)
+    weights = select_score_weights(case, module, names)
+    if not weights:
+        return Growth()
+    return Growth(f"the weights of {format_names(list(weights))}", tuple(weights.values()), has_inputs=False)
 
 
 def list_score_sources(case: Case) -> list[str]:
@@ -150,15 +154,50 @@ def list_score_sources(case: Case) -> list[str]:
 
 def has_growing_scores(case: Case, module: nn.Module) -> bool:
     """Return whether queries and keys grow with the inputs; True also where that cannot be measured."""
-    sizes = []
-    for size in (1.0, SIZES[0]):
-        inputs = scale_inputs(case, 0, size)
-        try:
-            calls = record_inner_calls(module, partial(case.subject.call, *inputs)).calls
-        except Exception:  # refusing large numbers is allowed
-            return True
-        sizes.append([float(one.call.q.abs().max()) * float(one.call.k.abs().max()) for one in calls])
-    return any(large > SIZES[0] * usual for usual, large in zip(*sizes, strict=False))
+    usual, large = (measure_queries_and_keys(case, module, size) for size in (1.0, SIZES[0]))
+    if usual is None or large is None:
+        return True
+    return any(q * k > SIZES[0] * usual_q * usual_k for (q, k), (usual_q, usual_k) in zip(large, usual, strict=False))
+
+
+def measure_queries_and_keys(case: Case, module: nn.Module, input_size: float = 1.0) -> list[tuple[float, float]] | None:
+    """Return the largest number of the queries and of the keys of each call, NaN if not read; None if the module raises."""
+    inputs = scale_inputs(case, 0, input_size)
+    try:
+        calls = record_inner_calls(module, partial(case.subject.call, *inputs)).calls
+    except Exception:  # refusing large numbers is allowed
+        return None
+    sizes = [(float(one.call.q.abs().max()), float(one.call.k.abs().max())) for one in calls]
+    return [(math.nan, math.nan) if one.is_stored_as_weights else size for one, size in zip(calls, sizes, strict=True)]
+
+
+def select_score_weights(case: Case, module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights of modules of these names, by which queries and keys grow; of several matrices in a row the last."""
+    chosen = dict[str, Tensor]()
+    for own in names:
+        chosen |= select_module_weights(case, module, own)
+    return chosen
+
+
+def select_module_weights(case: Case, module: nn.Module, own: str) -> dict[str, Tensor]:
+    """Return the weights of the module of this name: the last, and others as long as its output grows no more than they do.
+
+    Two matrices in a row, as in LoRA, would make it grow by the square.
+    """
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, one in module.named_parameters():
+        if f"{name}.".startswith(f"{own}.") and select_scalable([one]):
+            groups.setdefault(name.removesuffix(".weight").removesuffix(".bias"), {})[name] = one
+    if len(groups) == 1:
+        return next(iter(groups.values()))
+    usual, chosen = measure_queries_and_keys(case, module), dict[str, Tensor]()
+    for group in reversed(groups.values()):
+        with scale_weights([*chosen.values(), *group.values()], SIZES[1]):
+            large = measure_queries_and_keys(case, module)
+        pairs = zip(itertools.chain(*(large or [])), itertools.chain(*(usual or [])), strict=False)
+        if large and all(new <= ROUNDED * SIZES[1] * old for new, old in pairs):
+            chosen = {**group, **chosen}
+    return chosen
 
 
 def select_scalable(weights: Iterable[Tensor]) -> tuple[Tensor, ...]:
