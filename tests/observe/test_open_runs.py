@@ -109,6 +109,26 @@ def test_without_a_cache_that_can_be_known_their_keys_tell(prompts):
             assert (run.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("common", [0, 1], ids=["other first tokens", "the same first token"])
+@torch.no_grad()
+def test_texts_of_one_last_token_whose_prompts_were_not_recorded_are_a_run_each(common):
+    model = gpt2().double()
+    a, b = words(1, 8), words(1, 8).flip(1)
+    b = torch.cat([a[:, :common], b[:, common:6], a[:, 6:]], 1)
+    caches = dynamic(model), dynamic(model)
+    for ids, cache in zip((a, b), caches, strict=True):
+        model(ids[:, :7], **{CACHE: cache})
+    with record(model) as recording:
+        for ids, cache in zip((a, b), caches, strict=True):
+            model(ids[:, 7:], **{CACHE: cache})
+    assert not recording.missed
+    assert len(recording.runs) == 2
+    for run, ids in zip(recording.runs, (a, b), strict=True):
+        expected = record_full_forward(model, ids)
+        for layer in range(3):
+            assert (run.map(layer).dense() - expected.map(layer).dense()[:, :, 7:]).abs().max() < EQUAL
+
+
 class Cache:
     """Keys before what each step does to all of them."""
 
