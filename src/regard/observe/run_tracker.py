@@ -242,10 +242,10 @@ class RunTracker:
             is_own = running.has_cache(self.cache)
             if not match.is_pruned:
                 found.append((running, history, match))
-                if is_own:
-                    break
             elif is_own or (self.cache is None and running is self.runs.current):  # other texts may end alike
                 pruned = True
+            if is_own:
+                break
         chosen = select_run(found, self.cache, lambda: self.cast(call, call.k))
         if chosen is None:
             if pruned:
