@@ -12,7 +12,7 @@ from observe.models import CACHE
 from observe.recording_checks import EQUAL
 from regard import Causal, Documents, Window
 from regard.models import GPT2, GPT2Config
-from regard.observe import record
+from regard.observe import kv_history, record
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 14
@@ -357,6 +357,19 @@ def test_a_cache_that_drops_keys_between_others_begins_a_map_of_the_keys_that_it
     assert len(recording.runs) > 1
     for call, weights in zip(recording.calls, attention.weights, strict=True):
         assert (call.map.dense() - weights).abs().max() < EQUAL
+
+
+@torch.no_grad()
+def test_rows_that_stay_equal_are_not_measured_step_by_step(monkeypatch):
+    measured, measure_rows = [], kv_history.measure_rows
+    monkeypatch.setattr(kv_history, "measure_rows", lambda *args: measured.append(args) or measure_rows(*args))
+    model = nn.Sequential(PrunedAttention(lambda cached: cached)).double()
+    model[0].cached = torch.zeros(2, 2, 2, 0, 3).double()
+    with record(model) as recording:
+        for count in PrunedAttention.steps:
+            model(torch.randn(1, count, 6).double().expand(2, -1, -1))
+    assert recording.map(0).shape == (2, 2, 11, 11)
+    assert not measured
 
 
 def test_a_window_of_the_last_keys_is_one_map():

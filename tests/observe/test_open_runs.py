@@ -11,6 +11,7 @@ from observe.models import CACHE, WORDS, bart, gpt2, llama, words
 from observe.recording_checks import EQUAL
 from regard import AdditiveAttention, load
 from regard.observe import Recording, record
+from regard.observe.kv_history import KVHistory
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 STEPS = 6
@@ -109,6 +110,26 @@ def test_without_a_cache_that_can_be_known_their_keys_tell(prompts):
             assert (run.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("common", [0, 1], ids=["other first tokens", "the same first token"])
+@torch.no_grad()
+def test_texts_of_one_last_token_whose_prompts_were_not_recorded_are_a_run_each(common):
+    model = gpt2().double()
+    a, b = words(1, 8), words(1, 8).flip(1)
+    b = torch.cat([a[:, :common], b[:, common:6], a[:, 6:]], 1)
+    caches = dynamic(model), dynamic(model)
+    for ids, cache in zip((a, b), caches, strict=True):
+        model(ids[:, :7], **{CACHE: cache})
+    with record(model) as recording:
+        for ids, cache in zip((a, b), caches, strict=True):
+            model(ids[:, 7:], **{CACHE: cache})
+    assert not recording.missed
+    assert len(recording.runs) == 2
+    for run, ids in zip(recording.runs, (a, b), strict=True):
+        expected = record_full_forward(model, ids)
+        for layer in range(3):
+            assert (run.map(layer).dense() - expected.map(layer).dense()[:, :, 7:]).abs().max() < EQUAL
+
+
 class Cache:
     """Keys before what each step does to all of them."""
 
@@ -139,6 +160,31 @@ def test_keys_that_are_computed_again_for_each_step_continue_a_run():
             _, cache = model(torch.randn(1, count, 6).double(), cache)
     assert len(recording.runs) == 1
     assert recording.map(0).shape == (1, 1, 14, 14)
+
+
+class SinkAttention(nn.Module):
+    """Attention to the first two keys of its cache and to the last three."""
+
+    def forward(self, x, cache):
+        keys = torch.cat([cache.keys, x], 1)
+        hidden = torch.ones(x.shape[1], keys.shape[1], dtype=torch.bool).triu(1 + keys.shape[1] - x.shape[1])
+        cache.keys = torch.cat([keys[:, :2], keys[:, 2:][:, -3:]], 1)
+        return (x @ keys.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ keys
+
+
+@pytest.mark.filterwarnings("ignore:not recorded")
+@torch.no_grad()
+def test_a_step_of_a_cache_that_drops_keys_is_compared_with_its_latest_run_alone(monkeypatch):
+    torch.manual_seed(0)
+    compared, match_cache = [], KVHistory.match_cache
+    monkeypatch.setattr(KVHistory, "match_cache", lambda self, *args: compared.append(self) or match_cache(self, *args))
+    model, cache = SinkAttention(), Cache(torch.zeros(1, 0, 6).double())
+    with record(model) as recording:
+        for count in (7, *[1] * 11):
+            model(torch.randn(1, count, 6).double(), cache)
+    assert "has dropped or changed keys" in recording.missed[0].reason
+    assert len(recording.runs) == 12
+    assert len(compared) == 11
 
 
 def test_pairs_that_take_turns_keep_their_own_encoder():

@@ -1,4 +1,5 @@
 import re
+import weakref
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model
-from regard.errors import RegardError, WeightsError
+from regard.cli import model_loading
+from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model, load_weights
+from regard.errors import DataError, RegardError, WeightsError
 from regard.weights.gguf import BLOCKS, read_layout
 from weights import gguf_files
 from weights.damage import attempt, damage, differing
@@ -99,7 +101,16 @@ def numbers(path: Path) -> dict[str, Tensor]:
 
 
 @needs_gguf
-def test_a_model_whose_weights_transformers_names_with_the_head_alone_loads_without_it(tmp_path):
+def test_a_model_whose_weights_transformers_names_with_the_head_alone_loads_without_it(tmp_path, monkeypatch):
+    alive = []
+
+    def load_alone(*args):
+        assert not any(model() is not None for model in alive)
+        model, missing = load_weights(*args)
+        alive.append(weakref.ref(model))
+        return model, missing
+
+    monkeypatch.setattr(model_loading, "load_weights", load_alone)
     path, (width, inner) = tmp_path / "m.gguf", (gguf_files.WIDTH, gguf_files.INNER)
     arrays = {name: x for name, x in gguf_files.tensors().items() if not re.search("attn_[qkv]|ffn_(gate|up)", name)}
     for n in range(gguf_files.LAYERS):
@@ -113,6 +124,18 @@ def test_a_model_whose_weights_transformers_names_with_the_head_alone_loads_with
     model = load_model(str(path), BASE_MODEL).model
     assert type(model).__name__ == "Phi3Model"
     assert [layer.mlp.gate_up_proj.weight[0, 0].item() for layer in model.layers] == [0.5, 1.5]
+    assert len(alive) == 2
+
+
+@needs_gguf
+def test_a_weight_that_an_encoder_decoder_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda **_: None)
+    path, settings = tmp_path / "m.gguf", dict(gguf_files.SETTINGS)
+    settings = {name.replace("llama.", "t5."): value for name, value in settings.items()}
+    settings |= {"general.architecture": "t5", "t5.attention.key_length": 6, "t5.attention.layer_norm_epsilon": 1e-5}
+    path.write_bytes(gguf_files.gguf(gguf_files.tensors(), settings))
+    with pytest.raises(DataError, match=r"m\.gguf has no \S+\.weight, which transformers would draw at random"):
+        load_model(str(path), BASE_MODEL)
 
 
 @pytest.mark.slow

@@ -273,7 +273,9 @@ def load_transformers_model(name: str, kind: str, progress: LoadingProgress) -> 
     with bar, convert_loading_errors(name, "config.json, weights and a tokenizer, a .gguf file,"), track_loading(progress):
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
         model, missing_weights = load_weights(transformers, kind, where)
-        if missing_weights and kind == BASE_MODEL and path.suffix == ".gguf":  # some have names for the model with its head
+        has_head_class = type(model.config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if missing_weights and kind == BASE_MODEL and path.suffix == ".gguf" and has_head_class:
+            del model  # to hold one at a time; some weights have names for the model with its head alone
             model, missing_weights = load_weights(transformers, CAUSAL_LM, where)
             model = model.base_model
     refuse_missing_weights(

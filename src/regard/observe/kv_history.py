@@ -119,6 +119,8 @@ class KVHistory:
         if len(last) < 2 or not has_equal_rows(last.unsqueeze(2)):
             return match
         theirs, identity = get_keys(match.slot), torch.arange(len(last), device=last.device)
+        if match.rows is None and self.has_own_keys(match, theirs):
+            return match
         rows = (identity if match.rows is None else match.rows)[: len(theirs)]
         apart = last.new_zeros(len(theirs), len(last), dtype=torch.float32)
         for start, keys in self.iterate_newest_keys(match.known):
@@ -129,6 +131,14 @@ class KVHistory:
                 break
         rows = torch.where(is_near.gather(1, rows.unsqueeze(1)).squeeze(1), rows, apart.argmin(1))
         return match._replace(rows=None if torch.equal(rows, identity) else rows)
+
+    def has_own_keys(self, match: CacheMatch, theirs: Tensor) -> bool:
+        """Return whether all keys of a cache (b, g, n, d) equal those that they match in the history, row by row, to the bit.
+
+        One comparison of all steps: rows that stay equal, as those of one prompt, would be measured step by step at each step.
+        """
+        ours = torch.cat([keys for _, keys in self.iterate_newest_keys(match.known)][::-1], 2)
+        return torch.equal(ours[:, :, match.first :], theirs)
 
     def iterate_newest_keys(self, known: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the entries of the first `known` keys and their starts, the newest first, in the row order of the last step."""

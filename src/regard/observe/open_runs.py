@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.block_outputs import is_inside
-from regard.observe.kv_history import CacheMatch, KVHistory
+from regard.observe.kv_history import KEY_TOLERANCE, CacheMatch, KVHistory
 from regard.observe.run import HistoryKey, Run
 
 COPIED = 1e-6  # relative to a key's norm: tolerance for keys that a model computes again for each step, as by a rotation
@@ -172,11 +172,14 @@ class OpenRuns:
 def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -> Candidate | None:
     """Return the run that a forward continues, among those whose keys end as its cache does: by its cache, else by its keys.
 
-    A cache that another run has must be a copy of that run's. Runs that need not be cut come first; of equal ones, the one that
-    waited longest.
+    A cache that a run has not had must hold all keys of the run, as a copy if the run has another. Runs that need not be cut
+    come first; of equal ones, the one that waited longest.
     """
     own = [one for one in found if one[0].has_cache(cache)]
-    found = own or [one for one in found if one[2].distance <= COPIED or cache is None or not one[0].caches]
+    if own:
+        found = own
+    elif cache is not None:
+        found = [one for one in found if (one[2].distance <= COPIED or not one[0].caches) and has_near_keys(*one[1:], keys())]
     if len(found) < 2:
         return next(iter(found), None)
     ranks = [
@@ -185,6 +188,15 @@ def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -
     best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
     same = [one for one in best if len(best) == 1 or has_same_keys(*one[1:], keys())]
     return min(same or best, key=lambda one: one[0].last)
+
+
+def has_near_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:
+    """Return whether all keys of a cache that continue a history equal the history's, up to rounding.
+
+    A cache that rounds the keys that were compared may round the others as well.
+    """
+    tolerance = max(KEY_TOLERANCE, 4 * torch.finfo(k.dtype).eps)
+    return place.distance > tolerance or not history.measure_distance(place, k) > tolerance  # NaN is not
 
 
 def has_same_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:

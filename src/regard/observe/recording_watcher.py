@@ -21,6 +21,7 @@ from regard.observe.implicit_history import ImplicitCall, ImplicitHistory, Store
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
 from regard.observe.interception.thread_state import NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
 from regard.observe.media import Media, join_media, read_media
@@ -145,10 +146,18 @@ class RecordingWatcher:
         if path in self.read_modules:
             return
         self.read_modules.add(path)
-        known = [*(call.name for call in self.tracker.run.calls), *(one.module for one in self.recording.missed)]
-        is_known = any(not path or name == path or name.startswith(f"{path}.") for name in known)
+        known, missed = [call.name for call in self.tracker.run.calls], MissedCall(name, path, reason)
+        if any(is_part_of_attention(missed, one) for one in known):
+            return
+        known += [one.module for one in self.recording.missed]
+        is_known = any(not path or one == path or one.startswith(f"{path}.") for one in known)
         if not is_known and self.selection.has_layer(path, lambda: -1):
-            self.report_missed(MissedCall(name, path, reason))
+            self.report_missed(missed)
+
+    def withdraw_missed_parts(self, name: str) -> None:
+        """Remove the parts of a module whose attention was recorded from `recording.missed`, if only their place counted."""
+        missed = self.recording.missed
+        missed[:] = [one for one in missed if not is_part_of_attention(one, name)]
 
     def add_run(self) -> None:
         """Add the current run to the recording, if it is new."""
@@ -215,6 +224,7 @@ class RecordingWatcher:
         tracker.run.media = join_media(tracker.run.media, self.media)
         self.add_run()
         self.add_note(call.note, name)
+        self.withdraw_missed_parts(name)
         return recorded
 
 

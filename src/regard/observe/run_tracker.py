@@ -237,12 +237,15 @@ class RunTracker:
         for running in self.runs:
             history = running.run.histories.get(key)
             match = None if history is None else self.match_cache(history, call)
-            if match is not None and match.is_pruned:
-                pruned = True
-            elif history is not None and match is not None:
+            if history is None or match is None:
+                continue
+            is_own = running.has_cache(self.cache)
+            if not match.is_pruned:
                 found.append((running, history, match))
-                if running.has_cache(self.cache):
-                    break
+            elif is_own or (self.cache is None and running is self.runs.current):  # other texts may end alike
+                pruned = True
+            if is_own:
+                break
         chosen = select_run(found, self.cache, lambda: self.cast(call, call.k))
         if chosen is None:
             if pruned:

@@ -77,6 +77,60 @@ def test_a_module_whose_place_in_the_model_is_called_attention_is_missed_too(nam
     assert all(REASON in one.reason for one in recording.missed)
 
 
+class Projections(nn.Module):
+    """The queries, keys and values of attention that another module computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [2 * project(x).unflatten(-1, (2, 4)).transpose(1, 2) for project in (self.q, self.k, self.v)]
+
+
+class OutsideProjections(nn.Module):
+    """Attention whose projections are in a part of this name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.add_module(name, Projections())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = next(self.children())(x)
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("name", ["attn_proj", "attention"])
+def test_projections_of_attention_that_another_module_computes_are_not_missed(name):
+    model = nn.Sequential(OutsideProjections(name))
+    with record(model) as recording:
+        model(torch.randn(2, 5, 8))
+        model(torch.randn(2, 7, 8))
+    assert [call.name for call in recording.calls] == ["0", "0"]
+    assert not recording.missed
+
+
+class GatedMLP(nn.Module):
+    """An MLP whose first layer has the name of a projection of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_proj, self.out, self.q_proj = nn.Linear(8, 32), nn.Linear(16, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, hidden = self.in_proj(x).chunk(2, -1)
+        return self.out(hidden * gate.sigmoid())
+
+
+@pytest.mark.parametrize("name", ["post_attention_mlp", "attention"])
+def test_a_gated_mlp_at_a_place_that_is_called_attention_is_not_missed(name):
+    model = nn.Sequential(Block(name))
+    setattr(model[0], name, GatedMLP())
+    with record(model) as recording:
+        model(torch.randn(2, 5, 8))
+    assert not recording.missed
+
+
 @pytest.mark.slow
 def test_without_its_kernel_every_layer_of_mra_is_missed():
     settings = {

@@ -9,18 +9,25 @@ from functools import lru_cache
 
 from torch import nn
 
+from regard.observe.interception.attention_call import MissedCall
 from regard.observe.interception.recurrent.recurrences import CLASSES, is_recurrent_name
 from regard.observe.interception.thread_state import STATE
 
 UNREAD = "it mixes tokens without a softmax, by code that regard does not know"
 UNFOLLOWED = "it is called attention and projects queries, but no known kernel and no product of weights with values was seen"
 ATTENTION = re.compile("att(entio)?n|attend", re.IGNORECASE)
+ATTENTION_PLACE = re.compile(r"((self|cross|linear)_?)?(attn|attention)\d*", re.IGNORECASE)  # the whole last name of a path
 QUERIES = re.compile(r"(^|_)w?(q|qk|qkv|query|queries)(_|$)|^(in_proj|c_attn)", re.IGNORECASE)  # names of their projections
 
 
 def can_mix_tokens(module: nn.Module) -> bool:
     """Return whether a module is a recurrence, or projects queries itself, and so attends if it is called attention."""
-    return is_recurrent_name(type(module).__name__) or have_queries((*module._modules, *module._parameters))
+    return is_recurrent_name(type(module).__name__) or have_queries(list_own_names(module))
+
+
+def list_own_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's own children and parameters."""
+    return tuple(name for own in (module._modules, module._parameters) for name, value in own.items() if value is not None)
 
 
 @lru_cache(CLASSES)
@@ -35,6 +42,17 @@ def is_attention_name(name: str) -> bool:
     return ATTENTION.search(name) is not None
 
 
+def is_attention_place(name: str, module: nn.Module, multiplies_scores: bool) -> bool:
+    """Return whether a module is attention by the last name of its path: the whole name, unless it multiplies scores.
+
+    `in_proj` may be the first layer of a gated MLP.
+    """
+    if multiplies_scores:
+        return is_attention_name(name)
+    own = tuple(one for one in list_own_names(module) if not one.startswith("in_proj"))
+    return ATTENTION_PLACE.fullmatch(name) is not None and have_queries(own)
+
+
 def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> None:
     """Tell the watchers of a module that mixes tokens that it ran, so that one that was not read is not left out.
 
@@ -43,9 +61,18 @@ def report_token_mixer(module: nn.Module, multiplies_scores: bool = False) -> No
     """
     class_name = type(module).__name__
     is_recurrent = is_recurrent_name(class_name)
+    is_named = is_recurrent or is_attention_name(class_name)
     reason = UNREAD if multiplies_scores or is_recurrent else UNFOLLOWED
     for watcher in STATE.watchers:
         path = watcher.names.get(id(module))
-        names = class_name, "" if path is None else path.rpartition(".")[2]
-        if path is not None and (is_recurrent or any(map(is_attention_name, names))):
+        if path is not None and (is_named or is_attention_place(path.rpartition(".")[2], module, multiplies_scores)):
             watcher.handle_token_mixer(module, reason)
+
+
+def is_part_of_attention(missed: MissedCall, name: str) -> bool:
+    """Return whether a missed module may only compute queries and keys for attention in the module of this name, its parent.
+
+    Only its place calls it attention.
+    """
+    is_part = missed.module != name and missed.module.rpartition(".")[0] == name
+    return is_part and missed.reason == UNFOLLOWED and not is_attention_name(missed.kernel)
