@@ -8,6 +8,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
+unexport PYTHONDONTWRITEBYTECODE # else each of the hundreds of processes that tests start compiles every module again
 STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest --quiet --dist loadfile --no-loadscope-reorder

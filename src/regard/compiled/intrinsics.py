@@ -43,17 +43,6 @@ def wait_at_barrier(context, address):
     return types.void(types.int64), generate
 
 
-@intrinsic
-def prefetch_line(context, address):
-    """Prefetch the cache line at an address."""
-
-    def generate(context, builder, signature, arguments):
-        emit_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
 def emit_prefetch(builder, place):
     """Emit LLVM's prefetch of the cache line that a pointer points into."""
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)

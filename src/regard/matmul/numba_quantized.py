@@ -10,11 +10,10 @@ import numpy as np
 from numba import njit
 
 from regard.compiled.bfloat16 import store_number
-from regard.compiled.intrinsics import prefetch_line, view_array
+from regard.compiled.intrinsics import view_array
 from regard.compiled.matrix_formats import (
     BIAS,
     BLOCK,
-    FLOAT32,
     FORMAT,
     GROUP,
     GROUP_SCALES,
@@ -26,9 +25,9 @@ from regard.compiled.matrix_formats import (
     SHORTS,
 )
 from regard.compiled.register_tiles import MULTIPLIES_PAIRS
-from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, dot, reinterpret_as_float32
+from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, reinterpret_as_float32
 from regard.matmul.numba_dequantize import restore_int4_row
-from regard.matmul.numba_row_tiles import AHEAD, LEAST_RESTORED, LINE, RESTORED, ROWS, VECTORS, VECTORS_IN_CACHE, multiply_rows
+from regard.matmul.numba_row_tiles import LEAST_RESTORED, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
 
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
 RESTORED_IN_L2 = 2**17  # of integers for so many vectors that a block of them is read from the L2 cache
@@ -123,9 +122,7 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     is_integer = kind >= INT8
     vectors, size = (integers.ctypes.data, 2 * integers.shape[1]) if is_integer else (x.ctypes.data, 4 * columns)
     width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
-    if kind == FLOAT32 and count < VECTORS:
-        multiply_float32_rows(matrix[NUMBERS], x, first, last, out)
-    elif is_restored(matrix, count):
+    if is_restored(matrix, count):
         multiply_restored_rows(matrix, width, vectors, size, count, first, last, out)
     else:
         groups = matrix[GROUP_SCALES if kind == INT8 else SCALES]
@@ -139,19 +136,3 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
             scale_outputs(out[one, first:last], factors[one], scales[first:last])
         if len(bias):
             add_bias(out[one, first:last], bias[first:last])
-
-
-@njit
-def multiply_float32_rows(matrix, x, first, last, out):
-    """Set out[v, row] = matrix[row] x[v] for float32 rows from an address on: a few vectors wait only for memory.
-
-    A whole row is prefetched at once, two rows ahead, which was faster than line by line, see docs/benchmarks.md.
-    """
-    columns = x.shape[1]
-    size = 4 * columns
-    for row in range(first, last):
-        for place in range(0, size, LINE):
-            prefetch_line(matrix + (row + AHEAD) * size + place)
-        numbers = view_array(matrix + row * size, columns, np.float32)
-        for one in range(len(x)):
-            out[one, row] = dot(numbers, x[one])
