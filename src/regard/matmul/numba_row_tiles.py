@@ -23,7 +23,6 @@ ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a regist
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
 LEAST_RESTORED = count_least_restored_vectors()
 LINE, AHEAD = 64, 4  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
-CHAINED = 16  # sums of floating-point products of a row with one vector: one register, or several short ones
 TILES_AHEAD = 4  # tiles from the one that is multiplied to the one whose scales of int8 are prefetched
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
@@ -120,8 +119,6 @@ def emit_tile(tile, columns, row_bytes, scale_bytes, out):
     sums = make_sums(builder, VECTOR, rows * len(tile.vectors))
     if kind in (INT8, RESTORED_INT16):
         emit_spans(tile, columns, row_bytes, scale_bytes, sums)
-    elif kind in (FLOAT32, BFLOAT16, FLOAT16) and len(sums) == 1:
-        emit_single_row(tile, columns, row_bytes, sums[0])
     else:
         emit_columns(tile, SIZE(0), columns, row_bytes, {0: sums})
     if kind == INT4:
@@ -130,14 +127,6 @@ def emit_tile(tile, columns, row_bytes, scale_bytes, out):
     for v, address in enumerate(out):
         mine = builder.shuffle_vector(found, found, make_shuffle_mask(range(v * rows, (v + 1) * rows)))
         builder.store(mine, builder.inttoptr(address, mine.type.as_pointer()), align=4)
-
-
-def emit_single_row(tile, columns, row_bytes, total):
-    """Add the products of a row with one vector to a sum; short registers take turns, as each sum waits for the last one."""
-    builder, parts = tile.builder, {place: make_sums(tile.builder, VECTOR, 1) for place in range(0, CHAINED, LANES)}
-    emit_columns(tile, SIZE(0), columns, row_bytes, parts)
-    for (part,) in parts.values():
-        builder.store(builder.fadd(builder.load(total), builder.load(part)), total)
 
 
 def make_sums(builder, kind, count):
@@ -151,7 +140,7 @@ def make_sums(builder, kind, count):
 def emit_columns(tile, first, last, row_bytes, sums):
     """Add the products of columns to the sums, given by the place in a step that they read; first is a multiple of a line."""
     builder, kind = tile.builder, tile.kind
-    step, line, count = max(STEP[kind], LANES * len(sums)), 8 * LINE // BITS[kind], builder.sub(last, first)
+    step, line, count = STEP[kind], 8 * LINE // BITS[kind], builder.sub(last, first)
     lines, even = (builder.sub(last, builder.urem(count, SIZE(several))) for several in (line, step))
     with cgutils.for_range_slice(builder, first, lines, SIZE(line)) as (p, _):
         at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(len(tile.rows), AHEAD))))
