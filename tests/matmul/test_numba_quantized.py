@@ -132,10 +132,12 @@ def test_a_row_has_the_same_sum_beside_any_others():
     for dtype in DTYPES:
         parts, _, _ = draw_matrix(dtype, 23, 259, dice)
         x = torch.randn(7, 259, generator=dice).numpy()
-        whole, _ = multiply(parts, x, 0, 23)
-        for row in range(23):
-            alone, _ = multiply(parts, x[2:3], row, row + 1)
-            assert alone[0, row] == whole[2, row]
+        expected = multiply(parts, x, 0, 23)[0][2]
+        for vectors, place in [(x, 2), (x[2:3], 0)]:
+            whole, _ = multiply(parts, vectors, 0, 23)
+            for row in range(23):
+                alone, _ = multiply(parts, vectors, row, row + 1)
+                assert alone[place, row] == whole[place, row] == expected[row]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
