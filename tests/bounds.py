@@ -133,15 +133,15 @@ def estimate_rounding(
 
 
 def perturb_models(model: nn.Module, step: float) -> Iterator[nn.Module]:
-    """DRAWS copies of a model in float64, every parameter multiplied by 1 ± step, signs random; the same ones each time."""
+    """One copy of a model in float64, DRAWS times, every parameter multiplied by 1 ± step, signs random; the same each time."""
     assert next(model.parameters()).dtype == torch.float64, "expected a model in float64: call model.double() first"
     generator = torch.Generator().manual_seed(0)
+    other = copy.deepcopy(model)  # once: of a small model this takes longer than a run
     for _ in range(DRAWS):
-        other = copy.deepcopy(model)
         with torch.no_grad():
-            for parameter in other.parameters():
+            for parameter, exact in zip(other.parameters(), model.parameters(), strict=True):
                 signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                parameter.mul_(1 + step * signs)
+                parameter.copy_(exact * (1 + step * signs))
         yield other
 
 

@@ -41,28 +41,29 @@ class Beside:
 @functools.cache
 def compare_with_eager(family: Family, side: str) -> Beside:
     """A family recorded as it runs by itself, and as it runs eager attention."""
-    model = family.build()
+    model, exact, other = build_models(family)
     plain, _ = run(model, family.feed(model, side))
     inside, rounded = run(model, family.feed(model, side), recorded=True)
-    exact, other = family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
     inputs = family.feed(exact, side)
-    with Widened():
+    with Widened():  # the models only: maps are computed in the dtype of what they hold
         _, recording = run(exact, inputs, recorded=True)
         handed, _ = run(exact, inputs, recorded=True, output_attentions=True)
         told, _ = run(other, inputs, output_attentions=True)
         _, eager = run(other, inputs, recorded=True)
-        weights = list_attentions(told)
-        last = side == family.sides[-1]
-        rounding = measure_rounding(exact, inputs, rounded, recording, weights) if last else (math.nan, math.nan)
+    weights = list_attentions(told)
     maps = {key: m for key, m in list_attentions(handed).items() if isinstance(m, AttentionMap)}
     ours = {key: find_map(recording, key) for key in weights}
+    dense = {key: m.dense() for key, m in ours.items()}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
+    rounding = math.nan, math.nan
+    if side == family.sides[-1]:
+        rounding = measure_rounding(other if real is None else exact, inputs, rounded, dense)
     return Beside(
         model.config._attn_implementation,
         unchanged=are_equal(plain, inside),
-        difference=largest({key: (m, weights[key]) for key, m in ours.items()}, real),
-        eager=largest({key: (find_map(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
-        asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
+        difference=largest({key: (m, weights[key]) for key, m in dense.items()}, real),
+        eager=largest({key: (find_map(eager, key).dense(), weights[key]) for key in weights} if not eager.missed else {}),
+        asked=largest({key: (m.dense(), weights[key]) for key, m in maps.items()}, real),
         handed=len(maps),
         maps=len(weights),
         recorded=len({key[:3] for key in rounded.last.histories}),
@@ -71,19 +72,39 @@ def compare_with_eager(family: Family, side: str) -> Beside:
     )
 
 
-def measure_rounding(
-    exact: nn.Module, inputs: dict[str, Tensor], rounded: Recording, recording: Recording, weights: Handed
-) -> tuple[float, float]:
-    """How far the maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself."""
-    moved = estimate_rounding(exact, lambda m: join_weights(run(m, inputs, recorded=True)[1], weights), widest(exact))
-    most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
-    found = float((join_weights(rounded, weights) - join_weights(recording, weights)).abs().max())
+@functools.lru_cache(maxsize=1)  # the sides of a family follow each other
+def build_models(family: Family) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """A family as it runs by itself, in float32 and in float64, and with eager attention in float64."""
+    return family.build(), family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
+
+
+def measure_rounding(source: nn.Module, inputs: dict[str, Tensor], rounded: Recording, dense: Handed) -> tuple[float, float]:
+    """How far the maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself.
+
+    source: the model in float64. With eager attention it says its weights itself, which are the maps where no row is blind.
+    """
+    expected = join_weights(dense.values())
+
+    def run_and_join(model: nn.Module) -> Tensor:
+        if model is source:  # which has run
+            return expected
+        if source.config._attn_implementation == "eager":
+            with Widened():
+                weights = list_attentions(run(model, inputs, output_attentions=True)[0])
+            return join_weights(weights[key] for key in dense)
+        with Widened():
+            _, recording = run(model, inputs, recorded=True)
+        return join_weights(find_map(recording, key).dense() for key in dense)
+
+    moved = estimate_rounding(source, run_and_join, widest(source))
+    most, keys = max(float(one.max()) for one in dense.values()), max(one.shape[-1] for one in dense.values())
+    found = float((join_weights(find_map(rounded, key).dense() for key in dense) - expected).abs().max())
     return found, moved + sum_bound(torch.float32, keys + EXPONENTIAL, most)
 
 
-def join_weights(recording: Recording, keys: Iterable[tuple[str, str | None, int]]) -> Tensor:
+def join_weights(weights: Iterable[Tensor]) -> Tensor:
     """The weights of all maps, in one row of float64."""
-    return torch.cat([find_map(recording, key).dense().double().flatten() for key in keys])
+    return torch.cat([one.double().flatten() for one in weights])
 
 
 def widest(model: nn.Module) -> int:
@@ -126,19 +147,19 @@ def has_blind_rows(m: AttentionMap) -> bool:
     return not bool(AttentionMap.logsumexp(m).isfinite().all())
 
 
-def largest(pairs: dict[Any, tuple[AttentionMap, Tensor]], real: Tensor | None = None) -> float:
+def largest(pairs: dict[Any, tuple[Tensor, Tensor]], real: Tensor | None = None) -> float:
     """The largest difference; of the rows of real tokens only, where padding sees nothing.
 
     There eager attention, whose masks hold a finite minimum, is uniform, and a kernel gives zero: what follows from
     these rows differs in the model itself, and never reaches a real token.
     """
     found = 0.0
-    for m, weights in pairs.values():
-        if m.shape != weights.shape:
+    for dense, weights in pairs.values():
+        if dense.shape != weights.shape:
             return float("inf")
-        apart = (m.dense() - weights).abs()
-        if real is not None and real.shape[1] == m.shape[2]:
-            apart = apart[real.bool()[:, None, :].expand(m.shape[:3])]
+        apart = (dense - weights).abs()
+        if real is not None and real.shape[1] == dense.shape[2]:
+            apart = apart[real.bool()[:, None, :].expand(dense.shape[:3])]
         found = max(found, float(apart.max()))
     return found
 
