@@ -1,21 +1,32 @@
-"""Runs of several processes: torchrun starts this file, which trains a list of configs one after the other.
+"""Runs of two processes or more, which train a list of configs one after the other.
 
-    torchrun --nproc-per-node=2 tests/train/distributed_runs.py CONFIGS.json
+The processes are forked by a server that has imported everything. Each run has a port of its own: the process that is done
+with a run first would join the first process there while it ends.
 
-CONFIGS.json is a list of [config, {"timeout": seconds, "last": the step to stop after, "fault": what befalls the second process
-in step 3: "error", SIGKILL or SIGSTOP, "float64": whether it computes in float64}]. The first process writes log.jsonl into
-each run's folder, and beside it what the tests ask of a run, states.json: the bytes of its weights, gradients and moments, and
-those it exchanged.
+A run is (config, {"timeout": seconds, "last": the step to stop after, "fault": what befalls the second process in step 3:
+"error", SIGKILL or SIGSTOP, "float64": whether it computes in float64, "states": whether states.json is written}). The first
+process writes log.jsonl into each run's folder, and beside it states.json: the bytes of its weights, gradients and moments, and
+those that one step exchanges.
 """
 
 import json
+import multiprocessing
 import os
 import signal
+import socket
 import sys
+import warnings
 from collections import Counter
+from contextlib import ExitStack
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch
+import torch._dynamo  # with the next three: imported by a first step, here once for all processes
+import torch.distributed.checkpoint.state_dict_saver
+import torch.distributed.fsdp
+from torch.distributed.checkpoint import state_dict  # noqa: F401
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,7 +67,7 @@ def nbytes(tensors) -> int:
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in local if x.numel()}.values())
 
 
-def states(training: Training) -> dict:
+def measure_states(training: Training) -> dict:
     """The bytes of a run's weights, gradients and moments in this process, and what one step exchanges."""
     config = training.config
     batches = [training.reader.read(n) for n in range(config.accumulate)]
@@ -77,7 +88,7 @@ def refuse(done: int, whole: int | None) -> None:
 class Fate:
     """A listener that stops a run, or has something befall the second process."""
 
-    def __init__(self, last: int = 0, fault: str = "", timeout: int = 0) -> None:
+    def __init__(self, last: int = 0, fault: str = "") -> None:
         self.last, self.fault = last, fault
 
     def __call__(self, training: Training, report: Report) -> None:
@@ -89,22 +100,97 @@ class Fate:
             os.kill(os.getpid(), signal.Signals[self.fault])
 
 
-def main() -> None:
+def train_as_rank(runs: list, ports: list[int], variables: dict[str, str], errors: Path, warn: str) -> None:
+    """Train a list of runs in a forked process, which writes to a file what it would write to stderr."""
+    os.environ.update(variables)
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    warnings.simplefilter(warn)
     torch.set_num_threads(1)
-    for table, asked in json.loads(Path(sys.argv[1]).read_text()):
-        with start_engine(TrainConfig.from_table(table), asked.get("timeout", 60)) as engine:
-            if asked.pop("float64", False):
-                torch.set_default_dtype(torch.float64)  # of the model and of what its optimiser keeps
-            training = begin(TrainConfig.from_table(table), engine, refuse if engine.rank else None)
-            torch.set_default_dtype(torch.float32)
-            follow(training, [ReportLog(training.folder / LOG_NAME), Fate(**asked)])
-            found = states(training)
+    try:
+        for port, (config, asked) in zip(ports, runs, strict=True):
+            os.environ["MASTER_PORT"] = str(port)
+            train_together(config, **asked)
+    except RegardError as error:
+        raise SystemExit(str(error)) from None
+
+
+def train_together(config: TrainConfig, timeout: int = 60, float64: bool = False, states: bool = False, **fate) -> None:
+    """Train one run in this process and the other, with the engine of its config."""
+    with start_engine(config, timeout) as engine:
+        if float64:
+            torch.set_default_dtype(torch.float64)  # of the model and of what its optimiser keeps
+        training = begin(config, engine, refuse if engine.rank else None)
+        torch.set_default_dtype(torch.float32)
+        follow(training, [ReportLog(training.folder / LOG_NAME), Fate(**fate)])
+        if states:
+            found = measure_states(training)
             if training.is_first_process:
                 (training.folder / "states.json").write_text(json.dumps(found))
 
 
-if __name__ == "__main__":
+class RankProcess:
+    """One of the processes, and the file of what it writes to stderr."""
+
+    def __init__(self, runs: list, ports: list[int], variables: dict[str, str], errors: Path, warn: str) -> None:
+        self.errors = errors
+        start = multiprocessing.get_context("forkserver").Process
+        self.process = start(target=train_as_rank, args=(runs, ports, variables, errors, warn), daemon=True)
+        self.process.start()
+
+    def wait(self, timeout: int) -> tuple[int, str]:
+        """Return the exit code of the process and what it wrote; fail if it has not ended in time."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"the process has not ended after {timeout} seconds"
+        return self.process.exitcode, self.errors.read_text()
+
+    def kill(self) -> None:
+        """End the process if it has not ended."""
+        self.process.kill()
+        self.process.join()
+
+
+def train_in_processes(folder: Path, runs: list, **settings) -> None:
+    """Train in processes, which must end well, and warn of nothing by default; if one does not, none is left behind."""
+    processes = start_processes(folder, runs, **settings)
     try:
-        main()
-    except RegardError as error:
-        raise SystemExit(str(error)) from None
+        for process in processes:
+            code, err = process.wait(600)
+            assert code == 0, err
+            assert "warn" in settings or err == ""
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def start_processes(folder: Path, runs: list, world: int = 2, warn: str = "error") -> list[RankProcess]:
+    """Start processes that train a list of runs."""
+    start_server()
+    ports = find_free_ports(len(runs))
+    environments = [{**os.environ, **describe_rank(rank, ports[0], world)} for rank in range(world)]
+    return [RankProcess(runs, ports, one, folder / f"errors-{rank}.txt", warn) for rank, one in enumerate(environments)]
+
+
+def start_server() -> None:
+    """Start the server that forks the processes, which imports what they need, if it does not run yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        patch.setenv("PYTHONWARNINGS", "error")
+        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # processes that compile would import torch again
+        forkserver.set_forkserver_preload([__name__])
+        forkserver.ensure_running()
+
+
+def describe_rank(rank: int, port: int, world: int = 2) -> dict[str, str]:
+    """Return the environment variables that torchrun sets, and gloo's."""
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {**{name: str(value) for name, value in said.items()}, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Return so many ports on which nothing listens."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -16,7 +16,8 @@ from regard.train.cost_estimate import NUMBER_SIZES, estimate_cost
 from regard.train.language_task import wrap_blocks
 from regard.train.loss import compute_loss
 from train import small_runs
-from train.test_distributed import config, train_in_two_processes
+from train.distributed_runs import train_in_processes
+from train.test_distributed import config
 
 SHAPE = GPT2Config(layers=3, heads=5, width=35, context=23, vocabulary=29)
 ONE = TrainConfig(model=SHAPE, batch=7)
@@ -102,7 +103,7 @@ def folder(tmp_path_factory):
     named = [(f"{engine} {accumulate}", engine, accumulate) for engine in ("ddp", "fsdp") for accumulate in (1, 3)]
     runs = [config(path, name, engine=engine, accumulate=count, **settings) for name, engine, count in named]
     runs.append(config(path, "fsdp half", engine="fsdp", accumulate=3, precision="bfloat16", **settings))
-    train_in_two_processes(path, [(one, {}) for one in runs])
+    train_in_processes(path, [(one, {"states": True}) for one in runs])
     return path
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,8 +23,8 @@ from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
 from train import small_runs
+from train.distributed_runs import describe_rank, find_free_ports, start_processes, train_in_processes
 
-DISTRIBUTED_RUNS = Path(__file__).with_name("distributed_runs.py")
 # Runs are compared in float64: in float32 Adam makes whole updates of gradients that are rounding alone. A float32 is left,
 # the scale by which the optimiser shortens a gradient; other processes may round it to the other side.
 SCALE = sum_bound(torch.float32, 1)
@@ -58,41 +57,6 @@ def translation(folder, name, **settings):
     return small_runs.translation(folder, name.split()[0], **settings)
 
 
-def environment(rank: int, port: int) -> dict[str, str]:
-    """What torchrun says to a process."""
-    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {**os.environ, **{name: str(value) for name, value in said.items()}, "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def free_port() -> int:
-    """A port where nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def born(folder: Path, runs: list, warnings: str = "error") -> list[subprocess.Popen]:
-    """Two processes that train a list of runs."""
-    (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
-    port = free_port()
-    command, pipe = [sys.executable, "-W", warnings, DISTRIBUTED_RUNS, folder / "runs.json"], subprocess.PIPE
-    return [subprocess.Popen(command, env=environment(rank, port), stderr=pipe, text=True) for rank in (0, 1)]
-
-
-def train_in_two_processes(folder: Path, runs: list, warnings: str = "error") -> None:
-    """Has two processes train, and end well; where one does not, neither is left behind."""
-    processes = born(folder, runs, warnings)
-    try:
-        for process in processes:
-            _, err = process.communicate(timeout=600)
-            assert process.returncode == 0, err
-            assert warnings != "error" or err == ""
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with every run: by two processes with either engine, and alone."""
@@ -101,7 +65,7 @@ def folder(tmp_path_factory):
     runs, wide = [], {"float64": True}
     for name in RUNS:
         learn(config(path, name), name not in FLOAT32)
-        asked = {"float64": name not in FLOAT32}
+        asked = {"float64": name not in FLOAT32, "states": name == "tied"}
         runs += [(config(path, f"{name} {engine}", engine=engine), asked) for engine in ("ddp", "fsdp")]
     small_runs.pairs(path)
     for name in small_runs.TRANSLATORS:
@@ -115,7 +79,7 @@ def folder(tmp_path_factory):
     both = [config(path, "ddp then fsdp", engine=engine) for engine in ("ddp", "fsdp")]
     (path / "story.txt").write_text(small_runs.TEXT)
     runs.append((replace(config(path, "text"), corpus="", text=str(path / "story.txt")), {}))
-    train_in_two_processes(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
+    train_in_processes(path, [*runs, (both[0], {"last": 4, **wide}), (both[1], wide)])
     return path
 
 
@@ -241,18 +205,19 @@ def test_gradients_are_exchanged_once_a_step(folder):
 @pytest.mark.parametrize(("engine", "fault"), [("ddp", "error"), ("ddp", "SIGKILL"), ("fsdp", "SIGKILL"), ("fsdp", "SIGSTOP")])
 def test_what_befalls_one_process_ends_the_other_with_a_sentence(folder, tmp_path, engine, fault):
     one = config(folder, "tied", out=str(tmp_path / "run"), engine=engine, steps=100_000)
-    first, second = born(tmp_path, [(one, {"timeout": 5, "fault": fault})])
+    first, second = start_processes(tmp_path, [(one, {"timeout": 5, "fault": fault})])
     try:
-        _, err = first.communicate(timeout=100)
-    finally:
-        first.kill()  # nothing where it ended, as it should have
+        code, err = first.wait(100)
         if fault == "SIGSTOP":
             second.kill()
-        _, other = second.communicate(timeout=60)
+        _, other = second.wait(60)
+    finally:
+        first.kill()  # nothing if it has ended, as it should have
+        second.kill()
     if fault == "error":  # the second has said it
-        assert (first.returncode, err, other) == (2, "", "the story is damaged.\n")
+        assert (code, err, other) == (2, "", "the story is damaged.\n")
         return
-    assert (first.returncode, other) == (1, "")
+    assert (code, other) == (1, "")
     assert err.startswith("process 0 of 2 lost the others: one of them ended, or did not respond for 5 seconds.")
     assert err.count("\n") == 1
 
@@ -268,7 +233,7 @@ def test_compiled_blocks_learn_the_same(tmp_path, monkeypatch):
     names, settings = ("ddp", "fsdp"), {"compile": True, "activation_checkpointing": True}
     runs = [replace(one, out=str(tmp_path / name), engine=name, **settings) for name in names]
     asked = {"timeout": 300, "float64": True}
-    train_in_two_processes(tmp_path, [(each, asked) for each in runs], warnings="default")  # torch's own: inductor
+    train_in_processes(tmp_path, [(each, asked) for each in runs], warn="default")  # inductor itself warns
     for name in names:
         torch.testing.assert_close(losses(tmp_path, name), losses(tmp_path, "one"), rtol=SAME, atol=0)
 
@@ -331,7 +296,7 @@ def test_without_torchrun_a_process_is_alone(monkeypatch, tmp_path):
     [({"MASTER_PORT": None}, "but not MASTER_PORT: torchrun sets"), ({"RANK": "first"}, "are numbers, .*RANK='first'")],
 )
 def test_an_environment_that_is_not_torchruns_is_refused(monkeypatch, changed, says):
-    for name, value in {**environment(1, 29500), **changed}.items():
+    for name, value in {**describe_rank(1, 29500), **changed}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=says):
         read_ranks()
@@ -339,8 +304,8 @@ def test_an_environment_that_is_not_torchruns_is_refused(monkeypatch, changed, s
 
 @pytest.mark.slow
 def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_path):
-    port = free_port()
-    for name, value in environment(1, port).items():
+    (port,) = find_free_ports(1)
+    for name, value in describe_rank(1, port).items():
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(ConfigError, match=rf"process 1 of 2 could not join the others at 127\.0\.0\.1:{port}: "),

@@ -1,8 +1,5 @@
 """What is promised of a run that goes on: the same bits where nothing has changed that they depend on, else to say what has."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,20 +9,10 @@ from regard.train import begin, follow, run
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog
 from regard.train.resume import describe_computer
 from train import small_runs
-from train.test_distributed import DISTRIBUTED_RUNS, environment, find_largest_difference, free_port, losses, weights
+from train.distributed_runs import train_in_processes
+from train.test_distributed import find_largest_difference, losses, weights
 
 EIGHT = {"steps": 8, "batch": 6, "accumulate": 2, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 4}
-
-
-def train_in_processes(folder: Path, runs: list, world: int) -> None:
-    """Has so many processes train a list of runs, and end well."""
-    (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
-    port = free_port()
-    command = [sys.executable, "-W", "error", DISTRIBUTED_RUNS, folder / "runs.json"]
-    said = [{**environment(rank, port), "WORLD_SIZE": str(world)} for rank in range(world)]
-    for process in [subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in said]:
-        _, err = process.communicate(timeout=300)
-        assert (process.returncode, err) == (0, "")
 
 
 @pytest.mark.slow
@@ -39,7 +26,7 @@ def test_the_same_number_of_processes_goes_on_with_the_same_bits(tmp_path, world
             small_runs.config(tmp_path, **EIGHT, out=str(tmp_path / f"{name} {end}"), engine=name, dropout=0.3) for end in "ab"
         )
         runs += [(whole, {}), (cut, {"last": 3}), (cut, {})]
-    train_in_processes(tmp_path, runs, world)
+    train_in_processes(tmp_path, runs, world=world)
     for name in ("ddp", "fsdp"):
         assert len(losses(tmp_path, f"{name} a")) == 8
         assert torch.equal(losses(tmp_path, f"{name} a"), losses(tmp_path, f"{name} b"))
@@ -52,7 +39,7 @@ def test_another_number_of_processes_is_said_and_draws_other_dice(tmp_path):
     one = small_runs.config(tmp_path, **EIGHT, out=str(tmp_path / "moved"), dropout=0.3)
     alone = small_runs.config(tmp_path, **EIGHT, out=str(tmp_path / "alone"), dropout=0.3)
     follow(begin(alone), [ReportLog(Path(alone.out) / LOG_NAME)])
-    train_in_processes(tmp_path, [(one, {"last": 4})], 2)
+    train_in_processes(tmp_path, [(one, {"last": 4})])
     training = begin(one)
     assert "processes 1 instead of 2" in training.changes
     assert "engine one process instead of ddp" in training.changes
