@@ -21,16 +21,14 @@ from regard import atlas
 from regard.models import GPT2
 
 
-def start_run(folder: Path, model: str, texts: Path, modules: Path | None = None) -> int:
-    """An atlas in a process of its own, which may write the names of all modules that it has imported to a file."""
+def start_run(folder: Path, model: str, texts: Path) -> int:
+    """An atlas in a process of its own."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
         atlas(GPT2.load(model), texts, folder, **SETTINGS)
-        if modules is not None:
-            modules.write_text(" ".join(sys.modules))
         code = 0
     finally:
         sys.stderr.flush()
@@ -53,13 +51,11 @@ def is_killed(child: int, seconds: float) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)  # threads do not outlive a fork
-    assert regard.record
-    folder, model, texts, wanted = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
-    modules = folder.with_name("modules")
-    assert os.waitpid(start_run(folder.with_name("first"), model, texts, modules), 0)[1] == 0
-    for name in modules.read_text().split():  # what a run imports late is imported here: it took longer than the run
-        with suppress(ImportError):
+    assert regard.record  # what a run imports late is imported here
+    for name in ("pandas", "pyarrow.parquet", "sympy"):  # it takes longer than the run
+        with suppress(ImportError):  # pandas may be missing
             importlib.import_module(name)
+    folder, model, texts, wanted = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
     begun = time.monotonic()
     assert os.waitpid(start_run(folder.with_name("timed"), model, texts), 0)[1] == 0
     whole, dice, kills = time.monotonic() - begun, random.Random(0), 0

@@ -83,18 +83,15 @@ def measure_rounding(source: nn.Module, inputs: dict[str, Tensor], rounded: Reco
 
     source: the model in float64. With eager attention it says its weights itself, which are the maps where no row is blind.
     """
-    expected = join_weights(dense.values())
+    expected, is_eager = join_weights(dense.values()), source.config._attn_implementation == "eager"
 
     def run_and_join(model: nn.Module) -> Tensor:
         if model is source:  # which has run
             return expected
-        if source.config._attn_implementation == "eager":
-            with Widened():
-                weights = list_attentions(run(model, inputs, output_attentions=True)[0])
-            return join_weights(weights[key] for key in dense)
         with Widened():
-            _, recording = run(model, inputs, recorded=True)
-        return join_weights(find_map(recording, key).dense() for key in dense)
+            output, recording = run(model, inputs, recorded=not is_eager, output_attentions=is_eager)
+        weights = list_attentions(output)
+        return join_weights(weights[key] if is_eager else find_map(recording, key).dense() for key in dense)
 
     moved = estimate_rounding(source, run_and_join, widest(source))
     most, keys = max(float(one.max()) for one in dense.values()), max(one.shape[-1] for one in dense.values())

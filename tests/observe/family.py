@@ -114,12 +114,11 @@ class Widened(TorchFunctionMode):
     """Computes in float64 what models round to float32 whatever their own dtype: norms, rotations, the softmax of scores."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        def widen(x: Any) -> Any:
+            return torch.float64 if x is torch.float32 else x
+
         func = Tensor.double if func is Tensor.float else func
-        if any(x is torch.float32 for x in args):
-            args = [torch.float64 if x is torch.float32 else x for x in args]
-        if not kwargs:
-            return func(*args)
-        return func(*args, **{name: torch.float64 if x is torch.float32 else x for name, x in kwargs.items()})
+        return func(*map(widen, args), **{name: widen(x) for name, x in (kwargs or {}).items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,13 +20,13 @@ from collections import Counter
 from contextlib import ExitStack
 from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
-import pytest
 import torch
 import torch._dynamo  # with the next three: imported by a first step, here once for all processes
+import torch.distributed.checkpoint.state_dict
 import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp
-from torch.distributed.checkpoint import state_dict  # noqa: F401
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,16 +100,15 @@ class Fate:
             os.kill(os.getpid(), signal.Signals[self.fault])
 
 
-def train_as_rank(runs: list, ports: list[int], variables: dict[str, str], errors: Path, warn: str) -> None:
+def train_as_rank(runs: list, environments: list[dict[str, str]], errors: Path, warn: str) -> None:
     """Train a list of runs in a forked process, which writes to a file what it would write to stderr."""
-    os.environ.update(variables)
     with errors.open("w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
     warnings.simplefilter(warn)
     torch.set_num_threads(1)
     try:
-        for port, (config, asked) in zip(ports, runs, strict=True):
-            os.environ["MASTER_PORT"] = str(port)
+        for environment, (config, asked) in zip(environments, runs, strict=True):
+            os.environ.update(environment)
             train_together(config, **asked)
     except RegardError as error:
         raise SystemExit(str(error)) from None
@@ -132,10 +131,10 @@ def train_together(config: TrainConfig, timeout: int = 60, float64: bool = False
 class RankProcess:
     """One of the processes, and the file of what it writes to stderr."""
 
-    def __init__(self, runs: list, ports: list[int], variables: dict[str, str], errors: Path, warn: str) -> None:
+    def __init__(self, runs: list, environments: list[dict[str, str]], errors: Path, warn: str) -> None:
         self.errors = errors
         start = multiprocessing.get_context("forkserver").Process
-        self.process = start(target=train_as_rank, args=(runs, ports, variables, errors, warn), daemon=True)
+        self.process = start(target=train_as_rank, args=(runs, environments, errors, warn), daemon=True)
         self.process.start()
 
     def wait(self, timeout: int) -> tuple[int, str]:
@@ -150,14 +149,14 @@ class RankProcess:
         self.process.join()
 
 
-def train_in_processes(folder: Path, runs: list, **settings) -> None:
+def train_in_processes(folder: Path, runs: list, world: int = 2, warn: str = "error") -> None:
     """Train in processes, which must end well, and warn of nothing by default; if one does not, none is left behind."""
-    processes = start_processes(folder, runs, **settings)
+    processes = start_processes(folder, runs, world, warn)
     try:
         for process in processes:
             code, err = process.wait(600)
             assert code == 0, err
-            assert "warn" in settings or err == ""
+            assert warn != "error" or err == ""
     finally:
         for process in processes:
             process.kill()
@@ -166,17 +165,21 @@ def train_in_processes(folder: Path, runs: list, **settings) -> None:
 def start_processes(folder: Path, runs: list, world: int = 2, warn: str = "error") -> list[RankProcess]:
     """Start processes that train a list of runs."""
     start_server()
-    ports = find_free_ports(len(runs))
-    environments = [{**os.environ, **describe_rank(rank, ports[0], world)} for rank in range(world)]
-    return [RankProcess(runs, ports, one, folder / f"errors-{rank}.txt", warn) for rank, one in enumerate(environments)]
+    ports, ranks = find_free_ports(len(runs)), []
+    for rank in range(world):
+        environments = [{**os.environ, **describe_rank(rank, port, world)} for port in ports]
+        ranks.append(RankProcess(runs, environments, folder / f"errors-{rank}.txt", warn))
+    return ranks
 
 
 def start_server() -> None:
     """Start the server that forks the processes, which imports what they need, if it does not run yet."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        patch.setenv("PYTHONWARNINGS", "error")
-        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # processes that compile would import torch again
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONWARNINGS": "error",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would import torch again
+    }
+    with patch.dict(os.environ, environment):
         forkserver.set_forkserver_preload([__name__])
         forkserver.ensure_running()
 
