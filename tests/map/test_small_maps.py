@@ -12,6 +12,7 @@ from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, Everything, Given, Window, attend
 from regard.compiled.threads import can_run_loops
 from regard.map import compiled_passes, plane, small_maps
+from regard.map.relative_bias import RelativeBias
 
 B, H, G, Q, K, D = 11, 6, 2, 7, 13, 5
 MASKS = {
@@ -103,6 +104,35 @@ def test_float32_is_within_its_error_of_the_formula():
     k = exact["k"].repeat_interleave(H // G, 1)
     bounds = attention_bounds(torch.float32, exact["q"], k, k, weights, scale=0.7, bias=exact["bias"])
     assert_within(found, weights, bounds.weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_bias_of_diagonals_is_the_whole_bias(dtype):
+    parts = build(7, "everything", set(), dtype)
+    whole = torch.randn(1, H, Q + K - 1, dtype=dtype).unfold(-1, K, 1).flip(-2)
+    compact = RelativeBias(torch.cat([whole[..., 1:, 0].flip(-1), whole[..., 0, :]], -1), Q)
+    assert torch.equal(compact.to_dense(), whole)
+    found, expected = (list_answers(AttentionMap(**parts, bias=bias)) for bias in (compact, whole.contiguous()))
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+
+
+def test_one_sink_of_all_heads_is_that_of_each():
+    parts = build(8, "causal", set(), torch.float32)
+    found, expected = (
+        list_answers(AttentionMap(**parts, sinks=x)) for x in (torch.tensor(0.7).expand(H), torch.full((H,), 0.7))
+    )
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_map_of_half_precision_is_that_of_its_numbers_in_float32(dtype):
+    parts = build(6, "causal", {"sinks"}, dtype)
+    wide = {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in parts.items()}
+    found, expected = list_answers(AttentionMap(**parts)), list_answers(AttentionMap(**wide))
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
 
 
 @pytest.mark.skipif(not can_run_loops(), reason="the compiled pass over many matrices needs numba and torch's OpenMP")

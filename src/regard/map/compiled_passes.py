@@ -22,6 +22,7 @@ from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
+from regard.map.relative_bias import RelativeBias
 from regard.map.weight_sums import SMALLEST_VARIANCE, SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
@@ -82,12 +83,13 @@ def summarize_planes(
     from regard.map.compiled import small_planes
 
     (units, _), (b, h, q, width), (g, k) = pairs.shape, request.q.shape, request.k.shape[1:3]
-    found, received = torch.empty(len(NAMES), units, q), torch.empty(units, k)
-    weights = torch.empty(units, q, k) if has_weights else None
-    bias, sinks = (None if x is None else x.float() for x in (request.bias, request.sinks))
+    found, received = (torch.empty(size, dtype=torch.float32) for size in ((len(NAMES), units, q), (units, k)))
+    weights = torch.empty(units, q, k, dtype=torch.float32) if has_weights else None
+    bias = request.bias.to_dense() if isinstance(request.bias, RelativeBias) else request.bias
+    bias, sinks = (None if x is None else x.float() for x in (bias, request.sinks))
     seen = None if request.mask == EVERYTHING else request.mask.block(torch.arange(q), torch.arange(k), request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
-    strided = {name: make_rows_contiguous(x) for name, x in ({"q": request.q, "k": request.k} | tables).items()}
+    strided = {name: make_rows_contiguous(x) for name, x in ({"q": request.q.float(), "k": request.k.float()} | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
     run_callback(
@@ -96,9 +98,9 @@ def summarize_planes(
         **sizes,
         strides=(ctypes.c_int64 * 12)(*strides),
         pairs=pairs.contiguous(),
-        positions=torch.as_tensor(request.offset).expand(b)[pairs[:, 0]],
+        positions=torch.as_tensor(request.offset, dtype=torch.int64).expand(b)[pairs[:, 0]],
         **strided,
-        sinks=sinks,
+        sinks=None if sinks is None else sinks.contiguous(),
         weights=weights,
         found=found,
         received=received,

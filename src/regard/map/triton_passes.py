@@ -214,7 +214,7 @@ def summarize_rows(inputs: KernelInputs, first: int, last: int) -> Tensor:
     from regard.map.compiled import triton_kernels
 
     request, units, count = inputs.request, len(inputs.pairs), last - first
-    found = torch.empty(len(NAMES), units, count, device=request.q.device)
+    found = torch.empty(len(NAMES), units, count, dtype=torch.float32, device=request.q.device)
     sinks = request.q if request.sinks is None else request.sinks.float()[inputs.pairs[:, 1]].contiguous()
     blocks = -(-count // inputs.tile.rows)
     if count:
@@ -237,7 +237,7 @@ def sum_columns(inputs: KernelInputs, found: Tensor, rows: Tensor, columns: Tens
         units, step = len(some.pairs), max(1, SUM_NUMBERS // (k * group))
         received = torch.zeros(units, k, dtype=torch.float64, device=device)
         total = torch.zeros(len(rows) - 1, units, len(columns) - 1, dtype=torch.float64, device=device)
-        largest = torch.zeros(total.shape, device=device)
+        largest = torch.zeros(total.shape, dtype=torch.float32, device=device)
         for i in range(0, len(starts), step):
             bounds = starts[i : i + step], stops[i : i + step]
             sums, most = sum_columns_of_blocks(some, found[:, begin : begin + group], int(rows[0]), *bounds)
@@ -256,7 +256,7 @@ def sum_columns_of_blocks(
     from regard.map.compiled import triton_kernels
 
     device, blocks, units, k = found.device, len(starts), len(inputs.pairs), inputs.request.k.shape[2]
-    sums, largest = torch.zeros(2, blocks, units, k, device=device)
+    sums, largest = torch.zeros(2, blocks, units, k, dtype=torch.float32, device=device)
     shift, total = found[:2].contiguous()
     rows = max(NARROWEST, 1 << (int((stops - starts).max()) - 1).bit_length())
     triton_kernels.sum_columns[(blocks * units,)](
@@ -272,7 +272,7 @@ def pool_columns(sums: Tensor, largest: Tensor, edges: Tensor) -> tuple[Tensor, 
 
     (*axes, k), bins = sums.shape, len(edges) - 1
     total = torch.empty(*axes, bins, dtype=torch.float64, device=sums.device)
-    most = torch.empty(*axes, bins, device=sums.device)
+    most = torch.empty(*axes, bins, dtype=torch.float32, device=sums.device)
     widest = int(edges.diff().max())
     width = min(MOST_OF_BIN, 1 << max(widest - 1, 0).bit_length())
     together = max(1, NUMBERS_OF_BINS // width)

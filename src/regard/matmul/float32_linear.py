@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not can_use_fast_product(x, weight, bias):
         return F.linear(x, weight, bias)
     if x.numel() <= MOST * weight.shape[1] and load_compiled_products() is not None:
-        output = torch.empty(*x.shape[:-1], len(weight))
+        output = torch.empty(*x.shape[:-1], len(weight), dtype=torch.float32)
         launch_product([weight, None, bias, None], x, output)
         return output
     if x.numel() > kernel_choice.find_onednn_limit() * weight.shape[1]:

@@ -125,7 +125,9 @@ def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
         k = seen.shape[-1]
         own = take_distinct(m.positions[rows])[:, None, queries].unsqueeze(-1)
         near = (own - window).clamp(min=0) + torch.arange(min(2 * window + 1, k), device=seen.device)
-        shown = seen.expand(len(near), -1, -1, -1).gather(-1, near.clamp(max=k - 1).expand(-1, seen.shape[1], -1, -1))
+        count = max(len(seen), len(near))  # one of each where all batch rows have the same
+        inside = near.clamp(max=k - 1).expand(count, seen.shape[1], -1, -1)
+        shown = seen.expand(count, -1, -1, -1).gather(-1, inside)
         return (shown & (near <= own + window) & (near < k)).sum(-1) / seen.sum(-1)
 
     return m.score_sample(compute_local_share)
