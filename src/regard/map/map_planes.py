@@ -56,7 +56,7 @@ class MapPlanes:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the matrices are many small ones, which go through one pass together."""
+        """Whether the matrices are small ones, which go through one pass together."""
         return small_maps.is_worth_batch(self.request, len(self))
 
     @property

@@ -1,4 +1,4 @@
-"""Batches of small matrices, such as the windows of a picture: many planes go through one pass, instead of one after the other.
+"""Batches of small matrices, such as the heads of a short text: all planes go through one pass, instead of one after the other.
 
 So do the same few rows of several planes.
 
@@ -19,7 +19,6 @@ from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request, disable_autocast
 from regard.mechanism.scores import score_dtype
 
-MANY = 32  # planes from which a batch is worth it
 LONGEST = 256  # queries and keys, of which a picture of an overview shows each by itself
 MOST_SCORES = 2**18  # of the rows of a plane, up to which its own product is not worth it
 
@@ -35,9 +34,9 @@ class PlaneBatch:
 
 
 def is_worth_batch(request: Request, count: int) -> bool:
-    """Return whether `count` planes of a request are many small ones."""
+    """Return whether the matrices of a request are small, and `count` of them at least one."""
     q, k = request.q.shape[2], request.k.shape[2]
-    return count >= MANY and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
+    return count > 0 and 0 < q <= LONGEST and 0 < k <= LONGEST and request.weight is None and request.q.shape[3] > 0
 
 
 def is_gpu_batch(request: Request, count: int) -> bool:
