@@ -106,14 +106,13 @@ def mask_scores(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
 def get_visibility(variant: Variant, given: ProjectedInputs) -> Tensor:
     """Return who sees whom in this variant, (b or 1, h or 1, q, k)."""
     seen = given.seen
-    own = torch.ones(seen.shape[-2:], dtype=torch.bool).tril(given.offset).triu(given.offset)
     match variant.mask:
         case "measured" if given.measured is not None:
             return given.measured
         case "inverted":
             return ~seen
         case "strict":
-            return seen & ~own
+            return seen & ~torch.ones(seen.shape[-2:], dtype=torch.bool).tril(given.offset).triu(given.offset)
         case "beyond":
             return seen | torch.nn.functional.pad(seen, (1, 0))[..., :-1]
         case "transposed":
