@@ -15,9 +15,12 @@ from regard.compiled import matrix_formats  # noqa: E402
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, LARGEST, count_shorts, describe_matrix, pad_columns  # noqa: E402
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
 from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
-from regard.matmul.numba_quantized import is_restored, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
+INLINED = "is_restored", "multiply_matrix", "quantize_for", "quantize_vector", "round_vector", "sum_groups"
+is_restored, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
+    numba.njit(getattr(numba_quantized, name).py_func) for name in INLINED
+)
 
 
 def draw_matrix(dtype, rows, columns, dice):

@@ -9,9 +9,11 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
+
+from regard.compiled.inlined import njit_inlined
 
 REASSOCIATED = {"reassoc", "nsz", "arcp", "contract"}  # sums may be reordered; infinities and NaN are kept
 LOG2E, LOWEST = np.float32(math.log2(math.e)), np.float32(-87.0)  # exp(-87) is near the smallest normal float32
@@ -42,7 +44,7 @@ def reinterpret_as_int32(context, x):
     return types.int32(types.float32), generate
 
 
-@njit(inline="always", fastmath=REASSOCIATED)
+@njit_inlined(inline="always", fastmath=REASSOCIATED)
 def exponential(x):
     """Compute exp(x) for x from -87 to 0."""
     y = x * LOG2E
@@ -52,7 +54,7 @@ def exponential(x):
     return power * reinterpret_as_float32(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # numpy's error model divides without a check for 0
+@njit_inlined(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # numpy's error model divides without a check for 0
 def hyperbolic_tangent(x):
     """Compute tanh(x)."""
     z = x * x
@@ -63,7 +65,7 @@ def hyperbolic_tangent(x):
     return near if size < NEAR else far if x > ZERO else -far
 
 
-@njit(fastmath=REASSOCIATED)
+@njit_inlined(fastmath=REASSOCIATED)
 def dot(a, b):
     """Compute the dot product of a and b."""
     total = ZERO
@@ -72,28 +74,28 @@ def dot(a, b):
     return total
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def cap_scores(s, softcap):
     """Replace s by softcap tanh(s / softcap)."""
     for j in range(len(s)):
         s[j] = softcap * hyperbolic_tangent(s[j] / softcap)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def hide_scores(s, visible):
     """Set the scores s that are not visible to -inf."""
     for j in range(len(s)):
         s[j] = s[j] if visible[j] else LEAST
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def add_bias(s, bias):
     """Add bias to s in place."""
     for j in range(len(s)):
         s[j] += bias[j]
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def exponentiate_with_sums(s, shift):
     """Replace scores s by e = exp(s - shift); return the sums of e, of e (s - shift), and of e times its index in s."""
     a, b, c = ZERO, ZERO, ZERO
@@ -108,7 +110,7 @@ def exponentiate_with_sums(s, shift):
     return a, b, c
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def fold_row(s, factor, summed, largest):
     """Add s · factor to `summed`, and raise `largest` to at least s · factor."""
     for j in range(len(s)):
@@ -117,7 +119,7 @@ def fold_row(s, factor, summed, largest):
         largest[j] = max(largest[j], w)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def fold_four_rows(s, t, u, v, factors, summed, largest):
     """Fold four rows at once, as `fold_row` does one, reading and writing `summed` and `largest` a quarter as often."""
     f, g, h, i = factors
@@ -127,7 +129,7 @@ def fold_four_rows(s, t, u, v, factors, summed, largest):
         largest[j] = max(max(largest[j], max(w, x)), max(y, z))
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def add_four_rows(s, t, u, v, factors, summed):
     """Add four rows, each times its factor, to `summed`, which is read and written once."""
     f, g, h, i = factors
@@ -135,7 +137,7 @@ def add_four_rows(s, t, u, v, factors, summed):
         summed[j] += (s[j] * f + t[j] * g) + (u[j] * h + v[j] * i)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def fold_signed_row(s, summed, largest, lowest):
     """Add s to `summed`, raise `largest` to at least s and `lowest` to at least -s."""
     for j in range(len(s)):
@@ -144,7 +146,7 @@ def fold_signed_row(s, summed, largest, lowest):
         lowest[j] = max(lowest[j], -s[j])
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def sum_weighted(s, e, factor):
     """Multiply s by the weights e · factor in place; return the sum."""
     total = ZERO
@@ -154,7 +156,7 @@ def sum_weighted(s, e, factor):
     return total
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def sum_visible(s, scores):
     """Set s to 0 where the score is -inf; return the sum."""
     total = ZERO
@@ -164,7 +166,7 @@ def sum_visible(s, scores):
     return total
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def sum_cut(s, e, factor, mean):
     """Replace s by -w / (1 - w) (s - mean), w = e · factor, or by -s where w is 1 up to rounding; return the sum."""
     total = ZERO
@@ -176,21 +178,21 @@ def sum_cut(s, e, factor, mean):
     return total
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def scale_row(x, factor, out):
     """Set `out` to x times a factor."""
     for j in range(len(out)):
         out[j] = x[j] * factor
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def add_scaled_row(s, factor, summed):
     """Add s · factor to `summed`."""
     for j in range(len(s)):
         summed[j] += s[j] * factor
 
 
-@njit(nogil=True)
+@njit_inlined()
 def merge_visible(seen, other):
     """Set seen to seen or other."""
     for j in range(len(seen)):

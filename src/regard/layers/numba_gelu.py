@@ -5,9 +5,9 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from regard.compiled.bfloat16 import convert_to_float32, store_number
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.threads import Arguments, integer_fields
@@ -30,7 +30,7 @@ FIELDS = np.dtype(GeluArguments)
 # each goes over whole arrays: numba vectorizes loops that start at 0, and not those that start elsewhere
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")  # which divides without checking for 0
 def store_gelu(x, grad, out):
     """Store x sigmoid(2 √(2/π) (x + 0.044715 x³)) in out; grad is not read."""
     for j in range(len(x)):
@@ -41,7 +41,7 @@ def store_gelu(x, grad, out):
         store_number(out, j, a * s)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")  # which divides without checking for 0
 def store_gelu_gradient(x, grad, out):
     """Store grad times the derivative of GELU at x in out."""
     for j in range(len(x)):

@@ -3,12 +3,13 @@
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import convert_to_float32, emit_bfloat16_bits, store_number
 from regard.compiled.exponentials import SHORTS, emit_bfloat16_rounding
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.kernel_choice import has_lookup_of_16_bits
@@ -59,7 +60,7 @@ def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
     return signature, generate
 
 
-@njit(nogil=True)
+@njit_inlined()
 def compute_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
     """Store the lower halves of the bytes of a block times a scale plus an offset, then the upper halves times theirs.
 
@@ -115,7 +116,7 @@ def make_lookup_intrinsic(round_numbers):
 restore_int4 = look_up_int4 if LOOKS_UP else compute_int4
 
 
-@njit(nogil=True)
+@njit_inlined()
 def dequantize_int4_row(pairs, scales, columns, out):
     """Store a row of int4, at an address, at another; its scales are followed by the offsets. columns: a multiple of BLOCK."""
     groups = columns // GROUP
@@ -126,7 +127,7 @@ def dequantize_int4_row(pairs, scales, columns, out):
         restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_largest(scales, offsets):
     """Return a bound of the numbers of a row: its largest 8 |scale| + |offset|, inf or NaN if one is not finite."""
     bits = np.int32(0)
@@ -136,7 +137,7 @@ def find_largest(scales, offsets):
     return reinterpret_as_float32(np.int32(bits))
 
 
-@njit(nogil=True)
+@njit_inlined()
 def round_int4_row(pairs, scales, columns, out):
     """Store a row of int4, at an address, as integers of 16 bits at another; return their scale, NaN if it is not finite."""
     groups = columns // GROUP
@@ -151,7 +152,7 @@ def round_int4_row(pairs, scales, columns, out):
     return top / np.float32(LARGEST_RESTORED) if factor > 0 else np.float32(0) * top
 
 
-@njit(nogil=True)
+@njit_inlined()
 def round_int4_row_to_bfloat16(pairs, scales, columns, out):
     """Store a row of int4, at an address, as bfloat16 at another; return its scale, which is 1."""
     dequantize_int4_row(pairs, scales, columns, out)

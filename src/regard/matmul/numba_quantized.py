@@ -7,9 +7,9 @@ bits with one scale for a row.
 """
 
 import numpy as np
-from numba import njit
 
 from regard.compiled.bfloat16 import store_number
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import view_array
 from regard.compiled.matrix_formats import (
     BIAS,
@@ -34,7 +34,7 @@ RESTORED_IN_L2 = 2**17  # of integers for so many vectors that a block of them i
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def quantize_vector(x, out):
     """Quantize a vector to 16-bit integers; return their scale, NaN if a number is not finite. The padding of out becomes 0."""
     numbers, bits = x.view(np.int32), np.int32(0)
@@ -48,7 +48,7 @@ def quantize_vector(x, out):
     return top / np.float32(LARGEST) if factor > ZERO else ZERO * top
 
 
-@njit
+@njit_inlined()
 def sum_groups(out):
     """Store the sums of the integers of each GROUP of a quantized vector after them, as float32."""
     padded = len(out) // SHORTS * BLOCK
@@ -60,13 +60,13 @@ def sum_groups(out):
         sums[group] = total
 
 
-@njit
+@njit_inlined()
 def is_restored(matrix, count):
     """Return whether the rows of a matrix are restored for so many vectors."""
     return LEAST_RESTORED > 0 and matrix[FORMAT] == INT4 and count >= LEAST_RESTORED
 
 
-@njit
+@njit_inlined()
 def round_vector(x, out):
     """Round a vector to bfloat16; return 1, its scale. The padding of out becomes 0."""
     numbers = out.view(np.uint16)
@@ -76,14 +76,14 @@ def round_vector(x, out):
     return ONE
 
 
-@njit(fastmath=REASSOCIATED)
+@njit_inlined(fastmath=REASSOCIATED)
 def scale_outputs(out, factor, scales):
     """Multiply the outputs of a vector by its scale and those of the rows, if there are any."""
     for j in range(len(out)):
         out[j] *= factor * scales[j] if len(scales) else factor
 
 
-@njit
+@njit_inlined()
 def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out):
     """Set out[v, row] to the products of rows of int4, restored, with the vectors that they are restored for."""
     numbers = RESTORED_IN_L1 if MULTIPLIES_PAIRS or count <= VECTORS_IN_CACHE else RESTORED_IN_L2
@@ -99,7 +99,7 @@ def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out
             scale_outputs(out[one, row : row + some], ONE, factors[:some])
 
 
-@njit
+@njit_inlined()
 def quantize_for(matrix, x, count, out):
     """Round one of several vectors for a matrix of integers, to integers or to bfloat16; return its scale."""
     restores = is_restored(matrix, count)
@@ -111,7 +111,7 @@ def quantize_for(matrix, x, count, out):
     return scale
 
 
-@njit
+@njit_inlined()
 def multiply_matrix(matrix, x, integers, factors, first, last, out):
     """Set out[v, row] = matrix[row] x[v] + bias[row] for the rows from first to last.
 

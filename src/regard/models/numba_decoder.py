@@ -11,8 +11,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8, NUMBERS, SHORTS
@@ -78,7 +78,7 @@ class DecoderBuffers(NamedTuple):
     positions: Any  # (count,)
 
 
-@njit
+@njit_inlined()
 def arrange_buffers(a):
     """Return the buffers of a thread that starts."""
     count, width, inner = a.count, a.width, a.inner
@@ -101,13 +101,13 @@ def arrange_buffers(a):
     )
 
 
-@njit
+@njit_inlined()
 def locate_counter(a, layer, stage):
     """Return the address of the counter of a stage of a layer; the logits are stage 0 after the last layer."""
     return a.counters + 8 * (1 + STAGES * layer + stage)
 
 
-@njit
+@njit_inlined()
 def view_cache(a, layer):
     """Return the keys and values of a layer, (b, h, capacity, d)."""
     cache = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
@@ -115,7 +115,7 @@ def view_cache(a, layer):
     return view_array(cache[0], shape, np.float32), view_array(cache[1], shape, np.float32)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def apply_layer_norm(x, parts, epsilon, out):
     """Compute the layer norm of a vector, with the weight and the bias at two addresses."""
     weight, bias = view_array(parts[0], len(x), np.float32), view_array(parts[1], len(x), np.float32)
@@ -131,7 +131,7 @@ def apply_layer_norm(x, parts, epsilon, out):
         out[c] = (x[c] - mean) * factor * weight[c] + bias[c]
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def apply_rms_norm(x, parts, epsilon, out):
     """Compute the RMS norm of a vector, with the weight at an address."""
     weight, squares = view_array(parts[0], len(x), np.float32), ZERO
@@ -142,7 +142,7 @@ def apply_rms_norm(x, parts, epsilon, out):
         out[c] = x[c] * factor * weight[c]
 
 
-@njit
+@njit_inlined()
 def apply_norm(a, x, parts, out):
     """Compute the norm of a vector."""
     if a.has_rms_norms:
@@ -151,14 +151,14 @@ def apply_norm(a, x, parts, out):
         apply_layer_norm(x, parts, a.epsilon, out)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def multiply_by_silu(x, gates):
     """Multiply x by SiLU of the gates in place: y / (1 + exp(-y)) = y (1 + tanh(y / 2)) / 2."""
     for c in range(len(x)):
         x[c] *= HALF * gates[c] * (ONE + hyperbolic_tangent(HALF * gates[c]))
 
 
-@njit(fastmath=REASSOCIATED)
+@njit_inlined(fastmath=REASSOCIATED)
 def rotate_heads(x, angles):
     """Rotate the heads of a vector in place: number c of a head with number c + d / 2, by the cosines and sines (2, d)."""
     cosines, sines, d = angles[0], angles[1], angles.shape[1]
@@ -171,14 +171,14 @@ def rotate_heads(x, angles):
             one[c + half] = second * cosines[c + half] + first * sines[c + half]
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def apply_gelu(x):
     """Apply GELU, by tanh, in place."""
     for c in range(len(x)):
         x[c] = HALF * x[c] * (ONE + hyperbolic_tangent(B * (x[c] + A * x[c] * x[c] * x[c])))
 
 
-@njit
+@njit_inlined()
 def write_cache(x, first, last, positions, new, cache):
     """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
     d = cache.shape[3]
@@ -187,7 +187,7 @@ def write_cache(x, first, last, positions, new, cache):
             cache[one // new, c // d, positions[one], c % d] = x[one, c]
 
 
-@njit
+@njit_inlined()
 def attend_query(q, keys, values, scale, scores, out):
     """Compute the context of one query; keys and values are (n, d), scores is a buffer of n numbers."""
     top = LEAST
@@ -200,7 +200,7 @@ def attend_query(q, keys, values, scale, scores, out):
         add_scaled_row(values[j], scores[j] / total, out)
 
 
-@njit
+@njit_inlined()
 def attend_heads(a, layer, buffers):
     """Compute the context of the heads that this thread takes, a head of one vector at a time."""
     (keys, values), d, group = view_cache(a, layer), a.head_width, a.heads // a.key_heads
@@ -214,7 +214,7 @@ def attend_heads(a, layer, buffers):
         attend_query(q, keys[row, key_head, :n], values[row, key_head, :n], a.scale, scores, out)
 
 
-@njit
+@njit_inlined()
 def quantize_vectors(x, matrix, buffers, place):
     """Quantize vectors for a matrix of integers: return them, (count, shorts), and set their scales."""
     shorts = (x.shape[1] + BLOCK - 1) // BLOCK * SHORTS
@@ -225,7 +225,7 @@ def quantize_vectors(x, matrix, buffers, place):
     return integers
 
 
-@njit
+@njit_inlined()
 def take_rows(a, counter, rows, unit):
     """Take the next rows of a matrix, a multiple of `unit`: return the first, and one past the last."""
     run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
@@ -234,14 +234,14 @@ def take_rows(a, counter, rows, unit):
     return first, min(first + run, rows)
 
 
-@njit
+@njit_inlined()
 def normalize_vectors(a, norm, buffers):
     """Set `normed` to the norm of x."""
     for one in range(a.count):
         apply_norm(a, buffers.x[one], norm, buffers.normed[one])
 
 
-@njit
+@njit_inlined()
 def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
     """Project `normed` to queries, keys or values, rotate them, and write those that a cache is given for."""
     integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else 1
@@ -258,7 +258,7 @@ def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
         first, last = take_rows(a, counter, rows, unit)
 
 
-@njit
+@njit_inlined()
 def project_and_cache(a, layer, parts, buffers):
     """Compute queries, keys and values, and write keys and values to the cache."""
     keys, values = view_cache(a, layer)
@@ -268,7 +268,7 @@ def project_and_cache(a, layer, parts, buffers):
     project_vectors(a, locate_counter(a, layer, 2), parts[QUERY + 2 * FIELDS :], buffers, buffers.values, False, values)
 
 
-@njit
+@njit_inlined()
 def add_projection(a, counter, vectors, parts, buffers):
     """Add a projection of vectors to x."""
     integers = quantize_vectors(vectors, parts, buffers, 0)
@@ -280,7 +280,7 @@ def add_projection(a, counter, vectors, parts, buffers):
         first, last = take_rows(a, counter, a.width, 1)
 
 
-@njit
+@njit_inlined()
 def expand_vectors(a, counter, up, gate, buffers):
     """Set `hidden` to GELU of the up projection of `normed`, or to the up projection times SiLU of the gate's."""
     is_gated = gate[NUMBERS] != 0
@@ -298,7 +298,7 @@ def expand_vectors(a, counter, up, gate, buffers):
         first, last = take_rows(a, counter, a.inner, 1)
 
 
-@njit
+@njit_inlined()
 def compute_logits(a, parts, buffers):
     """Compute the logits of the wanted vectors."""
     outputs, normed = view_array(a.outputs, a.output_count, np.int64), buffers.normed[: a.output_count]

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
 from regard.compiled.vectors import LEAST, add_scaled_row, exponentiate_with_sums
@@ -41,7 +41,7 @@ def replay_evictions(inputs, kept, counts, recent, scores, how):
     return ends if how == "sum" else ends[:, :1].repeat(1, g, 1)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def weigh_slots(q, panels, i, n, some, e, weights):
     """Compute the weights of query i of all heads (h, t, d), scaled, on the first n slots, in the mean over the heads."""
     weights[:n] = 0
@@ -61,7 +61,7 @@ def weigh_slots(q, panels, i, n, some, e, weights):
             add_scaled_row(e[r, :n], np.float32(1 / (total * len(q))), weights[:n])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def store_key(k, i, panels, slot):
     """Store key i of some key heads (g, t, d) in a slot of the panels (g, panels, d, COLUMNS)."""
     for group in range(len(k)):

@@ -2,8 +2,8 @@
 """The keys with the largest scores of each query, compiled by numba: unsorted, so that any number of them takes two passes."""
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, multiply_tile
 from regard.compiled.vectors import REASSOCIATED
@@ -12,7 +12,7 @@ BINS = 512
 LARGEST_RANGE = np.float32(1e38)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def number_bins(s, numbers):
     """Write the bin of each of the numbers s, from the smallest to the largest; return False if their range has no bins."""
     low, high = s[0], s[0]
@@ -26,7 +26,7 @@ def number_bins(s, numbers):
     return True
 
 
-@njit(nogil=True)
+@njit_inlined()
 def pick_largest(s, first, found, numbers, rest):
     """Write the indices, from `first` on, of the len(found) largest numbers of s; where s has fewer, the last one repeats.
 

@@ -2,15 +2,15 @@
 """The softmax of each query over keys that are chosen for it, compiled by numba: pages of keys, or columns and diagonals."""
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
 from regard.compiled.vectors import LEAST, ZERO, add_scaled_row, cap_scores, dot, exponentiate_with_sums
 from regard.policy_audit.numba_kept_rows import BLOCK, sum_distances
 
 
-@njit(nogil=True)
+@njit_inlined()
 def attend_to_keys(q, k, v, keys, count, row, softcap, s, shift, total, distance, context):
     """Compute the softmax of the query at position `row` over the first `count` of some keys; s is a buffer of scores."""
     full = -(-count // COLUMNS) * COLUMNS

@@ -8,8 +8,8 @@ another, so that a block packs only the keys that are new.
 import math
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
 from regard.compiled.vectors import LEAST, REASSOCIATED, ZERO, cap_scores, exponentiate_with_sums
@@ -18,7 +18,7 @@ from regard.policy_audit.row_measures import LEAST_DROPPED
 BLOCK = 2 * ROWS  # queries
 
 
-@njit(nogil=True)
+@njit_inlined()
 def fill_slots(k, v, ends, row, first, last, slots, panels, values, used):
     """Store the keys first to last that are seen from position `row` on, in slots that no key holds any more.
 
@@ -40,7 +40,7 @@ def fill_slots(k, v, ends, row, first, last, slots, panels, values, used):
     return used
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def hide_slots(s, keys, ends, row):
     """Set the scores of a query at position `row` to -inf in slots whose key it does not see; return how many it sees."""
     count = np.int32(0)
@@ -51,7 +51,7 @@ def hide_slots(s, keys, ends, row):
     return count
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def sum_distances(e, keys, row):
     """Sum numbers e times the distance of their keys from a query at position `row`."""
     total = ZERO

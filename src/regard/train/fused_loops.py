@@ -8,9 +8,9 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from regard.compiled.bfloat16 import convert_to_float32, store_number
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.threads import Arguments, integer_fields
@@ -31,7 +31,7 @@ FIELDS = np.dtype(LoopArguments)
 # each goes over whole arrays: numba vectorizes loops that start at 0, and not those that start elsewhere
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def find_largest(x):
     """Return the largest of some numbers."""
     top = LEAST
@@ -40,7 +40,7 @@ def find_largest(x):
     return top
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def sum_exponentials(x, shift):
     """Compute Σ exp(x - shift)."""
     found = ZERO
@@ -50,7 +50,7 @@ def sum_exponentials(x, shift):
     return found
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def store_softmax_gradient(x, lse, factor, out):
     """Store factor exp(x - lse) in out."""
     for j in range(len(x)):
@@ -59,7 +59,7 @@ def store_softmax_gradient(x, lse, factor, out):
         store_number(out, j, weight * factor)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def fill_with_zeros(out):
     """Fill out with 0."""
     for j in range(len(out)):

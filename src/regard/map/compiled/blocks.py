@@ -9,9 +9,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
 from regard.compiled.vectors import LEAST, ZERO, add_bias, cap_scores, exponentiate_with_sums, hide_scores, merge_visible
@@ -73,7 +73,7 @@ def fill_panels(x, scale, panels):
             panel[p, place] = x[p, j] * scale
 
 
-@njit(nogil=True)
+@njit_inlined()
 def allocate_buffers(plan):
     """Allocate the buffers for a block of a plan."""
     chunks, rows = plan.chunks, plan.rows
@@ -85,7 +85,7 @@ def allocate_buffers(plan):
     )
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_visible_columns(plan, line, first, rows, width):
     """Return the first column of a part of the table that any of some rows sees, and one past the last; (width, 0) for none."""
     at = plan.partial[line, 2] + first * width
@@ -100,7 +100,7 @@ def find_visible_columns(plan, line, first, rows, width):
     return (low, high) if low < width else (width, 0)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def split_keys(plan, run, row, stop, keys):
     """Split the keys that some rows of a run see into chunks; return the number of chunks."""
     count = 0
@@ -123,7 +123,7 @@ def split_keys(plan, run, row, stop, keys):
     return count
 
 
-@njit(nogil=True)
+@njit_inlined()
 def score_chunk(plan, scores, run, row, stop, c, buffers):
     """Compute the scores of one chunk, as the softmax takes them: capped, with bias and mask."""
     first, length, full = buffers.keys[c]
@@ -153,7 +153,7 @@ def score_chunk(plan, scores, run, row, stop, c, buffers):
                 hide_scores(s[low - first : high - first], plan.table[line + low : line + high])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def multiply_chunk(products, row, stop, keys, out):
     """Compute the products of some rows with the keys of a chunk, (rows, STRIDE)."""
     first, _, full = keys
@@ -164,7 +164,7 @@ def multiply_chunk(products, row, stop, keys, out):
             multiply_tile(products.left, at, products.stride, 1, products.panels, panel, depth, out, r * STRIDE + j, STRIDE)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def compute_softmax(plan, scores, run, row, stop, buffers, found):
     """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `compiled_passes.NAMES`.
 
@@ -187,7 +187,7 @@ def compute_softmax(plan, scores, run, row, stop, buffers, found):
     return count
 
 
-@njit(nogil=True)
+@njit_inlined()
 def rescale_row(row, r, count, top, scores, buffers, found):
     """Rescale the chunks of a row to one shift, and write the statistics of the row to `found`."""
     sink = scores.sink
@@ -206,7 +206,7 @@ def rescale_row(row, r, count, top, scores, buffers, found):
         buffers.factors[c, r] *= inverse
 
 
-@njit(nogil=True)
+@njit_inlined()
 def write_statistics(found, top, shift, sink, position, alone, weighted, place):
     """Write the first six statistics of a row to `found` (NAMES,); return 1 / its denominator, 0 if it sees nothing.
 
@@ -223,7 +223,7 @@ def write_statistics(found, top, shift, sink, position, alone, weighted, place):
     return inverse
 
 
-@njit(nogil=True)
+@njit_inlined()
 def get_weight(key, r, count, buffers):
     """Return the weight of a row on a key, 0 if no chunk of the row holds the key."""
     for c in range(count):

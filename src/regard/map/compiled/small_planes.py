@@ -7,8 +7,8 @@ A matrix is scored and put through the softmax in the L1 cache, and only what is
 import ctypes
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import FAR, atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
@@ -114,12 +114,12 @@ def summarize_planes(place):
                 found[name, unit, i] = scores[i, key] if 0 <= key < k else ZERO
             if len(weights):
                 scale_row(scores[i, :k], ONE, weights[unit, i])
-        received[unit] = summed[:k]
+        scale_row(summed[:k], ONE, received[unit])
         if a.near:
             sum_weights(a, unit, scores[:q], positions[unit], received[unit], (band, skewed, distances, counts))
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_weights(a, unit, rows, position, received, room):
     """Compute what `weight_sums.WeightSums` holds of one matrix, whose weights are rows (q, n) with 0 after the last key.
 
@@ -136,7 +136,8 @@ def sum_weights(a, unit, rows, position, received, room):
     marked = band[: rows.shape[1]]
     share = weight_sums.find_heavy(received, real, first, count, marked, is_stripe)
     view_array(a.heavy, a.units, np.float64)[unit] = share
-    marked[:k] = is_stripe
+    for j in range(k):
+        marked[j] = is_stripe[j]
     marked[k:] = 0
     weight_sums.sum_marked(rows, marked, view_array(a.stripes, (a.units, q), np.float32)[unit])
     weight_sums.skew_rows(rows, counted, skewed)
@@ -148,14 +149,14 @@ def sum_weights(a, unit, rows, position, received, room):
     view_array(a.positional, a.units, np.float64)[unit] = explained
 
 
-@njit(nogil=True)
+@njit_inlined()
 def load_queries(q, at, stride, scale, left, rows, width):
     """Copy rows, scaled, from a flat array to another."""
     for i in range(rows):
         scale_row(q[at + i * stride : at + i * stride + width], scale, left[i * width : (i + 1) * width])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def load_keys(k, at, stride, panels, keys):
     """Pack keys from a flat array as panels (keys / COLUMNS, width, COLUMNS)."""
     for j in range(keys):
@@ -164,7 +165,7 @@ def load_keys(k, at, stride, panels, keys):
             panel[p, j % COLUMNS] = key[p]
 
 
-@njit(nogil=True)
+@njit_inlined()
 def scale_and_sum_rows(rows, factors, count, summed):
     """Multiply the first `count` rows by a factor each, in place, and set `summed` to their sums."""
     summed[:] = 0
@@ -175,7 +176,7 @@ def scale_and_sum_rows(rows, factors, count, summed):
         scale_and_add(rows[i], factors[i], summed)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def scale_four_rows(s, t, u, v, factors, summed):
     """Do as `scale_and_add` for four rows at once, reading and writing `summed` a quarter as often."""
     f, g, h, i = factors[0], factors[1], factors[2], factors[3]
@@ -187,7 +188,7 @@ def scale_four_rows(s, t, u, v, factors, summed):
         summed[j] += (s[j] + t[j]) + (u[j] + v[j])
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def scale_and_add(e, factor, summed):
     """Multiply e by a factor in place, and add it to `summed`."""
     for j in range(len(e)):

@@ -2,8 +2,8 @@
 """The passes over a matrix, compiled by numba; each processes the blocks of rows of one part, for one thread."""
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, find_minimum, multiply_tile
 from regard.compiled.vectors import (
@@ -34,13 +34,13 @@ from regard.map.compiled.blocks import (
 SLICE = 1024  # keys of a slice: its sums stay in the L1 cache
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_first_bin(first, edges):
     """Return the bin of the first key from `first` on that is in one, and that key's distance from `first`."""
     return max(np.searchsorted(edges, first, side="right") - 1, 0), max(edges[0] - first, 0)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def flush_sums(first, summed, edges, received, total):
     """Add the sums of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
     for j in range(len(summed)):
@@ -55,7 +55,7 @@ def flush_sums(first, summed, edges, received, total):
     summed[:] = ZERO
 
 
-@njit(nogil=True)
+@njit_inlined()
 def flush_maxima(first, largest, edges, most):
     """Raise a row of the picture to at least the maxima of some keys, from `first` on; then reset them."""
     part, j = find_first_bin(first, edges)
@@ -68,7 +68,7 @@ def flush_maxima(first, largest, edges, most):
     largest[:] = ZERO
 
 
-@njit(nogil=True)
+@njit_inlined()
 def pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest):
     """Add a block's weights to the column sums and, one bin of rows after the other, to the picture."""
     start = row
@@ -82,7 +82,7 @@ def pool_block(row, stop, count, buffers, bins, edges, received, total, most, su
         start = end
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_end_of_bin(bins, start, stop):
     """Return one past the last row before `stop` that is in the bin of the row `start`."""
     end = start
@@ -91,7 +91,7 @@ def find_end_of_bin(bins, start, stop):
     return end
 
 
-@njit(nogil=True)
+@njit_inlined()
 def add_rows(e, factors, r, end, summed, largest):
     """Add the weights of the rows r to end to `summed`, and take their maximum into `largest`."""
     n = len(summed)
@@ -176,7 +176,7 @@ def attribution(plan, scores, blocks, part, parts, products, bins, edges, found,
                 start = end
 
 
-@njit(nogil=True)
+@njit_inlined()
 def compute_entries(products, row, e, factor, s):
     """Turn the products s of a row into entries of the map, in place, given its scores or exponentials; return their sum."""
     if not products.is_weighted:
@@ -198,7 +198,7 @@ def top(plan, scores, blocks, part, parts, found, values, keys):
             select_top(plan, i - row, count, buffers, values[i], keys[i])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def select_top(plan, r, count, buffers, values, keys):
     """Find the largest weights of a row of a block, filled up with keys of weight 0 if the row has too few."""
     held, n = 0, len(values)
@@ -251,7 +251,7 @@ def forward(plan, scores, blocks, part, parts, found, v, out, until, received):
                         )
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_columns(e, factors, rows, summed, received):
     """Add the weights of some rows on some keys to `received`; summed is zero before and after."""
     for r in range(rows):
@@ -305,7 +305,7 @@ def backward_few(plan, scores, blocks, part, parts, found, x, out):
                     some[:] = ZERO
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_rows(e, start, factors, summed):
     """Add rows from a key on, each times its factor, to `summed`. A slice of e would not be known to be contiguous."""
     r, rows, end = 0, len(factors), start + len(summed)

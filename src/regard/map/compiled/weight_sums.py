@@ -2,13 +2,13 @@
 """Sums of the weights of one small matrix, compiled by numba, while it is in the cache."""
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.register_tiles import find_maximum
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, dot, scale_row
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_near(rows, position, window, band, found):
     """Set `found` (q,) to the sums of rows (q, n) on keys at most `window` from the query, the first at `position`.
 
@@ -21,14 +21,14 @@ def sum_near(rows, position, window, band, found):
         found[i] = dot(rows[i], band[q - 1 - i : q - 1 - i + rows.shape[1]])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_marked(rows, marked, found):
     """Set `found` (q,) to the sums of rows (q, n) on the keys that are `marked` by 1, others by 0, float32 (n,)."""
     for i in range(len(found)):
         found[i] = dot(rows[i], marked)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_counted(rows, counted, keys):
     """Return the sums, float32 (keys,), of rows (q, keys or more) that are counted, (q,), accumulated in float64."""
     received = np.zeros(keys)
@@ -39,7 +39,7 @@ def sum_counted(rows, counted, keys):
     return received.astype(np.float32)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_heavy(received, real, first, count, values, is_stripe):
     """Mark the `count` keys that are real and receive most, except for the `first`; return the share of the `count` largest.
 
@@ -67,7 +67,7 @@ def find_heavy(received, real, first, count, values, is_stripe):
     return largest / total if total != 0 else np.nan
 
 
-@njit(nogil=True)
+@njit_inlined()
 def skew_rows(rows, counted, skewed):
     """Copy rows (q, n) that are counted, (q,), into `skewed` (q, q + n): its columns are distances, key - query + q - 1.
 
@@ -79,7 +79,7 @@ def skew_rows(rows, counted, skewed):
         scale_row(rows[i], ONE if counted[i] else ZERO, skewed[i, start : start + n])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def sum_columns_and_squares(skewed, sums):
     """Set `sums` to the sums of the columns of `skewed`, a multiple of four rows, and return the sum of all squares."""
     total = 0.0
@@ -89,7 +89,7 @@ def sum_columns_and_squares(skewed, sums):
     return total
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def add_four_rows_and_squares(s, t, u, v, sums):
     """Add four rows to `sums` and return the sum of their squares."""
     total = 0.0
@@ -100,7 +100,7 @@ def add_four_rows_and_squares(s, t, u, v, sums):
     return total
 
 
-@njit(nogil=True)
+@njit_inlined()
 def count_by_distance(seen, at, stride, counted, pairs):
     """Set `pairs` (q + k - 1,) to the number of keys that are seen by counted queries, (q,), by key - query + q - 1.
 
@@ -114,7 +114,7 @@ def count_by_distance(seen, at, stride, counted, pairs):
                 pairs[q - 1 - i + j] += seen[at + i * stride + j]
 
 
-@njit(fastmath=REASSOCIATED, nogil=True, error_model="numpy")
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def explain_by_distance(sums, pairs, squares, smallest):
     """Compute `weight_sums.explain_by_distance`; `smallest` is its SMALLEST_VARIANCE."""
     total, count, explained = 0.0, 0.0, 0.0

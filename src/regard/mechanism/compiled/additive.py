@@ -6,8 +6,8 @@ to store and load it.
 """
 
 import numpy as np
-from numba import njit
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.threads import Arguments, integer_fields
@@ -23,7 +23,7 @@ class AdditiveArguments(Arguments):
 FIELDS = np.dtype(AdditiveArguments)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def score_pair(q, k, weight):
     """Compute Σ weight tanh(q + k) of one query and one key."""
     total = ZERO
@@ -32,7 +32,7 @@ def score_pair(q, k, weight):
     return total
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
+@njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
 def accumulate_pair_gradients(q, k, weight, slope, dq, dk, dweight):
     """Add the gradients from one score's slope to those of its query, its key and the weight."""
     for n in range(len(weight)):
@@ -43,7 +43,7 @@ def accumulate_pair_gradients(q, k, weight, slope, dq, dk, dweight):
         dweight[n] += slope * t
 
 
-@njit(nogil=True)
+@njit_inlined()
 def read_arrays(arguments):
     """Return the arrays that both passes use: q, k, the weight, and the scores or their slopes."""
     units, queries, keys, n = arguments.units, arguments.queries, arguments.keys, arguments.width

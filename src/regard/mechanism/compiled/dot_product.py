@@ -13,11 +13,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from regard.compiled.bfloat16 import store_scaled_row
 from regard.compiled.exponentials import fill_numbers, store_exponentials
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import FAR, atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, accumulate_tile, find_maximum, multiply_tile
@@ -81,19 +81,19 @@ class BlockBuffers(NamedTuple):
     high: NDArray[np.int64]  # (BLOCK / ROWS,), the key after the last one
 
 
-@njit(nogil=True)
+@njit_inlined()
 def round_up_to_columns(n):
     """Round n up to a multiple of COLUMNS."""
     return -(-n // COLUMNS) * COLUMNS
 
 
-@njit(nogil=True)
+@njit_inlined()
 def count_slots(n, x):
     """Return the number of slots that n numbers of the dtype of x take."""
     return -(-n // numbers_per_slot(x))
 
 
-@njit(nogil=True)
+@njit_inlined()
 def allocate_buffers(sizes, x):
     """Allocate the buffers for a block; rows of scores are not a power of two apart, which would share one cache set."""
     groups = BLOCK // ROWS
@@ -104,7 +104,7 @@ def allocate_buffers(sizes, x):
     return BlockBuffers(rows, scores, np.zeros(groups, np.int64), np.zeros(groups, np.int64))
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_visible_range(lows, highs, first, count, room):
     """Find the keys that each group of queries sees, and those of the whole block; the first is a multiple of COLUMNS."""
     start, stop = np.int64(2**62), np.int64(0)
@@ -119,7 +119,7 @@ def find_visible_range(lows, highs, first, count, room):
     return (start, stop) if start < stop else (0, 0)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def score_block(rows, panels, start, stop, out, room):
     """Multiply the rows of each group by the panels of keys that the group sees."""
     depth, stride = rows.shape[1], out.shape[1]
@@ -130,7 +130,7 @@ def score_block(rows, panels, start, stop, out, room):
                 multiply_tile(rows, r * depth, depth, 1, panels, j * depth, depth, out, r * stride + j, stride)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def scale_and_mask_row(s, low, high, scale):
     """Scale the scores from low to high, and set those outside to -inf."""
     s[:low] = LEAST
@@ -138,7 +138,7 @@ def scale_and_mask_row(s, low, high, scale):
     s[high:] = LEAST
 
 
-@njit(nogil=True)
+@njit_inlined()
 def hide_scores_outside_ranges(lows, highs, seen, start, stop, first, last, scores, numbers):
     """Set the scores of rows outside the keys that each sees to -inf, from the first to the last key of their group.
 
@@ -154,7 +154,7 @@ def hide_scores_outside_ranges(lows, highs, seen, start, stop, first, last, scor
             numbers[r, first:last] = 0
 
 
-@njit(nogil=True)
+@njit_inlined()
 def exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to, room):
     """Replace the scores of a block by exponentials; store what they are to be multiplied by, and their log-sum-exp.
 
@@ -182,7 +182,7 @@ def exponentiate_block(lows, highs, seen, count, scale, weights, factor, lse, to
             factor[r] = ONE / total if total != ZERO else ZERO
 
 
-@njit(nogil=True)
+@njit_inlined()
 def compute_context(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
     """Compute the context (b, q, h, e) and the log-sum-exp (b, h, q) of the key heads that this thread takes."""
     b, h, g, queries, keys, d, e = sizes
@@ -210,7 +210,7 @@ def compute_context(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
                 multiply_block(weights, vd, count, e, factor, out, to, h * e, some, room)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def multiply_block(weights, panels, count, width, factor, out, to, step, some, room):
     """Multiply the rows of a block by the panels of keys, scale each row by its factor, and store the result."""
     stride, deep = weights.shape[1], panels.shape[1]
@@ -224,7 +224,7 @@ def multiply_block(weights, panels, count, width, factor, out, to, step, some, r
                 store_scaled_row(some, one * COLUMNS, factor[r + one], out, at, min(COLUMNS, width - c * COLUMNS))
 
 
-@njit(nogil=True)
+@njit_inlined()
 def backpropagate_softmax(lows, highs, seen, count, logs, deltas, scale, grads, room):
     """Replace a block's scores by its weights, and the gradients of the weights by those of the scores."""
     for r in range(BLOCK):
@@ -238,7 +238,7 @@ def backpropagate_softmax(lows, highs, seen, count, logs, deltas, scale, grads, 
             x[:] = ZERO
 
 
-@njit(nogil=True)
+@njit_inlined()
 def pack_block_pairs(scores, start, stop, rows, couples, room):
     """Copy a block's scores to the arrays that are summed over rows and along them; 0 where no row of a group sees a key."""
     for r in range(0, BLOCK, 2):
@@ -249,7 +249,7 @@ def pack_block_pairs(scores, start, stop, rows, couples, room):
             couples[one, last : round_up_to_columns(stop)] = 0
 
 
-@njit(nogil=True)
+@njit_inlined()
 def compute_gradients(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, dq, dk, dv):
     """Compute the gradients (b, q, h, d), (b, k, g, d) and (b, k, g, e) of the key heads that this thread takes."""
     b, h, g, queries, keys, d, e = sizes
@@ -308,7 +308,7 @@ def compute_gradients(place, sizes, steps, scale, q, k, v, lows, highs, out, lse
         store_sums(sum_v, dv, (n * keys * g + unit % g) * e, g * e, keys, e)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def accumulate_key_gradients(x, j, first, last, panels, sums):
     """Add xᵀ times panels of rows, from the first to the last row of a block, to the sums of ROWS keys."""
     stride, deep, row, depth = x.shape[1], panels.shape[1], first // numbers_per_slot(x), (last - first) // numbers_per_slot(x)
@@ -317,7 +317,7 @@ def accumulate_key_gradients(x, j, first, last, panels, sums):
         accumulate_tile(x, row * stride + j, 1, stride, panels, at, depth, sums, to, sums.shape[1])
 
 
-@njit(nogil=True)
+@njit_inlined()
 def find_visible_rows(j, room):
     """Return the first row of a block whose group sees one of the ROWS keys from j on, and the one after the last."""
     first, last = BLOCK, 0
@@ -327,14 +327,14 @@ def find_visible_rows(j, room):
     return (first, last) if first < last else (0, 0)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def store_sums(sums, out, place, step, count, width):
     """Store rows of sums."""
     for j in range(count):
         store_scaled_row(sums, j * sums.shape[1], ONE, out, place + j * step, width)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def read_arguments(arguments, dtype):
     """Return what both passes read of their arguments; the strides bound what is read of an array."""
     sizes = Sizes(arguments.b, arguments.h, arguments.g, arguments.q_tokens, arguments.k_tokens, arguments.d, arguments.e)

@@ -7,10 +7,11 @@ many numbers a slot holds; a last slot with one number only is padded with 0.
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from regard.compiled.bfloat16 import convert_to_float32, pack_pair, pack_row_pairs, store_scaled_row
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.register_tiles import COLUMNS
 from regard.compiled.vectors import LOWEST, ONE, REASSOCIATED, ZERO, exponential
 
@@ -182,21 +183,21 @@ def is_bfloat16(x):
     return x.dtype in (types.uint16, types.uint32)
 
 
-@njit(nogil=True)
+@njit_inlined()
 def copy_numbers(x, out):
     """Copy the numbers of x to the start of out."""
     for p in range(len(x)):
         out[p] = x[p]
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def scale_scores(s, scale):
     """Multiply s by a number in place."""
     for j in range(len(s)):
         s[j] *= scale
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def exponentiate_scores(s, shift):
     """Replace s by exp(s - shift) and return the sum."""
     total = ZERO
@@ -208,7 +209,7 @@ def exponentiate_scores(s, shift):
     return total
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def compute_score_gradients(s, x, log, delta, scale):
     """Replace scores s by weights w, and x, the gradients of the weights, by those of the scores, w (x - delta) scale."""
     for j in range(len(s)):
@@ -218,7 +219,7 @@ def compute_score_gradients(s, x, log, delta, scale):
         x[j] = w * (x[j] - delta) * scale
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit_inlined(fastmath=REASSOCIATED)
 def dot_stored_rows(x, y):
     """Compute the dot product of two rows in memory."""
     total = ZERO
