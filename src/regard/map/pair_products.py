@@ -32,9 +32,11 @@ def multiply_pairs(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> Tenso
 
 
 def can_use_loop(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor) -> bool:
-    """Return whether the compiled loop reads these: float32 on a CPU, and pairs of indices that q and k have."""
+    """Return whether the compiled loop reads these: float32 on a CPU, and pairs of int64 indices that q and k have."""
     for x, index in ((q, queries), (k, keys)):
-        if x.dtype != torch.float32 or x.device.type != "cpu" or x.stride(-1) != 1 or index.dim() != 1 or len(index) < LEAST:
+        if x.dtype != torch.float32 or x.device.type != "cpu" or x.stride(-1) != 1:
+            return False
+        if index.dtype != torch.int64 or index.dim() != 1 or len(index) < LEAST:
             return False
         low, high = index.aminmax()
         if low < 0 or high >= len(x):

@@ -80,7 +80,8 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
     if fields["format"] >= INT8:
-        buffers = {"integers": torch.empty(count, shorts, dtype=torch.int16), "factors": torch.empty(count)}
+        integers, factors = torch.empty(count, shorts, dtype=torch.int16), torch.empty(count, dtype=torch.float32)
+        buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()
     block = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))
     work = load_compiled_products().multiply_shared
