@@ -35,6 +35,15 @@ NUMERICAL = (
     "tests/train/test_loss.py",
     "tests/train/test_optimizer.py",
 )
+SHORT = (  # what depends on how long a register is, and not only on what computes it
+    "tests/map",
+    "tests/mechanism",
+    "tests/models/test_compiled_decoder.py",
+    "tests/compiled",
+    "tests/matmul",
+    "tests/layers/test_gelu.py",
+    "tests/train/test_fused_ops.py",
+)
 KERNELS = (
     "tests/mechanism/test_cpu.py",
     "tests/mechanism/test_fused.py",
@@ -79,7 +88,9 @@ def make_environment(numba: str, torch: str, onednn: str, mkl: str, threads: int
 
 
 EMULATIONS = (
-    Emulation("plain x86-64 (SSE2), 1 thread", make_environment("x86-64", "default", "SSE41", "SSE4_2", 1), processor.SSE),
+    Emulation(
+        "plain x86-64 (SSE2), 1 thread", make_environment("x86-64", "default", "SSE41", "SSE4_2", 1), processor.SSE, SHORT
+    ),
     Emulation(
         "haswell (AVX2), 3 threads",
         make_environment("haswell", "avx2", "AVX2", "AVX2", 3) | PASSIVE,
