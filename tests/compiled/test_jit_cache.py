@@ -107,7 +107,7 @@ for callback in callbacks:
     callback.address
 
 torch.manual_seed(0)
-q, k, v = torch.randn(3, 1, 1, 97, 8)
+q, k, v = torch.randn(3, 1, 1, 297, 8)  # more than maps compute together
 seen = AttentionMap(q, k, mask=Causal())
 seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.mT @ torch.cat([v] * 4, -1), seen.tile(slice(10, 60), slice(0, 50), 5)
 AttributionMap(seen, q, v).overview()

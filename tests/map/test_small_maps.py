@@ -60,6 +60,7 @@ def list_answers(m):
         "top": m.top(3)[0],
         "some": m[3:5, :, 1],
         "product": m @ torch.eye(K, dtype=m.dense().dtype).expand(B, H, K, K),
+        "transposed product": m.mT @ torch.eye(Q, dtype=m.dense().dtype).expand(B, H, Q, Q),
     }
     return {**questions, **{name: x.nan_to_num(neginf=-1e3) for name, x in overview.items()}}
 

@@ -36,6 +36,7 @@ class ApplyTransposedWeights(torch.autograd.Function):
         return ApplyWeights.apply(gradients[0], ctx.planes, ctx.cache), None, None  # type: ignore[no-untyped-call]
 
 
+MOST_WEIGHTS = 2**14  # of a plane, up to which a product of several takes less time than compiled ones of each
 CompiledProduct = Callable[[Plane, int, Tensor], tuple[Tensor, Denominators] | None]
 
 
@@ -51,6 +52,8 @@ def multiply_planes(
     The compiled products also compute the denominators, which are added to the cache.
     """
     found: list[tuple[Tensor, Denominators] | None] = [None] * len(planes)
+    if planes and are_worth_batch(planes):
+        return multiply_batches(planes, x, plain is apply_transposed_weights)
     if (
         planes
         and compiled_passes.can_run_compiled(planes[0])
@@ -59,14 +62,19 @@ def multiply_planes(
     ):
         exact = dict(zip(planes, x.float(), strict=True))
         found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
-    elif planes and small_maps.is_gpu_batch(planes[0].request, len(planes)):
-        return multiply_batches(planes, x, plain is apply_transposed_weights)
     products = []
     for plane, part, one in zip(planes, x, found, strict=True):
         if one is not None:
             cache.add([(plane.b, plane.h)], one[1][None])
         products.append((plain(plane, part) if one is None else one[0]).to(x.dtype))
     return torch.stack(products)
+
+
+def are_worth_batch(planes: Sequence[Plane]) -> bool:
+    """Return whether several planes are multiplied together: small ones, and those on a GPU."""
+    request, count = planes[0].request, len(planes)
+    is_small = planes[0].shape[0] * planes[0].shape[1] <= MOST_WEIGHTS and small_maps.is_worth_batch(request, count)
+    return is_small or small_maps.is_gpu_batch(request, count)
 
 
 def multiply_batches(planes: Sequence[Plane], x: Tensor, is_transposed: bool) -> Tensor:
