@@ -127,6 +127,17 @@ def test_one_sink_of_all_heads_is_that_of_each():
         assert torch.equal(found[name], x), name
 
 
+def test_a_pending_negation_and_a_sink_that_is_no_number_are_read():
+    parts = build(9, "causal", {"bias"}, torch.float32)
+    negated = {name: torch._neg_view(-parts[name]) for name in ("q", "k", "bias")}
+    sinks = torch.tensor([0.5, torch.nan]).repeat(H // 2)
+    found, expected = (list_answers(AttentionMap(**{**parts, **x})) for x in (negated, {}))
+    for name, x in expected.items():
+        assert torch.equal(found[name], x), name
+    dense = AttentionMap(**parts, sinks=sinks).dense()
+    assert torch.equal(dense.isnan().flatten(2).all(-1), sinks.isnan().expand(B, H))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_map_of_half_precision_is_that_of_its_numbers_in_float32(dtype):
     parts = build(6, "causal", {"sinks"}, dtype)

@@ -45,7 +45,7 @@ class InlinedLowering(NativeLowering):
             lowered.fndesc.lookup_module(), lowered.fndesc.qualname, "", 0, lowered.env, (state.library,)
         )
         state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])
-        state.reload_init.extend(state.library._reload_init)
+        state.reload_init.extend(getattr(state.library, "_reload_init", ()))  # numba has it from 0.63 on
         state["cr"] = lowered._replace(cfunc=key)
         return True
 
@@ -73,7 +73,10 @@ class InlinedDispatcher(CPUDispatcher):
 
 
 def njit_inlined(**options):
-    """Return a decorator: njit, with its options, for functions that only compiled functions call."""
+    """Return a decorator: njit, with its options, for functions that only compiled functions call.
+
+    Such a function may not print, and may not raise an error with values that it computes.
+    """
 
     def wrap_function(function):
         return InlinedDispatcher(

@@ -83,11 +83,12 @@ def summarize_planes(
     from regard.map.compiled import small_planes
 
     (units, _), (b, h, q, width), (g, k) = pairs.shape, request.q.shape, request.k.shape[1:3]
-    found, received = (torch.empty(size, dtype=torch.float32) for size in ((len(NAMES), units, q), (units, k)))
-    weights = torch.empty(units, q, k, dtype=torch.float32) if has_weights else None
+    found, received = (torch.empty(size, dtype=torch.float32, device="cpu") for size in ((len(NAMES), units, q), (units, k)))
+    weights = torch.empty(units, q, k, dtype=torch.float32, device="cpu") if has_weights else None
     bias = request.bias.to_dense() if isinstance(request.bias, RelativeBias) else request.bias
     bias, sinks = (None if x is None else x.float() for x in (bias, request.sinks))
-    seen = None if request.mask == EVERYTHING else request.mask.block(torch.arange(q), torch.arange(k), request.offset)
+    queries, keys = torch.arange(q, device="cpu"), torch.arange(k, device="cpu")
+    seen = None if request.mask == EVERYTHING else request.mask.block(queries, keys, request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
     strided = {name: make_rows_contiguous(x) for name, x in ({"q": request.q.float(), "k": request.k.float()} | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
@@ -98,9 +99,9 @@ def summarize_planes(
         **sizes,
         strides=(ctypes.c_int64 * 12)(*strides),
         pairs=pairs.contiguous(),
-        positions=torch.as_tensor(request.offset, dtype=torch.int64).expand(b)[pairs[:, 0]],
+        positions=torch.as_tensor(request.offset, dtype=torch.int64, device="cpu").expand(b)[pairs[:, 0]],
         **strided,
-        sinks=None if sinks is None else sinks.contiguous(),
+        sinks=make_rows_contiguous(sinks),
         weights=weights,
         found=found,
         received=received,
@@ -108,7 +109,7 @@ def summarize_planes(
         softcap=request.softcap or 0.0,
         **({} if sums is None or wanted is None else make_sum_arguments(sums, wanted)),
     )
-    if not found[:2].isfinite().all():
+    if not found[:2].isfinite().all() or (sinks is not None and sinks.isnan().any()):
         return None
     statistics = {**dict(zip(NAMES, found, strict=True)), "received": received}
     return statistics if weights is None else {**statistics, "weights": weights}
@@ -134,8 +135,8 @@ def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
 
 
 def make_rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """Return a tensor whose last axis has a stride of 1, without a copy if it has."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+    """Return a tensor whose last axis has a stride of 1, and no pending negation, without a copy if it has."""
+    return x if x is None else (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
 
 
 def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> BinnedWeights | None:

@@ -134,7 +134,7 @@ class MapPlanes:
         # an empty picture
         bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
         planes = list(self) if planes is None else planes
-        if small_maps.is_worth_batch(self.request, len(planes)):
+        if self.is_batch and 0 < len(self) <= 2 * len(planes):  # a pass over a few of many prepares the numbers of all
             return self.gather_batch_statistics(planes, list(statistics))
         return [gathered for gathered, _ in self.traverse(planes, *bins, statistics)]
 

@@ -54,9 +54,9 @@ class WeightSums:
     @staticmethod
     def allocate(wanted: SumRequest, b: int, h: int, q: int, k: int) -> "WeightSums":
         """Allocate the sums of float32 weights (b, h, q, k), for a compiled pass to fill."""
-        near, stripes = torch.empty(2, b, h, q, dtype=torch.float32)
-        heavy, positional = torch.empty(2, b, h, dtype=torch.float64)
-        is_stripe = torch.empty(b, h, k, dtype=torch.bool)
+        near, stripes = torch.empty(2, b, h, q, dtype=torch.float32, device="cpu")
+        heavy, positional = torch.empty(2, b, h, dtype=torch.float64, device="cpu")
+        is_stripe = torch.empty(b, h, k, dtype=torch.bool, device="cpu")
         return WeightSums(wanted.window, wanted.share, near, heavy, is_stripe, stripes, positional)
 
 

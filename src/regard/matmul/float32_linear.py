@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not can_use_fast_product(x, weight, bias):
         return F.linear(x, weight, bias)
     if x.numel() <= MOST * weight.shape[1] and load_compiled_products() is not None:
-        output = torch.empty(*x.shape[:-1], len(weight), dtype=torch.float32)
+        output = x.new_empty(*x.shape[:-1], len(weight))
         launch_product([weight, None, bias, None], x, output)
         return output
     if x.numel() > kernel_choice.find_onednn_limit() * weight.shape[1]:
@@ -80,7 +80,7 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
     if fields["format"] >= INT8:
-        integers, factors = torch.empty(count, shorts, dtype=torch.int16), torch.empty(count, dtype=torch.float32)
+        integers, factors = x.new_empty(count, shorts, dtype=torch.int16), x.new_empty(count)
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()
     block = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))

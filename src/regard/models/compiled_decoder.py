@@ -144,12 +144,12 @@ class CompiledDecoder:
         query_width, key_width = one.heads * one.head_width, one.key_heads * one.head_width
         shorts = count_shorts(max(one.width, query_width, one.inner))
         size = b * t * (one.width + 2 + shorts) + cache.capacity
-        own = torch.empty(several, size, dtype=torch.float32)
+        own = torch.empty(several, size, dtype=torch.float32, device="cpu")
         numbers = b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner)
-        shared = torch.empty(numbers, dtype=torch.float32)
-        logits = torch.empty(b, len(wanted) // b, one.vocabulary, dtype=torch.float32)
+        shared = torch.empty(numbers, dtype=torch.float32, device="cpu")
+        logits = torch.empty(b, len(wanted) // b, one.vocabulary, dtype=torch.float32, device="cpu")
         counters = (ctypes.c_int64 * (2 + numba_decoder.STAGES * one.layers))()
-        places, outputs = torch.tensor(positions), torch.tensor(wanted)
+        places, outputs = (torch.tensor(x, device="cpu") for x in (positions, wanted))
         threads.run_callback(
             numba_decoder.run_worker,
             several,
