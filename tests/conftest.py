@@ -1,13 +1,19 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
 In CI, hypothesis draws the same 60 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
-emulated processor it draws the same 10 (see processors.py).
+emulated processor it draws the same 10 (see processors.py). In CI on a slow processor, a test with many cases runs a third of
+them.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
 """
 
+import datetime
 import os
+import statistics
+import time
+import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,8 +42,55 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process works through one alone at the end; keep the order of the others."""
+SLOW_SECONDS = 0.09  # for LOOP; a Cascade Lake at its 2.5 GHz takes 0.075, one that shares them 0.11 to 0.3
+LOOP = 1_000_000
+MANY_CASES = 9
+PARTS = 3  # of the cases of a test
+
+
+def measure_speed() -> float:
+    """Return the seconds of processor time that a loop of Python takes, the median of nine."""
+    seconds = []
+    for _ in range(9):
+        started, total = time.process_time(), 0
+        for number in range(LOOP):
+            total += number * number
+        seconds.append(time.process_time() - started)
+    return statistics.median(seconds)
+
+
+if os.environ.get("CI") and not EMULATED and "REGARD_TESTS_PART" not in os.environ:  # the other processes inherit it
+    is_slow = measure_speed() > SLOW_SECONDS
+    os.environ["REGARD_TESTS_PART"] = str(datetime.date.today().toordinal() % PARTS) if is_slow else ""
+
+
+def select_cases(items: list[pytest.Item], part: str) -> list[pytest.Item]:
+    """Select a part of the cases of each test that has many, by the crc32 of their names, or all if no part is named."""
+    tests = Counter((item.path, getattr(item, "originalname", "")) for item in items)
+
+    def is_selected(item: pytest.Item) -> bool:
+        case = item.name.partition("[")[2]
+        is_one_of_many = case and tests[item.path, getattr(item, "originalname", "")] >= MANY_CASES
+        return not is_one_of_many or zlib.crc32(case.encode()) % PARTS == int(part)
+
+    return [item for item in items if is_selected(item)] if part else items
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which cases were left out."""
+    if part := os.environ.get("REGARD_TESTS_PART"):
+        terminalreporter.write_line(
+            f"This processor is slow: of the tests with {MANY_CASES} cases or more, a third of the cases ran (number {part}), "
+            "another third each day. All of them: REGARD_TESTS_PART= make test-all"
+        )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases where the processor is slow; start the longest files first, so that no process works alone at the end."""
+    selected = select_cases(items, os.environ.get("REGARD_TESTS_PART", ""))
+    if len(selected) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+        items[:] = selected
     places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -234,15 +234,17 @@ def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
-    from regard.map.compiled.blocks import split_keys
+    from numba import njit
 
-    q = torch.zeros(1, 1, 2048, 4)
+    from regard.map.compiled import blocks
+
+    split_keys, q = njit(blocks.split_keys.py_func), torch.zeros(1, 1, 2048, 4)
     for mask, most in ((Window(64, 0), 2048 * (64 + 16 + 64)), (Causal(), 0.51 * 2048**2)):
         single = Plane(make_request(q, q, q, mask), 0, 0)
         (plan,) = pass_inputs.make_plans(single)
         keys, scored = np.zeros((plan.chunks, 3), np.int64), 0
         for _, run, start, stop in pass_inputs.make_blocks(plan, np.array([0, 2048])):
-            count = split_keys.py_func(plan, run, start, stop, keys)
+            count = split_keys(plan, run, start, stop, keys)
             scored += (stop - start) * keys[:count, 2].sum()
         assert scored < most
 
