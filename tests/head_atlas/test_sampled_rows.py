@@ -99,7 +99,7 @@ def test_elsewhere_is_the_largest_weight_that_is_not_on_the_first_token_the_quer
     found, weights = score_rows(m, ids, torch.arange(t), ids == 3), m.dense()[0]
     for query in range(t):
         others = [key for key in range(t) if key not in (0, query, query - 1)]
-        assert torch.equal(found.elsewhere[:, query], weights[:, query, others].amax(-1))
+        assert (found.elsewhere[:, query] - weights[:, query, others].amax(-1)).abs().max() < EQUAL
 
 
 @given(st.integers(1, 3000), st.integers(1, 200), st.integers(0, 10_000))
