@@ -59,7 +59,8 @@ def measure_speed() -> float:
     return statistics.median(seconds)
 
 
-if os.environ.get("CI") and not EMULATED and "REGARD_TESTS_PART" not in os.environ:  # the other processes inherit it
+is_first = "PYTEST_XDIST_WORKER" not in os.environ  # the others inherit what it sets: all must have the same tests
+if os.environ.get("CI") and is_first and not EMULATED and "REGARD_TESTS_PART" not in os.environ:
     is_slow = measure_speed() > SLOW_SECONDS
     os.environ["REGARD_TESTS_PART"] = str(datetime.date.today().toordinal() % PARTS) if is_slow else ""
 
