@@ -65,16 +65,16 @@ if os.environ.get("CI") and is_first and not EMULATED and "REGARD_TESTS_PART" no
     os.environ["REGARD_TESTS_PART"] = str(datetime.date.today().toordinal() % PARTS) if is_slow else ""
 
 
-def select_cases(items: list[pytest.Item], part: str) -> list[pytest.Item]:
-    """Select a part of the cases of each test that has many, by the crc32 of their names, or all if no part is named."""
-    tests = Counter((item.path, getattr(item, "originalname", "")) for item in items)
-
-    def is_selected(item: pytest.Item) -> bool:
-        case = item.name.partition("[")[2]
-        is_one_of_many = case and tests[item.path, getattr(item, "originalname", "")] >= MANY_CASES
-        return not is_one_of_many or zlib.crc32(case.encode()) % PARTS == int(part)
-
-    return [item for item in items if is_selected(item)] if part else items
+def deselect_cases(config: pytest.Config, items: list[pytest.Item], part: int) -> None:
+    """Leave out all but a part of the cases of each test that has many, by the crc32 of their names."""
+    counts = Counter((item.path, item.name.partition("[")[0]) for item in items)
+    kept, left_out = [], []
+    for item in items:
+        test, _, case = item.name.partition("[")
+        is_in_part = not case or counts[item.path, test] < MANY_CASES or zlib.crc32(case.encode()) % PARTS == part
+        (kept if is_in_part else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -88,10 +88,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out cases where the processor is slow; start the longest files first, so that no process works alone at the end."""
-    selected = select_cases(items, os.environ.get("REGARD_TESTS_PART", ""))
-    if len(selected) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
-        items[:] = selected
+    if part := os.environ.get("REGARD_TESTS_PART"):
+        deselect_cases(config, items, int(part))
     places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -1,11 +1,10 @@
 """torch's default dtype is the user's: compiled functions write float32 whatever it is."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 import regard
+from default_dtype import use_default_dtype
 from generate.small_models import gpt2
 from regard import AttentionMap, Causal
 from regard.generate import quantise
@@ -17,16 +16,6 @@ from regard.observe.detectors import local_weight
 from regard.observe.map_view import MapView
 
 MODEL = gpt2(dtype=torch.float32, layers=2, heads=2, width=16, inner=32, context=20, vocabulary=50).eval()
-
-
-@contextmanager
-def use_default_dtype(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def list_statistics(tokens):

@@ -5,16 +5,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from default_dtype import use_default_dtype
 from observe.family import Widened
 
 
 @pytest.fixture
 def in_float64() -> Iterator[None]:
     """Make tensors and modules in float64, where two ways to one number meet closely on every processor."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+    with use_default_dtype(torch.float64):
+        yield
 
 
 @pytest.fixture

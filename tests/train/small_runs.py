@@ -1,10 +1,6 @@
 """Small runs that the tests of this room train: a model of a few thousand numbers, and a text that a child could learn."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import torch
 
 from regard.models import GPT2Config
 from regard.text import Letters
@@ -35,16 +31,6 @@ def config(folder: Path, **settings) -> TrainConfig:
     first = {"corpus": str(folder / "corpus"), "out": str(folder / "run"), "steps": 7, "batch": 3, "warmup": 2}
     first |= {"evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, "spike": 0.0}
     return TrainConfig(**{**first, **settings, "model": GPT2Config(**{**SIZES, **sizes})})
-
-
-@contextmanager
-def in_float64() -> Iterator[None]:
-    """What is made inside, a model and its optimiser, computes in float64."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def pairs(folder: Path, count: int = 90) -> str:

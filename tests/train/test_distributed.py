@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bounds import sum_bound
+from default_dtype import use_default_dtype
 from regard import ConfigError
 from regard.models import GPT2, GPT2Config, translator
 from regard.text.pairs import PairReader, Pairs
@@ -90,7 +91,7 @@ def halfway(one) -> None:
 
 
 def begin_in_float64(one):
-    with small_runs.in_float64():
+    with use_default_dtype(torch.float64):
         return begin(one)
 
 

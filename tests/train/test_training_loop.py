@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bounds import assert_within, sum_bound
+from default_dtype import use_default_dtype
 from regard import ConfigError, DataError
 from regard.evaluate import perplexity
 from regard.text.corpus import Corpus, Reader
@@ -29,7 +30,7 @@ def begin_run(folder, tmp_path, **settings):
 
 
 def begin_in_float64(folder, tmp_path, **settings):
-    with small_runs.in_float64():
+    with use_default_dtype(torch.float64):
         return begin_run(folder, tmp_path, **settings)
 
 

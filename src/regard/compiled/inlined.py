@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Compile functions only as part of those that call them: a third of the time that compiling takes.
+"""Compile functions only as part of those that call them, which takes less time.
 
 numba compiles each function of a call graph to machine code of its own, with one wrapper for Python and one for C, and then
 once more within each of its callers.
@@ -22,11 +22,6 @@ class InlinedLibrary(JITCodeLibrary):
     def _finalize_final_module(self):
         self._finalize_dynamic_globals()
         self._finalized = True
-
-    def get_pointer_to_function(self, name):
-        """Return 0, numba's address of a function that a library does not define."""
-        self._ensure_finalized()
-        return 0
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

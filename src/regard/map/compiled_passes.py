@@ -22,7 +22,6 @@ from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
-from regard.map.relative_bias import RelativeBias
 from regard.map.weight_sums import SMALLEST_VARIANCE, SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
@@ -75,7 +74,7 @@ def gather_statistics(
 def summarize_planes(
     request: Request, pairs: Tensor, has_weights: bool = False, sums: WeightSums | None = None, wanted: SumRequest | None = None
 ) -> dict[str, Tensor] | None:
-    """Compute all row statistics (n, q) by name of many small matrices, their column sums, "received", and their "weights".
+    """Compute all row statistics (n, q) by name of small matrices, their column sums, "received", and their "weights".
 
     pairs (n, 2) are batch rows and heads; the sums of weights that are wanted are written to `sums`. Return None if there is a
     NaN, which comparisons would lose.
@@ -83,14 +82,18 @@ def summarize_planes(
     from regard.map.compiled import small_planes
 
     (units, _), (b, h, q, width), (g, k) = pairs.shape, request.q.shape, request.k.shape[1:3]
-    found, received = (torch.empty(size, dtype=torch.float32, device="cpu") for size in ((len(NAMES), units, q), (units, k)))
-    weights = torch.empty(units, q, k, dtype=torch.float32, device="cpu") if has_weights else None
-    bias = request.bias.to_dense() if isinstance(request.bias, RelativeBias) else request.bias
-    bias, sinks = (None if x is None else x.float() for x in (bias, request.sinks))
+    numbers = {"q": request.q.float(), "k": request.k.float()}
+    allocate = numbers["q"].new_empty
+    found, received, weights = (
+        allocate(len(NAMES), units, q),
+        allocate(units, k),
+        allocate(units, q, k) if has_weights else None,
+    )
+    bias, sinks = (None if x is None else x.float().to_dense() for x in (request.bias, request.sinks))
     queries, keys = torch.arange(q, device="cpu"), torch.arange(k, device="cpu")
     seen = None if request.mask == EVERYTHING else request.mask.block(queries, keys, request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
-    strided = {name: make_rows_contiguous(x) for name, x in ({"q": request.q.float(), "k": request.k.float()} | tables).items()}
+    strided = {name: make_rows_contiguous(x) for name, x in (numbers | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
     run_callback(

@@ -134,12 +134,12 @@ class MapPlanes:
         # an empty picture
         bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
         planes = list(self) if planes is None else planes
-        if self.is_batch and 0 < len(self) <= 2 * len(planes):  # a pass over a few of many prepares the numbers of all
+        if self.is_batch and len(self) <= 2 * len(planes):  # a pass over a few of many prepares the numbers of all
             return self.gather_batch_statistics(planes, list(statistics))
         return [gathered for gathered, _ in self.traverse(planes, *bins, statistics)]
 
     def gather_batch_statistics(self, planes: Sequence[Plane], names: Sequence[str]) -> list[passes.TraversalResult]:
-        """Return the statistics of many small planes, from one pass."""
+        """Return the statistics of small planes, from one pass."""
         pairs = [(plane.b, plane.h) for plane in planes]
         found, below = small_maps.gather_statistics(self.request, torch.tensor(pairs, device=self.device), names)
         self.denominators.add(pairs, below)
@@ -151,14 +151,14 @@ class MapPlanes:
         ]
 
     def gather_batch_overview(self) -> dict[str, Tensor]:
-        """Compute the overview of many small matrices, whose picture is the matrix itself, by the name of its field."""
+        """Compute the overview of small matrices, whose picture is the matrix itself, by the name of its field."""
         found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
         self.denominators.add_product(self.rows, self.heads, below)
         weights = found.pop("weights")
         return {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
 
     def gather_batch_sums(self, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
-        """Compute the statistics, by name, and sums of the weights of many small matrices; None if no compiled pass applies."""
+        """Compute the statistics, by name, and sums of the weights of small matrices; None if no compiled pass applies."""
         gathered = small_maps.gather_sums(self.request, self.pair_numbers, wanted)
         if gathered is None:
             return None

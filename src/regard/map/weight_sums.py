@@ -1,4 +1,4 @@
-"""Sums of the weights of many small matrices, (b, h, q, k): of nearby keys, of marked keys, and by distance.
+"""Sums of the weights of small matrices, (b, h, q, k): of nearby keys, of marked keys, and by distance.
 
 This is the plain form in torch, which is the definition. What of it many scores of heads need, `compiled_passes` computes
 together with the statistics of an overview, without storing the weights.

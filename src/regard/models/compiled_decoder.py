@@ -7,6 +7,7 @@ no part of it was replaced. Each family of models has a function that describes 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -144,10 +145,10 @@ class CompiledDecoder:
         query_width, key_width = one.heads * one.head_width, one.key_heads * one.head_width
         shorts = count_shorts(max(one.width, query_width, one.inner))
         size = b * t * (one.width + 2 + shorts) + cache.capacity
-        own = torch.empty(several, size, dtype=torch.float32, device="cpu")
-        numbers = b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner)
-        shared = torch.empty(numbers, dtype=torch.float32, device="cpu")
-        logits = torch.empty(b, len(wanted) // b, one.vocabulary, dtype=torch.float32, device="cpu")
+        allocate = partial(torch.empty, dtype=torch.float32, device="cpu")
+        own = allocate(several, size)
+        shared = allocate(b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner))
+        logits = allocate(b, len(wanted) // b, one.vocabulary)
         counters = (ctypes.c_int64 * (2 + numba_decoder.STAGES * one.layers))()
         places, outputs = (torch.tensor(x, device="cpu") for x in (positions, wanted))
         threads.run_callback(

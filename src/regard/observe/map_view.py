@@ -20,7 +20,7 @@ from regard.mechanism.arguments import check_instance, describe_value
 from regard.observe.score_interval import QueryScores, apply_to_distinct, take_distinct
 
 SAMPLE = 256  # rows, for a detector that samples them
-BATCH_ROWS = 256  # batch rows of many small matrices that are sampled at a time
+BATCH_ROWS = 256  # batch rows of small matrices that are sampled at a time
 SampleScore = Callable[[slice, slice, Tensor, Tensor], Tensor]  # of batch rows, heads, queries (n,), seen (rows, heads, n, k)
 P = ParamSpec("P")
 
@@ -54,7 +54,7 @@ class MapView:
         return self.overview
 
     def gather_sums(self, window: int, share: float) -> None:
-        """Compute the statistics of many small matrices and, as `sums`, what else detectors need, in one pass if there is one.
+        """Compute the statistics of small matrices and, as `sums`, what else detectors need, in one pass if there is one.
 
         Nearby keys are at most `window` away; `share` is that of the heavy hitters. Where a query sees nothing, which queries
         count is not known from the mask alone, and all is left to the detectors.
@@ -231,7 +231,7 @@ class MapView:
         return self.score_queries(found, sampled)
 
     def _score_every_query(self, score: SampleScore) -> QueryScores:
-        """Return `score_sample` of many small matrices, whose queries are all in the sample."""
+        """Return `score_sample` of small matrices, whose queries are all in the sample."""
         b, h, q, _ = self.map.shape
         seen, queries = self.visible_keys, torch.arange(q, device=self.map.device)
         step = b if len(seen) == 1 else BATCH_ROWS
@@ -245,7 +245,7 @@ class MapView:
 
     @cached_property
     def visible_keys(self) -> Tensor:
-        """Whether each query may see each key of many small matrices, (b or 1, h or 1, q, k)."""
+        """Whether each query may see each key of small matrices, (b or 1, h or 1, q, k)."""
         q, k = (torch.arange(size, device=self.map.device) for size in self.map.shape[2:])
         return take_distinct(self.can_see_all(q.unsqueeze(-1), k))
 
@@ -298,7 +298,7 @@ class MapView:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the matrices of the map are many small ones."""
+        """Whether the matrices of the map are small ones."""
         return self.map.planes.is_batch
 
     def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The weights and all statistics of many small matrices, compiled by numba: a thread takes one matrix after another.
+"""The weights and all statistics of small matrices, compiled by numba: a thread takes one matrix after another.
 
 A matrix is scored and put through the softmax in the L1 cache, and only what is asked for goes to memory.
 """

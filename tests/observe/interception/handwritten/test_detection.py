@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import BloomConfig, BloomForCausalLM
 
+from default_dtype import use_default_dtype
 from observe.family import Widened
 from observe.recording_checks import EQUAL, record_and_compare
 from regard import AdditiveAttention
@@ -81,9 +82,8 @@ class Model(nn.Module):
 
 @pytest.fixture
 def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    with use_default_dtype(torch.float64):
+        yield
 
 
 def compute_weights(hand: Hand, x: Tensor) -> Tensor:

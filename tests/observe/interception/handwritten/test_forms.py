@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from default_dtype import use_default_dtype
 from observe.interception.handwritten import modules_without_attention
 from observe.interception.handwritten.handwritten_attention import (
     CAUSAL,
@@ -57,9 +58,8 @@ OTHER_MATRICES = {  # not of tokens and their values (..., q, k) alone
 @pytest.fixture(autouse=True)
 def default_dtype():
     """Compute in float64, also what the forms make themselves."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    with use_default_dtype(torch.float64):
+        yield
 
 
 def build_model(part: nn.Module) -> nn.Module:
