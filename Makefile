@@ -33,8 +33,9 @@ test: .venv/ready-for-work
 
 test-all: .venv/ready-for-work
 	@echo "Running every test: about half an hour on two cores."
+	@$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
 	@CI=1 $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
-	@$(BIN)/python tests/processors.py
+	@CI=1 $(BIN)/python tests/processors.py
 
 lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

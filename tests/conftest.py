@@ -1,8 +1,8 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
 In CI, hypothesis draws the same 60 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
-emulated processor it draws the same 10 (see processors.py). In CI on a slow processor, a test with many cases runs a third of
-them.
+emulated processor it draws the same 10 (see processors.py). In CI, once the run has taken 10 minutes, a test with many cases
+runs a third of them, and after 20 a ninth.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
@@ -10,10 +10,8 @@ rely on nothing that a test of another file has made, and on no port, folder or 
 
 import datetime
 import os
-import statistics
 import time
-import zlib
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -42,56 +40,48 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
 
 
-SLOW_SECONDS = 0.09  # for LOOP; a Cascade Lake at its 2.5 GHz takes 0.075, one that shares them 0.11 to 0.3
-LOOP = 1_000_000
-MANY_CASES = 9
-PARTS = 3  # of the cases of a test
+MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES") or (10 if os.environ.get("CI") else "inf"))
+STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
+MANY_CASES = 5
+LEFT_OUT = "another case of this test ran: the run had taken long"
+places_of_cases: dict[pytest.Item, tuple[int, int]] = {}  # among the cases of its test, which has many, and their number
 
 
-def measure_speed() -> float:
-    """Return the seconds of processor time that a loop of Python takes, the median of nine."""
-    seconds = []
-    for _ in range(9):
-        started, total = time.process_time(), 0
-        for number in range(LOOP):
-            total += number * number
-        seconds.append(time.process_time() - started)
-    return statistics.median(seconds)
-
-
-is_first = "PYTEST_XDIST_WORKER" not in os.environ  # the others inherit what it sets: all must have the same tests
-if os.environ.get("CI") and is_first and not EMULATED and "REGARD_TESTS_PART" not in os.environ:
-    is_slow = measure_speed() > SLOW_SECONDS
-    os.environ["REGARD_TESTS_PART"] = str(datetime.date.today().toordinal() % PARTS) if is_slow else ""
-
-
-def deselect_cases(config: pytest.Config, items: list[pytest.Item], part: int) -> None:
-    """Leave out all but a part of the cases of each test that has many, by the crc32 of their names."""
-    counts = Counter((item.path, item.name.partition("[")[0]) for item in items)
-    kept, left_out = [], []
+def number_cases(items: list[pytest.Item]) -> None:
+    """Fill `places_of_cases`."""
+    cases = defaultdict(list)
     for item in items:
         test, _, case = item.name.partition("[")
-        is_in_part = not case or counts[item.path, test] < MANY_CASES or zlib.crc32(case.encode()) % PARTS == part
-        (kept if is_in_part else left_out).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+        if case:
+            cases[item.path, test].append(item)
+    for many in cases.values():
+        if len(many) >= MANY_CASES:
+            places_of_cases.update((item, (place, len(many))) for place, item in enumerate(many))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip two of three cases of a test with many once the run has taken long, then eight of nine; others each day."""
+    place, count = places_of_cases.get(item, (0, 1))
+    parts = min(3 ** min(2, int((time.time() - STARTED) / 60 / MINUTES)), count)
+    if (place + datetime.date.today().toordinal()) % parts:
+        pytest.skip(LEFT_OUT)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which cases were left out."""
-    if part := os.environ.get("REGARD_TESTS_PART"):
+    """Say how many cases were left out."""
+    if count := sum(LEFT_OUT in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(
-            f"This processor is slow: of the tests with {MANY_CASES} cases or more, a third of the cases ran (number {part}), "
-            "another third each day. All of them: REGARD_TESTS_PART= make test-all"
+            f"The run took more than {MINUTES:g} minutes: of tests with {MANY_CASES} cases or more, {count} were left out from "
+            "then on, others each day. All of them: REGARD_TESTS_MINUTES=inf make test-all"
         )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases where the processor is slow; start the longest files first, so that no process works alone at the end."""
-    if part := os.environ.get("REGARD_TESTS_PART"):
-        deselect_cases(config, items, int(part))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no process works alone at the end."""
     places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    number_cases(items)
 
 
 if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin

@@ -214,6 +214,12 @@ class Run:
                 if name == layer and (part is None or is_in_part(name, part))
             ]
             if not named:
+                kinds = [one for one in (*KINDS, IMPLICIT) if any(name == layer for name, _ in self.list_all_visits(one))]
+                if kinds and kind not in kinds:
+                    raise MissingNameError(
+                        f"no {kind} attention of {describe_value(layer)} was recorded: it has {join_names(kinds)} attention. "
+                        f"Pass kind={kinds[0]!r}."
+                    )
                 others = [one for one in self.names if one != layer]
                 raise MissingNameError(
                     f"no {kind} attention of {describe_value(layer)} was recorded. Recorded: {join_names(others)}."

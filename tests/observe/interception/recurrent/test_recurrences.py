@@ -225,6 +225,8 @@ def test_what_needs_weights_says_that_there_are_none():
         regard.page(recording, "unused.html")
     with pytest.raises(ConfigError, match="do not sum to 1"):
         regard.rollout(recording, kind="implicit")
+    with pytest.raises(ConfigError, match=r"it has implicit attention\. Pass kind='implicit'"):
+        recording.map(recording.names[0])
 
 
 def test_the_page_of_a_hybrid_shows_its_softmax_and_says_what_is_not_drawn(tmp_path):
