@@ -1,8 +1,8 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
-In CI, hypothesis draws the same 60 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
-emulated processor it draws the same 10 (see processors.py). In CI, once the run has taken 10 minutes, a test with many cases
-runs a third of them, and after 20 a ninth.
+In CI, hypothesis draws the same 40 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
+emulated processor it draws the same 10 (see processors.py). In CI, once the run has taken 8 minutes, a test with many cases
+runs a third of them; after 16 a ninth, and slow tests with few cases run on every third day.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
@@ -11,6 +11,7 @@ rely on nothing that a test of another file has made, and on no port, folder or 
 import datetime
 import os
 import time
+import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hypothesis import settings
 from example_count import EMULATED, limit_examples
 
 settings.register_profile("here", deadline=None, print_blob=True, max_examples=40)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=60)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 settings.register_profile("emulated", settings.get_profile("ci"), max_examples=limit_examples(100))
 settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")
 
@@ -40,10 +41,10 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
 
 
-MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES") or (10 if os.environ.get("CI") else "inf"))
+MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES") or (8 if os.environ.get("CI") else "inf"))
 STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
 MANY_CASES = 5
-LEFT_OUT = "another case of this test ran: the run had taken long"
+LEFT_OUT = "left out today, since the run had taken long"
 places_of_cases: dict[pytest.Item, tuple[int, int]] = {}  # among the cases of its test, which has many, and their number
 
 
@@ -61,10 +62,15 @@ def number_cases(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip two of three cases of a test with many once the run has taken long, then eight of nine; others each day."""
-    place, count = places_of_cases.get(item, (0, 1))
-    parts = min(3 ** min(2, int((time.time() - STARTED) / 60 / MINUTES)), count)
-    if (place + datetime.date.today().toordinal()) % parts:
+    """Skip tests of a run that takes long, others each day.
+
+    After MINUTES two of three cases of a test with many; after twice as long eight of nine, and two of three slow tests with
+    few cases.
+    """
+    stage = int((time.time() - STARTED) / 60 / MINUTES)
+    is_long = stage >= 2 and item.get_closest_marker("slow") is not None
+    place, count = places_of_cases.get(item, (zlib.crc32(item.nodeid.encode()), 3 if is_long else 1))
+    if (place + datetime.date.today().toordinal()) % min(3 ** min(stage, 2), count):
         pytest.skip(LEFT_OUT)
 
 
@@ -72,8 +78,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many cases were left out."""
     if count := sum(LEFT_OUT in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(
-            f"The run took more than {MINUTES:g} minutes: of tests with {MANY_CASES} cases or more, {count} were left out from "
-            "then on, others each day. All of them: REGARD_TESTS_MINUTES=inf make test-all"
+            f"The run took more than {MINUTES:g} minutes: {count} tests were left out from then on, others each day. "
+            "All of them: REGARD_TESTS_MINUTES=inf make test-all"
         )
 
 

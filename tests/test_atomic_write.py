@@ -65,7 +65,7 @@ def begin(code: str, *arguments: object) -> subprocess.Popen:
 def end(process: subprocess.Popen, kill: bool) -> None:
     if kill:
         process.kill()
-    process.communicate(b"go on\n", timeout=60)
+    process.communicate(b"go on\n", timeout=300)
 
 
 HALF_A_FILE = """

@@ -142,7 +142,7 @@ def test_a_signal_ends_it_with_a_checkpoint_a_sentence_and_its_code(tmp_path, nu
         if line.split()[:1] == ["1"]:  # the first step is done, and told through the pipe
             break
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (code, "")
     last = CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest()
     assert f"{number.name}: stopped after step {last.step:,}, which is saved; the same command resumes there" in out
@@ -161,14 +161,14 @@ def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whol
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # of each file
 
     process = start_training(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64", preexec_fn=little_room)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 2, out
     assert "could not be written" in err
     assert err.count("\n") == 1
     assert CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest().step == 4
     assert not list((tmp_path / "run").rglob(".*partial"))
     again = start_training(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64")
-    out, err = again.communicate(timeout=60)
+    out, err = again.communicate(timeout=300)
     assert (again.returncode, err) == (0, "")
     assert "resuming after step 4" in out
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bounds import assert_within, sum_bound
+from default_dtype import use_default_dtype
 from regard import ConfigError, DataError
 from regard.generate.translation_search import translate
 from regard.models import translator
@@ -58,7 +59,7 @@ def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
-    with small_runs.in_float64():
+    with use_default_dtype(torch.float64):
         training = begin_translation(folder, tmp_path, name, clip=0.05, model={"dropout": 0.3})
     scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
@@ -97,7 +98,7 @@ def test_batches_of_one_step_weigh_by_their_targets(folder, tmp_path, name):
 
 
 def test_the_held_out_loss_is_the_mean_over_all_of_the_valid_part_without_smoothing(folder, tmp_path):
-    with small_runs.in_float64():
+    with use_default_dtype(torch.float64):
         training = begin_translation(folder, tmp_path, "plain", evaluate_batches=10**6, model={"dropout": 0.3})
     valid = Pairs.load(folder / "pairs").valid
     reader, nats, targets = PairReader(valid, 10**6), 0.0, 0

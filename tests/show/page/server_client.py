@@ -116,7 +116,7 @@ class Client:
 
     def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str):
         """The status, the headers and the body of an answer."""
-        connection = http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=60)
+        connection = http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=300)
         try:
             connection.request(
                 method,
@@ -162,7 +162,7 @@ class Client:
 
     def connect(self) -> socket.socket:
         """A connection on which nothing has been said."""
-        return socket.create_connection((self.address.hostname, self.address.port), timeout=60)
+        return socket.create_connection((self.address.hostname, self.address.port), timeout=300)
 
     def leaving(self, path: str, sent: object = None) -> socket.socket:
         """A connection on which something has been asked, to be closed before the answer comes."""

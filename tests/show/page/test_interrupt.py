@@ -23,7 +23,7 @@ def open_stream(tokens, **environment):
     try:
         address = next(line.split()[-1] for line in server.stdout if "http://" in line)
         asked = {"text": "Once upon a time", "tokens": tokens, "temperature": 0.8, "seed": 1}
-        with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as client:
+        with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=300)) as client:
             client.request("POST", "/api/generate", json.dumps(asked), {"Content-Type": "application/json"})
             with client.getresponse() as answer:
                 yield server, answer

@@ -230,7 +230,7 @@ def find_strongest_weight(
     head = name_head(layer, attention.head_numbers[layer][place.head]).lower()
     other = " on another word than itself and the first" if attention.kind == "self" else ""
     sentences = (
-        explain_missing_kind(attention, wanted),
+        explain_missing_kind(entry, attention, wanted),
         f"The largest single weight{other} is in {head}: the marked word, {name_word(rows, q)}, puts "
         f"{format_share(weights[place.head, q, k])} of its attention on {name_word(columns, k)}.",
         describe_controls(attention),
@@ -238,11 +238,11 @@ def find_strongest_weight(
     return OpeningFinding(None, place, q, k, sentences)
 
 
-def explain_missing_kind(attention: AttentionLayers, wanted: str | None) -> str:
+def explain_missing_kind(entry: RecordingEntry, attention: AttentionLayers, wanted: str | None) -> str:
     """Return why no head is named by its kind; of attention to another input, whose heads have no such kinds, what it is."""
     if attention.kind != "self":
         return "Each word here looks at another input: that of a translation looks at the sentence that was translated."
-    q = attention.shapes[0][2]
+    q = int(view_layer(entry, HeadPlace(attention.kind, attention.part, 0, 0)).is_token[0, 0].sum())  # without padding
     if wanted in DOES:
         return f"No head is surely of the kind ‘{wanted}’ on these {q:,} words."
     few = f": at least {MIN_SUPPORT} words must count" if q <= MIN_SUPPORT else ""
