@@ -7,6 +7,7 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+MINUTES ?= inf
 BIN = .venv/bin
 unexport PYTHONDONTWRITEBYTECODE # else each of the hundreds of processes that tests start compiles every module again
 STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
@@ -32,10 +33,10 @@ test: .venv/ready-for-work
 	@$(PYTEST) -n 2 -m "not slow"
 
 test-all: .venv/ready-for-work
-	@echo "Running every test: about half an hour on two cores."
+	@echo "Running every test: half an hour or more on two cores."
 	@$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
-	@CI=1 $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
-	@CI=1 $(BIN)/python tests/processors.py
+	@CI=1 REGARD_TESTS_MINUTES=$(MINUTES) $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
+	@REGARD_TESTS_MINUTES=$(MINUTES) $(BIN)/python tests/processors.py
 
 lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

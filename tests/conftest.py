@@ -1,8 +1,10 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
 In CI, hypothesis draws the same 40 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
-emulated processor it draws the same 10 (see processors.py). In CI, once the run has taken 8 minutes, a test with many cases
-runs a third of them; after 16 a ninth, and slow tests with few cases run on every third day.
+emulated processor it draws the same 10 (see processors.py).
+
+Where REGARD_TESTS_MINUTES is set, as in .ci/run, a test with many cases runs a third of them once the run has taken so long;
+after twice that a ninth, and slow tests with few cases run on every third day.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
@@ -41,7 +43,7 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
 
 
-MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES") or (8 if os.environ.get("CI") else "inf"))
+MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
 STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
 MANY_CASES = 5
 LEFT_OUT = "left out today, since the run had taken long"
@@ -79,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if count := sum(LEFT_OUT in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
         terminalreporter.write_line(
             f"The run took more than {MINUTES:g} minutes: {count} tests were left out from then on, others each day. "
-            "All of them: REGARD_TESTS_MINUTES=inf make test-all"
+            "All of them: make test-all"
         )
 
 

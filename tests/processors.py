@@ -6,8 +6,8 @@ ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch
 NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
 only. The tests are the same; hypothesis draws a tenth of the examples (example_count.py).
 
-In CI no emulation starts after 6 minutes, and each day another one is the first; once an emulation has taken 2 minutes, tests
-with many cases run a third of them, and after 4 a ninth (conftest.py).
+Where REGARD_TESTS_MINUTES is set, no emulation starts after three quarters of it, and each day another one is the first; for
+each of them it is a quarter of it (conftest.py).
 """
 
 import datetime
@@ -64,8 +64,7 @@ THREADS = (
     "tests/map/test_compiled_passes.py",
     "tests/map/test_attribution_passes.py",
 )
-IS_CI = "CI" in os.environ
-LAST_START_SECONDS = 360
+MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -129,7 +128,7 @@ def run(emulation: Emulation, last_start: float) -> tuple[str, bool]:
     if missing:
         return f"{emulation.name}: skipped, this processor has no {' '.join(sorted(missing))}", True
     if time.perf_counter() > last_start:
-        return f"{emulation.name}: left out today, since the others took more than 6 minutes", True
+        return f"{emulation.name}: left out today, since the others took more than {0.75 * MINUTES:g} minutes", True
     command = [
         sys.executable,
         "-m",
@@ -144,8 +143,7 @@ def run(emulation: Emulation, last_start: float) -> tuple[str, bool]:
     started = time.perf_counter()
     with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart
         environment = {**os.environ, **emulation.environment, "REGARD_TESTS_EMULATED": "1", "TORCHINDUCTOR_CACHE_DIR": folder}
-        if IS_CI:
-            environment.setdefault("REGARD_TESTS_MINUTES", "2")
+        environment["REGARD_TESTS_MINUTES"] = str(MINUTES / 4)
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if ran.returncode:
@@ -159,8 +157,8 @@ def main(names: list[str]) -> int:
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
     cores = os.cpu_count() or 1
     print(f"On {processor.read_processor_name()}, {cores} cores:", flush=True)
-    first = datetime.date.today().toordinal() % len(chosen) if IS_CI else 0
-    last_start = time.perf_counter() + LAST_START_SECONDS if IS_CI else math.inf
+    first = datetime.date.today().toordinal() % len(chosen) if math.isfinite(MINUTES) else 0
+    last_start = time.perf_counter() + 0.75 * MINUTES * 60
     has_passed = True
     with ThreadPoolExecutor(cores) as pool:
         for line, passed in pool.map(partial(run, last_start=last_start), chosen[first:] + chosen[:first]):
