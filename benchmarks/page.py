@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from docs.chromium import launch_chromium
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -74,9 +74,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 
     table = Table(TITLE, COLUMNS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium") or shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
-        )
+        browser = launch_chromium(playwright)
         with serve_page("short") as (address, _):
             measure_typing(table, browser, address)
         with serve_page("long") as (address, process):

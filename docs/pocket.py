@@ -3,11 +3,11 @@
 STORIES is a file of JSON lines, such as the recipe of the model writes. The pictures need Chromium.
 """
 
-import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 
+from docs.chromium import launch_chromium
 from playwright.sync_api import sync_playwright
 
 import regard
@@ -69,8 +69,7 @@ def draw_pages(head: str) -> None:
     site = (ATLAS / "site").absolute().as_uri()
     pages = {"atlas-model": f"{site}/index.html#score=local", "atlas-head": f"{site}/{head}.html"}
     with sync_playwright() as playwright:
-        found = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = launch_chromium(playwright)
         page = browser.new_page(viewport={"width": 1100, "height": 760})
         for name, address in pages.items():
             page.goto(address)

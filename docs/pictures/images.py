@@ -5,7 +5,6 @@ random weights, as their titles state: they show where things are, not what a tr
 Hopper is that of the U.S. Navy, in the public domain, which matplotlib ships.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
+from docs.chromium import launch_chromium
 from docs.pictures.page import settle
 from matplotlib import cbook
 from PIL import Image
@@ -49,7 +49,7 @@ def main() -> None:
     )
     save(draw_whisper(), "sound-whisper.png")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
+        browser = launch_chromium(playwright)
         shoot(browser, recording, seen, "view=image&layer=2&head=1&q=29", "page-image.png")
         shoot(
             browser,
@@ -61,11 +61,6 @@ def main() -> None:
             width=390,
         )
         browser.close()
-
-
-def find_browser() -> str | None:
-    """Return the path of Chromium."""
-    return shutil.which("chromium") or shutil.which("chromium-headless-shell")
 
 
 def read_digit(digit: int) -> tuple[regard.Recording, Pixels]:

@@ -6,13 +6,13 @@ Generate run a model, and none here reads so much: they have no picture of a hun
 the pocket model without the mask of one layer; a translation is of the translator that is carried; the page opens with SmolLM2.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.page import Attends
+from docs.chromium import launch_chromium
 from playwright.sync_api import sync_playwright
 
 import regard
@@ -50,9 +50,7 @@ def main() -> None:
     named = set(sys.argv[1:])
     model = regard.GPT2.load("pocket")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium") or shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
-        )
+        browser = launch_chromium(playwright)
         if not named or named - ALONE:
             gallery(browser, model, named)
         if not named or "opening" in named:
