@@ -34,7 +34,7 @@ test: .venv/ready-for-work
 
 test-all: .venv/ready-for-work
 	@echo "Running every test: half an hour or more on two cores."
-	@$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
+	@-$(PYTEST) --collect-only >/dev/null # stores bytecode, which each of four processes would otherwise compile for itself
 	@CI=1 REGARD_TESTS_MINUTES=$(MINUTES) $(PYTEST) -n 4 --durations=5 # more processes than cores: many tests wait for a browser, or for another process
 	@REGARD_TESTS_MINUTES=$(MINUTES) $(BIN)/python tests/processors.py
 
