@@ -5,10 +5,10 @@ from typing import Any
 
 
 def find_chromium() -> str | None:
-    """Return the path of Chromium; without a window, where both are installed, which takes half of the processor's time."""
+    """Return the path of Chromium, or None; of two, the one without windows, which takes half of the processor's time."""
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
-def launch_chromium(playwright: Any) -> Any:
-    """Launch Chromium without a process for graphics, which is emulated where there is no screen, and slows it down."""
-    return playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"])
+def launch_chromium(playwright: Any, *flags: str) -> Any:
+    """Launch Chromium with some flags."""
+    return playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", *flags])

@@ -19,7 +19,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,6 +64,7 @@ THREADS = (
     "tests/map/test_attribution_passes.py",
 )
 MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
+LAST_START = time.perf_counter() + 0.75 * MINUTES * 60
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 
@@ -122,12 +122,12 @@ EMULATIONS = (
 )
 
 
-def run(emulation: Emulation, last_start: float) -> tuple[str, bool]:
-    """A line on the numerical tests under one emulation, and whether they passed; it must start before a time."""
+def run(emulation: Emulation) -> tuple[str, bool]:
+    """A line on the numerical tests under one emulation, and whether they passed; it does not start after LAST_START."""
     missing = emulation.needs - processor.read_host_features()
     if missing:
         return f"{emulation.name}: skipped, this processor has no {' '.join(sorted(missing))}", True
-    if time.perf_counter() > last_start:
+    if time.perf_counter() > LAST_START:
         return f"{emulation.name}: left out today, since the others took more than {0.75 * MINUTES:g} minutes", True
     command = [
         sys.executable,
@@ -158,10 +158,9 @@ def main(names: list[str]) -> int:
     cores = os.cpu_count() or 1
     print(f"On {processor.read_processor_name()}, {cores} cores:", flush=True)
     first = datetime.date.today().toordinal() % len(chosen) if math.isfinite(MINUTES) else 0
-    last_start = time.perf_counter() + 0.75 * MINUTES * 60
     has_passed = True
     with ThreadPoolExecutor(cores) as pool:
-        for line, passed in pool.map(partial(run, last_start=last_start), chosen[first:] + chosen[:first]):
+        for line, passed in pool.map(run, chosen[first:] + chosen[:first]):
             print(line, flush=True)
             has_passed &= passed
     return 0 if has_passed else 1

@@ -12,6 +12,7 @@ def browser() -> Iterator[object]:
         pytest.skip("there is no chromium here: make browser installs Debian's")
     sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install regard[dev]")
     with sync.sync_playwright() as playwright:
-        running = launch_chromium(playwright)
+        # without a process for graphics, which is emulated here and slows the tests down
+        running = launch_chromium(playwright, "--disable-gpu")
         yield running
         running.close()

@@ -114,6 +114,12 @@ class Run:
         histories = self.implicit_histories if kind == IMPLICIT else self.histories
         return list(dict.fromkeys((name, visit) for name, one, visit, _ in histories if one == kind))
 
+    def list_named_visits(self, layer: str, kind: str, part: str | None) -> list[tuple[str, int]]:
+        """Return a module with the number of each of its visits of a kind; none if it is not in the part."""
+        if part is not None and not is_in_part(layer, part):
+            return []
+        return [(name, visit) for name, visit in self.list_all_visits(kind) if name == layer]
+
     @overload
     def map(  # type: ignore[overload-overlap]
         self, layer: int | str, head: int | None = None, *, kind: Literal["implicit"], part: str | None = None
@@ -208,14 +214,10 @@ class Run:
         """Return the module of a layer and the number of its visit. Raises ConfigError if it was not recorded."""
         visits = self.list_visits(kind, part)
         if isinstance(layer, str):
-            named = [
-                (name, visit)
-                for name, visit in self.list_all_visits(kind)
-                if name == layer and (part is None or is_in_part(name, part))
-            ]
+            named = self.list_named_visits(layer, kind, part)
             if not named:
-                kinds = [one for one in (*KINDS, IMPLICIT) if any(name == layer for name, _ in self.list_all_visits(one))]
-                if kinds and kind not in kinds:
+                kinds = [one for one in (*KINDS, IMPLICIT) if self.list_named_visits(layer, one, part)]
+                if kinds:
                     raise MissingNameError(
                         f"no {kind} attention of {describe_value(layer)} was recorded: it has {join_names(kinds)} attention. "
                         f"Pass kind={kinds[0]!r}."
