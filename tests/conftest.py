@@ -3,8 +3,9 @@
 In CI, hypothesis draws the same 40 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
 emulated processor it draws the same 10 (see processors.py).
 
-Where REGARD_TESTS_MINUTES is set, as in .ci/run, a test with many cases runs a third of them once the run has taken so long;
-after twice that a ninth, and slow tests with few cases run on every third day.
+Where REGARD_TESTS_MINUTES is set, as in .ci/run, a test with many cases runs a third of them once the run has taken so long,
+after twice that a ninth, and so on. Slow tests with few cases run on every third day from twice that on, and all others from
+three times. Each day other cases run, and other files come first.
 
 With `-n 2`, as make runs them, processes take the files of tests in turn and share the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
@@ -28,7 +29,7 @@ settings.register_profile("emulated", settings.get_profile("ci"), max_examples=l
 settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")
 
 FOLDER = Path(__file__).parent
-LONGEST = (  # files that take minutes on two cores, the longest first; none of a browser, whose event loop stays in the process
+LONGEST = (  # files that take minutes on two cores, the longest first; none of a browser
     "head_atlas/test_build_atlas.py",
     "train/test_distributed.py",
     "compiled/test_jit_cache.py",
@@ -45,6 +46,7 @@ assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST wa
 
 MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
 STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
+TODAY = datetime.date.fromtimestamp(STARTED).toordinal()  # the same in all processes, though midnight passes
 MANY_CASES = 5
 LEFT_OUT = "left out today, since the run had taken long"
 places_of_cases: dict[pytest.Item, tuple[int, int]] = {}  # among the cases of its test, which has many, and their number
@@ -66,13 +68,17 @@ def number_cases(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests of a run that takes long, others each day.
 
-    After MINUTES two of three cases of a test with many; after twice as long eight of nine, and two of three slow tests with
-    few cases.
+    Each time that MINUTES have passed, a third is left of the cases of a test with many; one MINUTES later likewise of slow
+    tests with few cases, and two later of all others.
     """
     stage = int((time.time() - STARTED) / 60 / MINUTES)
-    is_long = stage >= 2 and item.get_closest_marker("slow") is not None
-    place, count = places_of_cases.get(item, (zlib.crc32(item.nodeid.encode()), 3 if is_long else 1))
-    if (place + datetime.date.today().toordinal()) % min(3 ** min(stage, 2), count):
+    if item in places_of_cases:
+        place, count = places_of_cases[item]
+        parts = min(3**stage, count)
+    else:
+        place = zlib.crc32(item.nodeid.encode())
+        parts = 3 ** max(0, stage - (1 if item.get_closest_marker("slow") else 2))
+    if (place + TODAY) % parts:
         pytest.skip(LEFT_OUT)
 
 
@@ -86,9 +92,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process works alone at the end."""
-    places = {FOLDER / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    """Start the longest files first, so that no process works alone at the end, and those of a browser last.
+
+    A browser's event loop stays in its process, where no test could start another. Files between begin elsewhere each day.
+    """
+    in_browser = {item.path: None for item in items if "browser" in getattr(item, "fixturenames", ())}
+    longest = {FOLDER / name: None for name in LONGEST}
+    others = [path for path in dict.fromkeys(item.path for item in items) if path not in in_browser | longest]
+    first = TODAY * 97 % len(others) if others else 0  # 97 files further each day
+    places = {path: place for place, path in enumerate([*longest, *others[first:], *others[:first], *in_browser])}
+    items.sort(key=lambda item: places[item.path])
     number_cases(items)
 
 
