@@ -20,13 +20,13 @@ from regard.show.page.recording_entry import AttentionLayers, HeadPlace, Recordi
 
 MAX_WEIGHTS = 2**23  # maximum weights of all heads together of a recording whose heads are classified when it is opened
 LEAK = "leak"  # a layer sees later words, and others do not
-DOES = {  # what a head of each kind does
+DOES = {  # what a head of each kind does on average
     "induction": "is an induction head: where a word occurs again, it looks at what followed that word before",
     "duplicate": "is a duplicate-token head: it looks at earlier places of the same word",
-    "previous token": "is a previous-token head: each word looks at the one just before it",
-    "first token": "is a sink: whatever the word, it looks at the first one, as heads do that have nothing to add",
-    "stripe": "is a stripe head: whatever the word, it looks at the same few",
-    "itself": "looks at its own word: each word at itself",
+    "previous token": "is a previous-token head: it looks at the word just before",
+    "first token": "is a sink: it looks at the first word, as heads often do that have nothing to add",
+    "stripe": "is a stripe head: it looks at the same few words from everywhere",
+    "itself": "looks at the word itself",
 }
 GETS = {  # what a score measures the attention on
     "induction": "what followed the same word before gets",
