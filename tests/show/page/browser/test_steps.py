@@ -337,3 +337,18 @@ def test_the_caption_says_what_the_sides_of_the_tables_of_a_step_are(open_page, 
     caption, first = page.locator("#caption").inner_text(), page.locator(".panel thead th:not(:empty)").first.inner_text()
     assert ("columns are the numbers of their vectors" in caption) == (first in ("q1", "c1"))
     assert ("rows look (queries), columns are looked at (keys)" in caption) == (first == "the")
+
+
+def test_the_rank_of_a_weight_is_among_the_keys_that_the_query_sees(open_page, address):
+    q = T - 3  # two keys come later
+    page = open_page(f"{address}#view=steps&r=r1&q={q}&k=0")
+    caption = page.locator("[data-strip=weights] figcaption .numbers")
+    wait_until(page, "document.querySelector('[data-strip=weights] figcaption .numbers')?.textContent.includes(' of ')")
+    assert caption.inner_text().endswith(f" of {q + 1}")
+
+
+def test_q_k_and_v_of_a_recording_are_said_to_be_as_the_attention_got_them(open_page, address):
+    page = open_page(f"{address}#view=steps&r=r1")
+    wait_until(page, "document.querySelector('.steps-sentence')?.textContent.includes('query')")
+    said = page.locator(".steps-sentence").inner_text()
+    assert "As the attention received them: with the bias, norm or rotation by position" in said

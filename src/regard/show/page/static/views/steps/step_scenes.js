@@ -10,6 +10,7 @@ const WIDE = 8; // maximum number of columns of a single row that is not transpo
 const PROJECTED =
   "From its vector x, each word gets a query (what it looks for), a key (what it is found by) and a value (what it passes on). " +
   "Queries are compared with keys; the resulting weights combine the values into the context.";
+const RECEIVED = " As the attention received them: with the bias, norm or rotation by position that a model may apply to these products.";
 const COMPARED = "From its vector x, each word gets a query (what it looks for) and a key (what it is found by), which are compared.";
 const ADDED =
   "x is the state of the decoder before it writes a word, y the outputs of the encoder for the words of the sentence. The score of " +
@@ -59,7 +60,7 @@ function listProjectedPanels({ q, k, v, weight, rows, columns }) {
   const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns], ["weight", "w", weight && [weight], ["weight"]]].filter(([, , values]) => values);
   const panels = named.map(([title, letter, values, words]) => ({ title, rows: words, columns: numberWords(letter, values[0].length), axes: "words", values }));
   if (weight) return { name: `${kept}, weight`, formula: `x W_query, y W_key, ${v ? "y, " : ""}as it was trained`, sentence: ADDED, panels };
-  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: v ? PROJECTED : COMPARED, panels };
+  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: (v ? PROJECTED : COMPARED) + RECEIVED, panels };
 }
 
 function makeTable(name, steps, { rows, columns, places }) {

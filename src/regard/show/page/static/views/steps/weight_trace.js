@@ -54,7 +54,7 @@ function listStrips(found, { problem, steps, query, key, nameKey }, i, j) {
     { name: "q", group: "width", title: `q of ${query}`, values: found.q },
     { name: "k", group: "width", title: `k of ${key}`, values: found.k },
     { name: "products", group: "width", title: product, values: found.products },
-    { name: "weights", group: "keys", title: `all weights of ${query}`, values: found.weights, lit: j, nameBar: nameKey },
+    { name: "weights", group: "keys", title: `all weights of ${query}`, values: found.weights, lit: j, nameBar: nameKey, seen: steps.masked[i].map((score) => score !== -Infinity) },
     { name: "value", group: "value", title: `v of ${key}`, values: found.value },
     { name: "added", group: "value", title: hidden ? "hidden: nothing is added to the context" : "weight · v, in the context (outlined)", values: found.added, behind: found.context },
   ];
@@ -75,7 +75,7 @@ function writeScore(steps, i, j) {
 }
 
 // Create a strip of bars, up for what is above 0 and down for what is below; `lit` marks a bar, `behind` are outlines.
-function createStrip({ name, group, title, values, lit = null, behind, nameBar }) {
+function createStrip({ name, group, title, values, lit = null, behind, nameBar, seen }) {
   const all = [...values, ...(behind ?? [])].map(Math.abs).filter(Number.isFinite);
   const top = Math.max(...all, 0) || 1;
   const low = all.length && [...values, ...(behind ?? [])].some((value) => value < 0);
@@ -93,7 +93,7 @@ function createStrip({ name, group, title, values, lit = null, behind, nameBar }
     values.map(bar((value, n) => (n === lit ? "trace-lit" : nameBar ? "trace-share" : value < 0 ? "trace-lowers" : "trace-raises"))),
     svg("line", { class: "trace-zero", x1: 0, x2: values.length, y1: zero, y2: zero }));
   const said = el("span", { class: "numbers" });
-  const tell = (n) => (said.textContent = n === null ? (lit === null ? `${low ? "±" : "up to "}${formatThreeDigits(top)}` : describeRank(values, lit)) : `${nameBar ? nameBar(n) : n + 1}: ${formatThreeDigits(values[n])}${behind ? ` of ${formatThreeDigits(behind[n])}` : ""}`);
+  const tell = (n) => (said.textContent = n === null ? (lit === null ? `${low ? "±" : "up to "}${formatThreeDigits(top)}` : describeRank(values, lit, seen)) : `${nameBar ? nameBar(n) : n + 1}: ${formatThreeDigits(values[n])}${behind ? ` of ${formatThreeDigits(behind[n])}` : ""}`);
   tell(null);
   const element = el("figure", { class: "trace-strip", "data-strip": name }, el("figcaption", {}, el("span", {}, title), said), bars);
   return {
@@ -106,8 +106,9 @@ function createStrip({ name, group, title, values, lit = null, behind, nameBar }
   };
 }
 
-// Describe a weight by its rank in its row.
-function describeRank(weights, j) {
+// Describe a weight by its rank among those of the keys that are seen.
+function describeRank(weights, j, seen) {
+  if (!seen[j]) return "hidden";
   const rank = 1 + weights.filter((weight) => weight > weights[j]).length;
-  return `${formatThreeDigits(weights[j])}, ${rank === 1 ? "the largest" : `${formatCount(rank)}${rank % 100 > 10 && rank % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][rank % 10] ?? "th"}`} of ${formatCount(weights.length)}`;
+  return `${formatThreeDigits(weights[j])}, ${rank === 1 ? "the largest" : `${formatCount(rank)}${rank % 100 > 10 && rank % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][rank % 10] ?? "th"}`} of ${formatCount(seen.filter(Boolean).length)}`;
 }
