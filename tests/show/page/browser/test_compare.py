@@ -118,6 +118,21 @@ def test_the_places_that_differ_most_are_listed_and_lead_there(open_page, addres
     assert [int(link(page)[name]) for name in "qk"] == list(divmod(int(apart.abs().argmax()), T))
 
 
+def test_words_that_look_alike_are_told_apart_by_their_places(open_page, address):
+    words = [word.strip() for word in space_words(PLAIN, T)]  # "the" stands at 0, without a space, and at 4
+    page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&q=4&k=1"))
+    assert page.locator(".compare-read > b").first.inner_text() == "‘the’ at 4 → ‘cat’"
+    named = [
+        part.strip().split(" at ")
+        for one in page.locator(".compare-place > span:first-child").all_inner_texts()
+        for part in one.split("→")
+    ]
+    assert any(word == "the" for word, *_ in named)
+    for word, *place in named:
+        assert bool(place) == (words.count(word) > 1)
+        assert all(words[int(one)] == word for one in place)
+
+
 def test_pointing_reads_and_a_click_pins_and_arrows_step(open_page, address):
     page = wait_until_drawn(open_page(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
     page.locator(".compare-frame").first.scroll_into_view_if_needed()

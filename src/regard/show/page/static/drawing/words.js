@@ -1,6 +1,7 @@
 // Render words of a text with thin marks for spaces and line ends, and codes for other invisible characters.
 
 import { el } from "./elements.js";
+import { formatCount } from "./number_format.js";
 
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and similar
 const WHOLE = 24; // maximum number of letters of a word that is not broken at the end of a line
@@ -38,6 +39,15 @@ export function quoteWord(word) {
   const bare = formatPlainWord(String(word).trim() || word, 24);
   return `‘${bare}’`;
 }
+
+// Return whether a word stands at other places, too, with or without the spaces around it.
+export const isTwin = (words, place) => words.some((word, other) => other !== place && word.trim() === words[place].trim());
+
+// Quote a word of a text; the place of one that stands more than once follows it: "‘it’ at 3".
+export const nameWord = (words, place) => `${quoteWord(words[place])}${isTwin(words, place) ? ` at ${formatCount(place)}` : ""}`;
+
+// Render a word of a text; the place of one that stands more than once follows it.
+export const renderNamedWord = (words, place) => [...renderWord(words[place]), isTwin(words, place) && el("small", { class: "word-place" }, ` at ${formatCount(place)}`)];
 
 // Render a word as a label of a small picture; a single letter is not rotated.
 export const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));

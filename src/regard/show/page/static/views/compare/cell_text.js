@@ -1,8 +1,8 @@
 // The sentences of Compare: the weights of a cell on both sides, and the largest differences.
 
 import { el, isTouch } from "../../drawing/elements.js";
-import { formatSigned, formatThreeDigits } from "../../drawing/number_format.js";
-import { quoteWord, renderWord } from "../../drawing/words.js";
+import { formatCount, formatSigned, formatThreeDigits } from "../../drawing/number_format.js";
+import { isTwin, quoteWord, renderNamedWord } from "../../drawing/words.js";
 
 // Create the line that shows the numbers of a cell i, j of the pictures `now` on both sides; i is null for no cell.
 export function createReadingLine() {
@@ -32,7 +32,8 @@ function describeCell(now, i, j) {
     const from = n * size;
     if (size > 1) return `${quoteWord(words[0][from] ?? words[1][from])} to ${quoteWord(words[0][from + size - 1] ?? words[0].at(-1))}`;
     const [a, b] = words.map((some) => some[from]);
-    return a === undefined || b === undefined || a === b ? quoteWord(a ?? b) : `${quoteWord(a)} or ${quoteWord(b)}`;
+    const place = words.some((some) => n < some.length && isTwin(some, n)) ? ` at ${formatCount(n)}` : "";
+    return (a === undefined || b === undefined || a === b ? quoteWord(a ?? b) : `${quoteWord(a)} or ${quoteWord(b)}`) + place;
   };
   return el("b", {}, `${name("rows", i)} → ${name("columns", j)}`);
 }
@@ -47,7 +48,7 @@ export function renderFurthestCells(found, [a, b], { write }, pin) {
   const line = ([i, j]) => {
     const [first, second] = [a, b].map((one) => one.weights[i * one.columns + j] ?? 0);
     return el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
-      el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
+      el("span", {}, renderNamedWord(a.words.rows, i), " → ", renderNamedWord(a.words.columns, j)),
       el("span", { class: "numbers" }, `${write(first)} → ${write(second)}`),
       el("span", { class: "numbers" }, formatSigned(second - first)));
   };

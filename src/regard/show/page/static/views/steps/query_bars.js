@@ -3,7 +3,7 @@
 import { formatColor, shadeSigned, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
-import { quoteWord, renderWord } from "../../drawing/words.js";
+import { isTwin, quoteWord, renderWord } from "../../drawing/words.js";
 import { makeNamer } from "./narration.js";
 
 const BARS = 16; // maximum number of words listed
@@ -22,9 +22,10 @@ export function renderBars(told, data, at, { pickColumn, pickRow, hover }) {
   const listed = all.length > BARS ? all.sort((a, b) => Math.abs(now[b]) - Math.abs(now[a])).slice(0, BARS).sort((a, b) => a - b) : all;
   const top = Math.max(...now.map(Math.abs), ...(marked ? own : []), 1e-9);
   const shade = (share) => (effect?.quantity.isSigned ? shadeSigned(share) : shadeWeight(0.25 + 0.75 * share));
+  const places = data.places ?? (data.columns.some((_, j) => isTwin(data.columns, j)) ? data.columns.map((_, j) => j) : null);
   const rows = listed.map((j) =>
-    el("button", { class: data.places ? "steps-bar steps-placed quiet" : "steps-bar quiet", "aria-pressed": String(j === at.column), onclick: () => pickColumn(j), onpointerenter: (event) => event.pointerType === "mouse" && hover(j), onpointerleave: () => hover(null), onfocus: () => hover(j) },
-      el("span", { class: "steps-word" }, data.places && el("span", { class: "note numbers" }, formatCount(data.places[j]), " "), renderWord(data.columns[j])),
+    el("button", { class: places ? "steps-bar steps-placed quiet" : "steps-bar quiet", "aria-pressed": String(j === at.column), onclick: () => pickColumn(j), onpointerenter: (event) => event.pointerType === "mouse" && hover(j), onpointerleave: () => hover(null), onfocus: () => hover(j) },
+      el("span", { class: "steps-word" }, places && el("span", { class: "note numbers" }, formatCount(places[j]), " "), renderWord(data.columns[j])),
       el("span", { class: "steps-track" },
         el("span", { class: "steps-fill", style: { width: `${(100 * Math.abs(now[j])) / top}%`, backgroundColor: formatColor(shade(now[j] / top)) } }),
         marked ? el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `original: ${formatThreeDigits(own[j])}` }) : null),

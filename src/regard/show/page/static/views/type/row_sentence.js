@@ -1,11 +1,11 @@
 // Describe the largest numbers of a word's row in one sentence.
 
-import { formatCount, formatRounded } from "../../drawing/number_format.js";
-import { quoteWord } from "../../drawing/words.js";
+import { formatRounded } from "../../drawing/number_format.js";
+import { nameWord } from "../../drawing/words.js";
 
-// Return the sentence about a row of a quantity: {numbers, words, asker: the word of the query, q: its place, isTranslation}.
+// Return the sentence about a row of a quantity: {numbers, words, asker: the name of the query, q: its place, isTranslation}.
 export function describeNumbers(quantity, row) {
-  if (quantity.name !== "weight") return SENTENCES[quantity.name](listLargest(row, quantity.write, row.q), quoteWord(row.asker), quantity.of);
+  if (quantity.name !== "weight") return SENTENCES[quantity.name](listLargest(row, quantity.write, row.q), row.asker, quantity.of);
   return row.isTranslation ? describeColumn(row) : describeRow(row);
 }
 
@@ -17,20 +17,19 @@ const SENTENCES = {
 
 function describeRow({ numbers, words, asker, q }) {
   const found = listLargest({ numbers, words }, formatRounded, q);
-  if (!found) return `${quoteWord(asker)} has no weights: it may see nothing, or they are not numbers (NaN).`;
+  if (!found) return `${asker} has no weights: it may see nothing, or they are not numbers (NaN).`;
   const isFirst = sortBySize(numbers, words)[0] === 0 && numbers[0] > 0.3 && q > 1;
-  return `${quoteWord(asker)} attends most to ${found}.${isFirst ? " Heads that match no other word often put their attention on the first word." : ""}`;
+  return `${asker} attends most to ${found}.${isFirst ? " Heads that match no other word often put their attention on the first word." : ""}`;
 }
 
 // Describe the words of the source with the largest weights for a word of the translation.
 function describeColumn({ numbers, words, asker }) {
-  return `To write ${quoteWord(asker)}, the model attended ${(found => (found ? `most to ${found}` : "to nothing"))(listLargest({ numbers, words }, formatRounded))}.`;
+  return `To write ${asker}, the model attended ${(found => (found ? `most to ${found}` : "to nothing"))(listLargest({ numbers, words }, formatRounded))}.`;
 }
 
 // List the words of the three numbers that are largest in size, or return "" if all are 0; with their places where a word stands more than once.
 function listLargest({ numbers, words }, write, q) {
-  const stands = (n) => words.indexOf(words[n]) !== words.lastIndexOf(words[n]);
-  const name = (n) => (n === q ? "itself" : `${quoteWord(words[n])}${stands(n) ? ` at ${formatCount(n)}` : ""}`);
+  const name = (n) => (n === q ? "itself" : nameWord(words, n));
   const few = sortBySize(numbers, words).map((n) => `${name(n)} (${write(numbers[n])})`);
   return few.length > 1 ? `${few.slice(0, -1).join(", ")} and ${few.at(-1)}` : few.join();
 }

@@ -3,7 +3,7 @@
 import { roundUp, createScale, createStateScale } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatCount } from "../../drawing/number_format.js";
-import { explainMarks, quoteWord } from "../../drawing/words.js";
+import { explainMarks, nameWord, quoteWord } from "../../drawing/words.js";
 import { makeInitialState, isCrossText } from "../../frame/controls.js";
 import { isSelectionOff, listHeadsOff, switchHeads } from "../../frame/heads_off.js";
 import { readModel, setModel } from "../../frame/model_choice.js";
@@ -108,13 +108,13 @@ async function drawNextWords(it, state, signal) {
   return signal.aborted ? undefined : page.next(state, words);
 }
 
-// Fetch the words of the keys, those of the queries if they differ, and the word of the query.
+// Fetch the words of the keys, those of the queries if they differ, and the name of the query.
 async function fetchWords({ app }, q) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[app.state().layer];
   const words = await app.words(columns, 0, Math.min(keys, MOST));
   const asking = rows === columns ? words : await app.words(rows, 0, Math.min(queries, MOST));
-  const [asker] = await app.words(rows, q, q + 1);
+  const asker = q < asking.length ? nameWord(asking, q) : `${quoteWord((await app.words(rows, q, q + 1))[0])} at ${formatCount(q)}`;
   return { words, asking, asker };
 }
 
@@ -214,7 +214,7 @@ const ABOUT = { weight: "Attention of ", carried: "Carried to ", pull: "Pull thr
 function describePicture({ app, numbers }, state, asker) {
   const hides = numbers.some((one) => one[app.settings.quantity(state).name] === null);
   const who = `layer ${state.layer}, ${app.attention().layers[state.layer].heads === 1 ? "its one head" : nameSelectedHeads(app, state)}`;
-  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, quoteWord(asker)), `: ${who}.${hides ? " Gray words are hidden from it." : ""} Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
+  app.caption(ABOUT[app.settings.get(state)], app.el("b", {}, asker), `: ${who}.${hides ? " Gray words are hidden from it." : ""} Select another word to see its ${app.settings.get(state) === "weight" ? "attention" : "numbers"}.`);
 }
 
 // Return the shaded numbers and those of the predicted next words as records.
