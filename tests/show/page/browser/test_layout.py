@@ -237,6 +237,16 @@ def test_no_tab_is_out_of_sight_with_a_list_of_recordings_beside_them(open_view,
     assert page.locator("#views").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
 
 
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_recording_with_a_long_name_puts_no_tab_out_of_sight_and_is_named_where_there_is_room(open_view, screen):
+    page = open_view("generate", screen)
+    name = "pocket, layer 2 without its mask: Lily had a red ball and Tom had a blue ball"
+    page.locator("#tools select option:checked").evaluate("(one, name) => (one.textContent = name)", name)
+    assert page.locator("#views").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
+    assert page.locator("#top").evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
+    assert page.locator("#tools select").bounding_box()["width"] > (80 if "phone" in screen else 200)
+
+
 def test_the_place_of_a_word_is_not_cut_where_the_word_is_long(open_view):
     page = open_view("generate", "laptop")
     page.evaluate(
