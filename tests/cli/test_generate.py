@@ -137,7 +137,7 @@ def test_no_line_of_a_narrow_terminal_ends_inside_a_quoted_token(folder, capsys,
     assert len(lines) > 5
     for line in lines:
         assert len(line) <= columns
-        assert re.fullmatch(r"    (looked at )?\d\.\d\d '.*'", line)
+        assert re.fullmatch(r"    (looked at )?\d\.\d\d '.*'( at \d+)?", line)
 
 
 def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers(folder, capsys):
@@ -157,7 +157,12 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
     assert first == "looked at: the mean weight over 4 heads of layer 3"
     for n, line in enumerate(lines[1::2]):
         best = weights[len(prompt) - 1 + n].topk(4)
-        shown = [f"{value:.2f} '{words[at]}'" for value, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        places = best.indices.tolist()
+        alike = [words[at].strip() for at in places]
+        twins = [f" at {at}" if alike.count(words[at].strip()) > 1 else "" for at in places]  # told apart by their places
+        shown = [
+            f"{value:.2f} '{words[at]}'{twin}" for value, at, twin in zip(best.values.tolist(), places, twins, strict=True)
+        ]
         assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
 
 
@@ -186,6 +191,10 @@ def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys, 
     code, out, _ = run_generate(capsys, prompt, "--model", folder, *flags)
     assert code == 0
     assert re.findall(r"looked at \d\.\d\d '(.*?)'", out) == words
+    whole = model.text.pieces(tokens)
+    named = re.findall(r"'([^'\n]*)' at (\d+)", out)
+    assert named
+    assert all(whole[int(place)] == word for word, place in named)
 
 
 def test_a_model_without_a_vocabulary_speaks_in_numbers(folder_without_text, capsys):

@@ -7,6 +7,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,14 +108,14 @@ def print_choices(
         if options.top:
             print_entries(console, [f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest], 4, "dim")
         if looked:
-            first, *others = (f"{near.weight:.2f} {quote_token(near.word)}" for near in looked)
+            first, *others = list_entries(looked)
             print_entries(console, [f"looked at {first}", *others], 4, "dim")
 
 
 def record_attended(
     model: GPT2 | TransformersDecoder, ids: list[int], prompt: int, layers: Sequence[int], text: "PieceTokenizer"
 ) -> Iterator[list["AttendedToken"]]:
-    """Record the model on a prompt and what follows it; yield what each token after the prompt attends to.
+    """Record the model on a prompt and what follows it; yield what each token after it attends to, by places in `ids`.
 
     One forward reads as many tokens as the context holds; each token beyond was chosen after a window of its own, which slides.
     """
@@ -123,10 +124,12 @@ def record_attended(
 
     context, last = model.config.context, prompt - 1
     for end in range(max(prompt, min(context, len(ids) - 1)), len(ids)):  # the last token was not read
-        read = ids[max(end - context, 0) : end]
+        start = max(end - context, 0)
+        read = ids[start:end]
         with torch.no_grad(), record(model, layers=layers) as recording:
             model(torch.tensor([read], device=find_device(model)))
-        yield from list_attended(recording, len(layers), text.pieces(read), len(read) - end + last)
+        for attended in list_attended(recording, len(layers), text.pieces(read), last - start):
+            yield [replace(near, position=start + near.position) for near in attended]
         last = end
 
 
@@ -142,6 +145,14 @@ def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer, options: Se
     print_stream(decode_pieces(follow(), text, options))
     print()
     return found
+
+
+def list_entries(attended: Sequence["AttendedToken"]) -> Iterator[str]:
+    """List weights with their tokens; those that look alike are told apart by their places."""
+    alike = [near.word.strip() for near in attended]
+    for near in attended:
+        place = f" at {near.position:,}" if alike.count(near.word.strip()) > 1 else ""
+        yield f"{near.weight:.2f} {quote_token(near.word)}{place}"
 
 
 def quote_token(word: str) -> str:
