@@ -389,6 +389,16 @@ def test_the_word_of_every_control_is_explained_by_the_help(open_view, view):
     assert all(len(text) > 20 for text in page.locator("dialog .terms dd").all_inner_texts())
 
 
+@pytest.mark.parametrize("view", [view for view in VIEWS if view != "heads"])
+def test_the_mark_of_a_space_is_explained_where_it_stands_and_by_the_help(open_view, view):
+    page = open_view(view, "laptop")
+    marks = page.locator(".mark-space")
+    if marks.count():
+        assert set(marks.evaluate_all("(all) => all.map((one) => one.title)")) == {"a space"}
+    page.get_by_role("button", name="Help").click()
+    assert "A thin line is a space" in " ".join(page.locator("dialog .terms dd").all_inner_texts())
+
+
 def test_what_the_buttons_of_heads_and_the_settings_of_generate_do_stands_beside_them(open_view):
     assert "what heads do on any text" in open_view("heads", "laptop").locator(".heads-controls .note").inner_text()
     for screen in ("laptop", "phone"):

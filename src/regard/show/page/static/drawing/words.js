@@ -76,8 +76,8 @@ export function renderWord(word, most = Infinity) {
   const cut = String(word).length > most ? `${String(word).slice(0, most - 1)}…` : word;
   return splitWord(cut).map(([kind, text]) => {
     if (kind === "text") return text;
-    if (kind === "space") return el("span", { class: "mark-space" }, " ");
-    if (kind === "end") return el("span", { class: "mark-end" }, "↵");
-    return el("span", { class: "mark-code" }, text);
+    if (kind === "space") return el("span", { class: "mark-space", title: "a space" }, " ");
+    if (kind === "end") return el("span", { class: "mark-end", title: "a line end" }, "↵");
+    return el("span", { class: "mark-code", title: "a character that cannot be seen" }, text);
   });
 }

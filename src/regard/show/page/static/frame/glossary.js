@@ -1,6 +1,7 @@
 // The words of the page in plain language: the titles of its controls, and what "?" explains of each view.
 
 export const TERMS = {
+  "marks in words": "A thin line is a space, ↵ a line end, and a number in a box a character that cannot be seen.",
   layer: "A model has several layers; each computes on the output of the previous one.",
   head: "Each layer has several heads, and each head has its own attention weights.",
   weight: "The share of a word’s attention that another word gets; the shares of a word add up to 1.",
@@ -30,14 +31,14 @@ export const TERMS = {
 
 const SHOWN = ["weight", "carried", "pull", "cut", "logit"];
 const OF_VIEWS = {
-  type: ["layer", "head", ...SHOWN, "skip first word"],
+  type: ["marks in words", "layer", "head", ...SHOWN, "skip first word"],
   image: ["layer", "head", "rollout"],
-  text: ["layer", "head", ...SHOWN, "head off", "skip first word", "log, linear"],
+  text: ["marks in words", "layer", "head", ...SHOWN, "head off", "skip first word", "log, linear"],
   heads: ["Probe the model", "Who may see whom?", "sort by", ...SHOWN, "skip first word", "log, linear"],
-  map: ["layer", "head", "mean, max", "spread of each row", "score", "rank", ...SHOWN, "head off", "skip first word", "log, linear"],
-  steps: ["layer", "head", "mask", "divide by √d", "temperature", ...SHOWN],
-  compare: ["layer", "head", ...SHOWN, "log, linear"],
-  generate: ["words", "temperature of sampling", "seed", "as a chat", ...SHOWN],
+  map: ["marks in words", "layer", "head", "mean, max", "spread of each row", "score", "rank", ...SHOWN, "head off", "skip first word", "log, linear"],
+  steps: ["marks in words", "layer", "head", "mask", "divide by √d", "temperature", ...SHOWN],
+  compare: ["marks in words", "layer", "head", ...SHOWN, "log, linear"],
+  generate: ["marks in words", "words", "temperature of sampling", "seed", "as a chat", ...SHOWN],
 };
 
 // List the words of a view with what they mean: [[word, text]].
