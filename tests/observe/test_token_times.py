@@ -5,7 +5,7 @@ from transformers import GenerationMixin, WhisperConfig, WhisperForConditionalGe
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from regard import AudioFrames, ConfigError, record, token_times
-from regard.observe.token_times import align_tokens
+from regard.observe.token_times import align_tokens, average_heads
 
 HEADS = [[0, 1], [1, 0], [1, 2]]
 
@@ -60,6 +60,15 @@ def test_a_path_through_any_costs_is_that_of_transformers():
         text, times = _dynamic_time_warping(costs)
         starts = times[np.pad(np.diff(text), (1, 0), constant_values=1).astype(bool)]
         assert align_tokens(costs).tolist() == starts.tolist()
+
+
+@pytest.mark.parametrize("silent", [slice(0, 3), slice(33, 37), slice(57, 60)])
+def test_frames_that_no_token_looks_at_do_not_move_the_times(silent):
+    middles = torch.arange(6).unsqueeze(-1) * 10 + 5
+    weights = torch.exp(-((torch.arange(60) - middles) / 4).square()).unsqueeze(0)
+    weights[..., silent] = 0
+    found = align_tokens((-average_heads(weights, 7)).double().numpy())
+    assert found.tolist() == [0, 10, 20, 30, 40, 50]
 
 
 def test_sound_that_is_not_known_is_an_error(model):

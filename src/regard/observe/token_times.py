@@ -32,7 +32,8 @@ def token_times(
     frames of the encoder, normalized over the tokens and smoothed by a median over time, are averaged over the heads; the time
     of a token is where the cheapest monotonic path through them reaches it. The first `prompt` tokens are at 0, and the end is
     at the time of the last token. They are those of the last run: of sound longer than the model reads at once, they count from
-    the start of the last part that it read. The numbers are those of Whisper's `return_token_timestamps` in transformers.
+    the start of the last part that it read. The numbers are those of Whisper's `return_token_timestamps` in transformers,
+    which makes NaN of a frame that has the same weight from all tokens, here 0.
     Raises ConfigError if there is no cross attention to frames of sound: then set recording.places["cross"].
     Source: Radford et al. 2022 and openai/whisper, timing.py.
     """
@@ -75,9 +76,12 @@ def check_pair(pair: object) -> tuple[int, int]:
 
 
 def average_heads(weights: Tensor, median: int) -> Tensor:
-    """Return weights (n, q, k), normalized over the tokens and smoothed over time, as the mean (q, k) over the heads."""
+    """Return weights (n, q, k), normalized over the tokens and smoothed over time, as the mean (q, k) over the heads.
+
+    A frame that has the same weight from all tokens says nothing of them, and is 0.
+    """
     mean, deviation = weights.mean(-2, keepdim=True), weights.std(-2, keepdim=True, unbiased=False)
-    normal = (weights - mean) / deviation
+    normal = torch.where(deviation == 0, 0, (weights - mean) / deviation)
     side = median // 2
     if normal.shape[-1] > side:
         padded = F.pad(normal, (side, side), mode="reflect") if side else normal
