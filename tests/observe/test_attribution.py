@@ -193,6 +193,17 @@ def test_a_difference_of_logits_is_the_difference_of_their_maps():
     assert (both - (one - other)).abs().max() < EQUAL
 
 
+def test_layers_that_were_left_out_are_said_to_be_left_out():
+    model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()
+    with regard.record(model, keep="values") as recording:
+        number = model(torch.arange(10).unsqueeze(0))[0, -1, 3]
+    found = recording.attribute(number, layers=[1])
+    with pytest.raises(ConfigError, match="leave out layers="):
+        found.relevance()
+    with pytest.raises(ConfigError, match="leave out layers="):
+        found.map(0)
+
+
 def test_layers_are_numbered_in_the_run_that_the_number_depends_on():
     config = regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)
 

@@ -85,6 +85,8 @@ class Attribution:
         last, found = history.stored_calls[-1].step, []
         for stored in history.stored_calls:
             tensor = tensors.get(stored)
+            if tensor is None and stored.graph is not None:
+                raise ConfigError(f"{history.name} is not among the layers of this attribution: leave out layers=, or add it.")
             if tensor is None:
                 raise ConfigError(f"the context of {history.name} was not kept with its graph. {ADVICE}")
             if history.selected_heads is not None:
