@@ -1,10 +1,20 @@
+import json
 import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    Idefics3Config,
+    Idefics3Model,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from regard import load
 from regard.cli import main
@@ -66,6 +76,49 @@ def test_a_model_of_images_and_text_is_seen_through_its_tower(capsys, place):
     code, out, _ = see(capsys, place / "image.png", "--model", place / "clip", "--rollout")
     assert code == 0
     assert "rollout up to layer 1" in " ".join(out.split())
+
+
+TILES = {  # of the image, 40 x 56 pixels: the processor, and how many images it makes of it
+    "GotOcr2ImageProcessor": (
+        {"crop_to_patches": True, "min_patches": 2, "max_patches": 2, "size": {"height": 24, "width": 24}},
+        3,
+    ),
+    "LlavaNextImageProcessor": (
+        {
+            "size": {"shortest_edge": 24},
+            "crop_size": {"height": 24, "width": 24},
+            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48]],
+        },
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TILES)
+def test_of_an_image_that_is_cut_into_tiles_the_first_is_shown_and_they_are_counted(capsys, place, tmp_path, kind):
+    settings, count = TILES[kind]
+    for file in (place / "vit").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
+    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
+    assert (code, err) == (0, "")
+    said = " ".join(out.split())
+    assert "24 x 24 pixels as 6 x 6 patches" in said
+    assert f"Shown is the first of {count} images that the processor makes of it." in said
+
+
+def test_a_tower_that_names_no_main_input_is_found_by_what_it_takes(capsys, place, tmp_path):
+    vision, text = (
+        {**SMALL, "image_size": 24, "patch_size": 4},
+        {**SMALL, "vocab_size": 31, "model_type": "llama", "pad_token_id": 0},
+    )
+    Idefics3Model(Idefics3Config(vision_config=vision, text_config=text, scale_factor=2, pad_token_id=0)).save_pretrained(
+        tmp_path
+    )
+    capsys.readouterr()  # the bar of saving
+    code, out, err = see(capsys, place / "image.png", "--model", tmp_path)
+    assert (code, err) == (0, "")
+    assert "2 layers of 3 heads. 24 x 24 pixels as 6 x 6 patches" in " ".join(out.split())
 
 
 @pytest.mark.slow

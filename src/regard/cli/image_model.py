@@ -1,5 +1,6 @@
 """Models of images, of transformers and the one that is included, and images as their inputs."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from regard.show.image_input import Pixels, load_image
 from regard.weights.vision_weights import INCLUDED
 
 TOWERS = ("vision_model", "vision_tower", "visual", "image_encoder", "vision_encoder")  # attributes that are image towers
-INPUT = "pixel_values"
+INPUT, WORD_IDS = "pixel_values", "input_ids"  # names of arguments in transformers
 CLASSIFIER, BASE = "AutoModelForImageClassification", "AutoModel"
 HALF = 0.5  # mean and standard deviation where a folder has no processor
 MAX_DEPTH = 3  # of towers within models within models
@@ -33,11 +34,16 @@ class ImageModel:
     classes: Mapping[int, str]
 
     def prepare(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
-        """Return the input (1, c, height, width) of an image, and the image as the model sees it: resized and cropped."""
+        """Return the inputs (n, c, height, width) of an image, and the first as the model sees it: resized and cropped.
+
+        There are several where the processor cuts an image into tiles.
+        """
         if self.processor is None:
             return self.resize(pixels)
         with silence_transformers():
             found = self.processor(images=pixels, return_tensors="pt")[INPUT]
+        if isinstance(found, Tensor) and found.dim() == 5:  # of one text (1, n, c, height, width)
+            found = found.flatten(0, 1)
         if not isinstance(found, Tensor) or found.dim() != 4:
             raise ConfigError(
                 f"{self.name} takes images as packed patches, which this command cannot lay out: record it in Python, and pass "
@@ -45,9 +51,9 @@ class ImageModel:
             )
         mean, std = (getattr(self.processor, one, None) for one in ("image_mean", "image_std"))
         if mean is None or std is None or not getattr(self.processor, "do_normalize", True):
-            return found[:1], load_image(found[0])
+            return found, load_image(found[0])
         mean, std = (torch.tensor(one, dtype=found.dtype).view(-1, 1, 1) for one in (mean, std))
-        return found[:1], load_image((found[0] * std + mean).clamp(0, 1))
+        return found, load_image((found[0] * std + mean).clamp(0, 1))
 
     def resize(self, pixels: Pixels) -> tuple[Tensor, Pixels]:
         """Return an image resized to the size in the config, its numbers from -1 to 1, and the resized image."""
@@ -111,13 +117,28 @@ def load_image_model(name: str) -> ImageModel:
 
 def find_tower(model: nn.Module, depth: int = MAX_DEPTH) -> nn.Module | None:
     """Return a model that reads images alone, or the part of it that does; None if there is none."""
-    if getattr(model, "main_input_name", None) == INPUT:
+    if reads_images_alone(model):
         return model
     if not depth:
         return None
     inner = (getattr(model, one, None) for one in (*TOWERS, "model"))
     found = (find_tower(one, depth - 1) for one in inner if isinstance(one, nn.Module))
     return next((one for one in found if one is not None), None)
+
+
+def reads_images_alone(model: nn.Module) -> bool:
+    """Return whether images are the main input of a model, or the first argument and the only one that it must be given."""
+    if getattr(model, "main_input_name", None) == INPUT:
+        return True
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    if not parameters or parameters[0].name != INPUT:
+        return False
+    return not any(needs_value(one) or one.name == WORD_IDS for one in parameters[1:])
+
+
+def needs_value(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter has to be given in a call."""
+    return parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def load_processor(source: str, is_folder: bool) -> Any:

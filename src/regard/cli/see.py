@@ -63,16 +63,18 @@ def parse_patch(text: str | None) -> tuple[int, int] | None:
 
 def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels, str]:
     """Return the recording of a model on an image, the image as the model saw it, and sentences about both."""
-    pixel_values, seen = foreign.prepare(pixels)
+    images, seen = foreign.prepare(pixels)
     start = time.perf_counter()
     layers = int(getattr(foreign.model.config, "num_hidden_layers", 0) or 0)
     with torch.inference_mode(), record(foreign.model) as recording, show_bar("running", lambda: len(recording.calls), layers):
-        output = foreign.run(pixel_values)
+        output = foreign.run(images[:1])
     seconds = time.perf_counter() - start
     recording.model = foreign.name
     grid = find_first_grid(recording)
-    height, width = pixel_values.shape[2:]
+    height, width = images.shape[2:]
     sentence = f"{width} x {height} pixels as {grid.columns} x {grid.rows} patches, in {seconds:.1f} s."
+    if len(images) > 1:
+        sentence += f" Shown is the first of {len(images)} images that the processor makes of it."
     best = foreign.name_class(output)
     sentence += f" The model says {escape_text(best[0])} ({best[1]:.2f})." if best else ""
     lacks_processor = foreign.processor is None and foreign.name not in INCLUDED
