@@ -1,6 +1,5 @@
 """The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,11 +118,11 @@ class KVHistory:
         if len(last) < 2 or not has_equal_rows(last.unsqueeze(2)):
             return match
         theirs, identity = get_keys(match.slot), torch.arange(len(last), device=last.device)
-        if match.rows is None and self.has_own_keys(match, theirs):
+        if match.rows is None and self.has_same_keys(match, theirs):  # rows that stay equal would be measured at each step
             return match
         rows = (identity if match.rows is None else match.rows)[: len(theirs)]
         apart = last.new_zeros(len(theirs), len(last), dtype=torch.float32)
-        for start, keys in self.iterate_newest_keys(match.known):
+        for start, keys in self.iterate_newest_keys(match.known, self.stored_calls[-1].step):
             part = theirs[:, :, max(start - match.first, 0) : start - match.first + keys.shape[2]]
             apart += measure_rows(keys[:, :, keys.shape[2] - part.shape[2] :], part)
             is_near = apart <= apart.amin(1, keepdim=True) + NEAR * measure_rows(part[:1] * 0, part)
@@ -132,22 +131,37 @@ class KVHistory:
         rows = torch.where(is_near.gather(1, rows.unsqueeze(1)).squeeze(1), rows, apart.argmin(1))
         return match._replace(rows=None if torch.equal(rows, identity) else rows)
 
-    def has_own_keys(self, match: CacheMatch, theirs: Tensor) -> bool:
-        """Return whether all keys of a cache (b, g, n, d) equal those that they match in the history, row by row, to the bit.
+    def has_same_keys(self, match: CacheMatch, k: Tensor) -> bool:
+        """Return whether the keys of a cache (b, g, n, d) equal those that they match in the history, to the bit."""
+        keys = self.join_matched_keys(match)
+        theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
+        return keys.shape == theirs.shape and torch.equal(keys, theirs)
 
-        One comparison of all steps: rows that stay equal, as those of one prompt, would be measured step by step at each step.
-        """
-        ours = torch.cat([keys for _, keys in self.iterate_newest_keys(match.known)][::-1], 2)
-        return torch.equal(ours[:, :, match.first :], theirs)
+    def measure_distance(self, match: CacheMatch, k: Tensor) -> float:
+        """Return how far the keys of a cache are from those that they match in the history, relative to their norm."""
+        keys = self.join_matched_keys(match)
+        theirs = k[:, :, : keys.shape[2]].float()
+        size = theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny)
+        return float((keys.float() - theirs).norm() / size)
 
-    def iterate_newest_keys(self, known: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the entries of the first `known` keys and their starts, the newest first, in the row order of the last step."""
+    def join_matched_keys(self, match: CacheMatch) -> Tensor:
+        """Return the keys of the history that those of a cache match, in the rows of the cache."""
+        keys = self.join_newest_keys(match.known, self.stored_calls[-1].step)[:, :, match.first :]
+        return keys if match.rows is None else keys[match.rows]
+
+    def join_newest_keys(self, known: int, step: int) -> Tensor:
+        """Return the first `known` keys, (b, g, k, d), in the row order of a step; a view if they are of one step."""
+        parts = [keys for _, keys in self.iterate_newest_keys(max(known, 1), step)][::-1]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, 2))[:, :, :known]
+
+    def iterate_newest_keys(self, known: int, wanted: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the entries of the first `known` keys and their starts, the newest first, in the row order of a step."""
         rows: Tensor | None = None
-        at, start = self.stored_calls[-1].step, sum(keys.shape[2] for keys in self.keys)
+        start = sum(keys.shape[2] for keys in self.keys)
         for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
-            for turn in (self.parent_rows[one] for one in range(at, step, -1) if one in self.parent_rows):
+            for turn in (self.parent_rows[one] for one in range(wanted, step, -1) if one in self.parent_rows):
                 rows = turn if rows is None else turn[rows]
-            at, start = step, start - keys.shape[2]
+            wanted, start = min(wanted, step), start - keys.shape[2]
             if start < known:
                 yield start, (keys if rows is None else keys[rows.to(keys.device)])[:, :, : known - start]
 
@@ -184,14 +198,6 @@ class KVHistory:
         """
         proposed = dict.fromkeys([stated or 0, min(self.total, before), self.total])
         return [known for known in proposed if min(known, before) > 0 and known <= self.total]
-
-    def measure_distance(self, match: CacheMatch, k: Tensor) -> float:
-        """Return how far the keys of a cache are from those that they match in the history, relative to their norm."""
-        keys = self.join_keys(match.known, self.stored_calls[-1].step, match.first)
-        keys = keys if match.rows is None else keys[match.rows]
-        theirs = k[:, :, : keys.shape[2]].float()
-        size = theirs.norm().clamp(min=torch.finfo(theirs.dtype).tiny)
-        return float((keys.float() - theirs).norm() / size)
 
     def get_key(self, index: int) -> Tensor:
         """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
@@ -248,12 +254,7 @@ class KVHistory:
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
         self.check_unchanged()
-        starts = itertools.accumulate((keys.shape[2] for keys in self.keys), initial=0)
-        entries = zip(self.steps, self.keys, starts, strict=False)
-        known = [(made, keys) for made, keys, start in entries if start < max(stop, 1)]  # later ones may have more rows: beams
-        parts = [self.reorder_rows(keys, made, step) for made, keys in known]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
+        return self.join_newest_keys(stop, step)[:, :, first:]
 
     def build_call_map(self, stored: StoredCall) -> AttentionMap:
         """Return the map of one call."""

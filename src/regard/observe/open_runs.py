@@ -186,7 +186,7 @@ def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -
         (place.distance, place.known < history.total, bool(one.caches) and cache is not None) for one, history, place in found
     ]
     best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
-    same = [one for one in best if len(best) == 1 or has_same_keys(*one[1:], keys())]
+    same = [one for one in best if len(best) == 1 or one[1].has_same_keys(one[2], keys())]
     return min(same or best, key=lambda one: one[0].last)
 
 
@@ -197,14 +197,6 @@ def has_near_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:
     """
     tolerance = max(KEY_TOLERANCE, 4 * torch.finfo(k.dtype).eps)
     return place.distance > tolerance or not history.measure_distance(place, k) > tolerance  # NaN is not
-
-
-def has_same_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:
-    """Return whether the keys of a history equal those of a cache, for all keys that both have."""
-    keys = history.join_keys(place.known, history.stored_calls[-1].step, place.first)
-    keys = keys if place.rows is None else keys[place.rows]
-    theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
-    return keys.shape == theirs.shape and torch.equal(keys, theirs)
 
 
 def find_cache(args: Any, kwargs: Any) -> Any:
