@@ -136,7 +136,7 @@ def test_a_passage_longer_than_the_context_keeps_its_end(model):
     [
         (["word"], {}, DataError, "passage 0 has no last word after others: 'word'"),
         (["a b", " b "], {}, DataError, "passage 1 has no last word"),
-        ([], {}, DataError, "there is no passage"),
+        ([], {}, DataError, "passages is empty"),
         (["a bcdefgh"], {"context": 5}, DataError, "'bcdefgh' has 8 tokens, and the context is 5"),
         (["a b"], {"batch": 0}, ConfigError, "batch must be a whole number of at least 1"),
     ],

@@ -172,3 +172,9 @@ def test_words_and_bytes_of_a_corpus_are_those_of_its_documents(tmp_path_factory
 def test_letters_have_no_end_and_their_documents_run_together(tmp_path):
     made = prepare(["ab c", "d e"], Letters("abcde "), tmp_path / "corpus")
     assert count_words_and_bytes(made) == (3, 7)
+
+
+@pytest.mark.parametrize("wrong", [-1, 11])
+def test_a_token_that_has_no_logit_is_named(wrong):
+    with pytest.raises(DataError, match=f"token {wrong} is out of range: the model has tokens 0 to 10"):
+        losses(torch.zeros(3, 11), torch.tensor([0, wrong, 10]))

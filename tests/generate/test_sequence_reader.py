@@ -54,34 +54,34 @@ def test_what_is_gone_back_over_was_never_read():
     torch.testing.assert_close(found[0], read_last_logits(rows(5)[0] + rows(2, seed=2)[0]), atol=1e-11, rtol=0)
 
 
-def test_an_opening_is_read_once_and_every_row_goes_on_from_it():
+def test_a_prefix_is_read_once_and_every_row_goes_on_from_it():
     (prefix,), after = rows(7), [[], *rows(3, 1, seed=1)]
-    opening = PrefixCache.read(MODEL, prefix)
-    found = stack_tokens(MODEL.generate(after, 5, temperature=0, after=opening))
+    known = PrefixCache.read(MODEL, prefix)
+    found = stack_tokens(MODEL.generate(after, 5, temperature=0, after=known))
     assert torch.equal(found, stack_tokens(MODEL.generate([prefix + row for row in after], 5, temperature=0)))
-    assert torch.equal(found, stack_tokens(MODEL.generate(after, 5, temperature=0, after=opening)))  # it is as it was
+    assert torch.equal(found, stack_tokens(MODEL.generate(after, 5, temperature=0, after=known)))  # it is as it was
 
 
-def test_what_follows_an_opening_reads_only_its_last_token_again():
+def test_what_follows_a_prefix_reads_only_its_last_token_again():
     read = []
     hook = MODEL.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
     try:
-        opening = PrefixCache.read(MODEL, rows(7)[0])
-        list(MODEL.generate([[], [3, 5]], 3, after=opening))
+        known = PrefixCache.read(MODEL, rows(7)[0])
+        list(MODEL.generate([[], [3, 5]], 3, after=known))
     finally:
         hook.remove()
     assert read == [(1, 7), (2, 3), (2, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("size", [1, CONTEXT])
-def test_an_opening_of_one_token_or_of_the_whole_context_serves_too(size):
+def test_a_prefix_of_one_token_or_of_the_whole_context_serves_too(size):
     (prefix,) = rows(size)
     asked = {"temperature": 0, "past": "slide"}
     found = stack_tokens(MODEL.generate([[], [5]], 3, after=PrefixCache.read(MODEL, prefix), **asked))
     assert torch.equal(found, stack_tokens(MODEL.generate([prefix, [*prefix, 5]], 3, **asked)))
 
 
-def test_an_opening_is_one_sequence_that_the_context_holds():
+def test_a_prefix_is_one_sequence_that_the_context_holds():
     with pytest.raises(ShapeError, match="got 2"):
         PrefixCache.read(MODEL, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(ConfigError, match=f"has {CONTEXT + 1} tokens; the model reads at most {CONTEXT}"):
@@ -90,10 +90,10 @@ def test_an_opening_is_one_sequence_that_the_context_holds():
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("size", [1, 5])
-def test_an_opening_of_a_model_with_other_layers_is_refused(size, layers):
-    opening = PrefixCache.read(gpt2(layers=layers), [1] * size)
+def test_a_prefix_of_a_model_with_other_layers_is_refused(size, layers):
+    known = PrefixCache.read(gpt2(layers=layers), [1] * size)
     with pytest.raises(ShapeError, match=rf"layers={layers}, this model has layers=2\. Read it with this model"):
-        MODEL.generate([3], 2, after=opening)
+        MODEL.generate([3], 2, after=known)
 
 
 @pytest.mark.parametrize(

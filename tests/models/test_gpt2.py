@@ -13,7 +13,7 @@ from bounds import EXPONENTIAL, assert_within, estimate_rounding, sum_bound
 from example_count import limit_examples
 from models import sorter
 from regard import MultiHeadAttention, ShapeError
-from regard.errors import WeightsError
+from regard.errors import OutOfRangeError, WeightsError
 from regard.mechanism import heads
 from regard.models import GPT2, GPT2Config
 from regard.text import BytePair, Letters
@@ -354,3 +354,9 @@ def test_transformers_config_has_not_grown_a_setting_that_changes_what_is_comput
     }
     own = set(TheirConfig.__annotations__) - {"model_type", "keys_to_ignore_at_inference", "attribute_map"}
     assert own == known
+
+
+@pytest.mark.parametrize("wrong", [-1, 53])
+def test_a_token_that_the_model_does_not_have_is_named(wrong):
+    with pytest.raises(OutOfRangeError, match=f"token {wrong} is out of range: the model has tokens 0 to 52"):
+        GPT2(SMALL)(torch.tensor([[0, 52, wrong]]))

@@ -68,7 +68,10 @@ class Circuits:
         name, head, h = self.find_head(layer, head)
         found = self.parts.layers[name]
         if found.output is None or found.value is None or found.norm is None:
-            raise ConfigError(f"the value projection or the output projection of {name} was not found.")
+            raise ConfigError(
+                f"the value projection or the output projection of {name} was not found, so its heads have no OV circuit. "
+                "Choose another layer, or measure what its heads do by regard.effects."
+            )
         left = found.norm.apply_transposed(found.value[head * len(found.value) // h].T).T
         if space == "residual":
             return FactoredMatrix(left, found.output[head])
@@ -97,7 +100,10 @@ class Circuits:
             distance = check_count("distance", distance, least=0, most=turned.shape[1] - 1)
             rotation = measure_rotation(outputs[:, distance], turned[:, distance])
             if rotation is None:
-                raise ConfigError(f"the queries and keys of {name} are changed after their projection, not only rotated.")
+                raise ConfigError(
+                    f"the queries and keys of {name} are changed after their projection, not only rotated, so its heads have "
+                    "no QK circuit. Choose another layer."
+                )
             left = left @ rotation
         left, right = found.norm.apply_transposed(left.T).T, found.norm.apply_transposed(right.T)
         if space == "residual":
@@ -117,7 +123,10 @@ class Circuits:
             if is_near(one.x, other.x, one.tolerance):
                 outputs, turned = torch.cat([query.outputs, key.outputs]).cpu(), torch.cat([q, k]).cpu()
                 return self.query_key_parts.setdefault(name, QueryKeyParts(query, key, norm, outputs, turned))
-        raise ConfigError(f"the projections of the queries and keys of {name} were not found, or not behind one norm.")
+        raise ConfigError(
+            f"the projections of the queries and keys of {name} were not found, or not behind one norm, so its heads have no "
+            "QK circuit. Choose another layer."
+        )
 
     def find_head(self, layer: int, head: int) -> tuple[str, int, int]:
         """Return the name of a layer, the head counted from 0, and the number of heads. Raises OutOfRangeError."""

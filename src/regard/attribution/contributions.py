@@ -103,7 +103,10 @@ class Contributions:
         values = self.recording.values(layer)
         found = self.parts.layers.get(name)
         if found is None or found.output is None or values is None:
-            raise ConfigError(f"the output projection of {name} was not found, or a norm follows it.")
+            raise ConfigError(
+                f"the output projection of {name} was not found, or a norm follows it, so what its heads add cannot be "
+                "computed. Measure what they do by regard.effects."
+            )
         return found.output, values
 
     def __str__(self) -> str:
@@ -166,7 +169,7 @@ def contributions(
     found = Contributions(recording, parts, row, reader, number, torch.empty(0))
     adds = [found.map(layer)[:, :, row].sum(-1).cpu() for layer in range(len(recording.layers()))]
     if len({len(one[0]) for one in adds}) != 1:
-        raise ConfigError("contributions needs layers with equally many heads.")
+        raise ConfigError(f"contributions needs layers with equally many heads, got {[len(one[0]) for one in adds]}.")
     return Contributions(recording, parts, row, reader, number, torch.stack(adds, 1))
 
 

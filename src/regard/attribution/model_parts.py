@@ -101,7 +101,7 @@ def find_parts(
     the output of the last norm times the unembedding.
     """
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-        raise ConfigError("the weights are sharded over several processes (FSDP).")
+        raise ConfigError("the weights are sharded over several processes (FSDP): load the model in one process.")
     words = find_embedding(model, "get_output_embeddings", "head") if unembedding is None else unembedding
     embedding = find_embedding(model, "get_input_embeddings", "tokens")
     words = embedding if words is None else words
@@ -118,11 +118,14 @@ def find_parts(
     if last is None or final is None or not does_fit or not is_near(shown, last.y @ words.to(last.y).T, tolerance):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
-            "computed."
+            "computed. Measure what it does by regard.effects."
         )
     norm = fit_norm(last)
     if norm is None:
-        raise ConfigError(f"the last norm, {last.name}, is neither a layer norm nor an RMS norm.")
+        raise ConfigError(
+            f"the last norm, {last.name}, is neither a layer norm nor an RMS norm, so what a head adds to the logits cannot be "
+            "computed. Measure what it does by regard.effects."
+        )
     names = recording.layers()
     outputs = [find_output_projection(recording, number, trace) for number in range(len(names))]
     gains = measure_direct_gains(model, trace, [one for one in outputs if one is not None])

@@ -99,7 +99,7 @@ class TransformersModel:
             found = found[:, len(beginning) :]
         whole = found.shape[1]
         if not whole:
-            raise DataError("the text has no tokens.")
+            raise DataError("the text has no tokens: pass at least one word.")
         limit = whole if most is None else most
         if self.context is not None and (most is None or not self.can_extend_context):
             limit = min(limit, self.context)

@@ -123,7 +123,7 @@ def lambada(
             if watch is not None:
                 watch(count)
     if not count:
-        raise DataError("there is no passage.")
+        raise DataError("passages is empty: pass at least one text.")
     return Lambada(passages=count, right=right, right_filtered=filtered if stop else None, nats=nats, tokens=tokens)
 
 

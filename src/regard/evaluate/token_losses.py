@@ -34,7 +34,8 @@ def evaluation_mode(model: Model) -> Iterator[torch.device]:
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute -log softmax(logits) at the targets, in nats, float64: logits (r, n), targets (r,), the loss (r,)."""
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
-        raise DataError(f"a token is out of range: the model has tokens 0 to {logits.shape[-1] - 1}.")
+        wrong = int(targets.min()) if int(targets.min()) < 0 else int(targets.max())
+        raise DataError(f"token {wrong} is out of range: the model has tokens 0 to {logits.shape[-1] - 1}.")
     rows = max(1, BLOCK // max(logits.shape[-1], 1))
     found = []
     for block, right in zip(logits.split(rows), targets.split(rows), strict=True):

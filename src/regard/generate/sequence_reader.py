@@ -66,7 +66,7 @@ def compute_logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PrefixCache:
-    """A common beginning of many sequences, read once: `generate(rows, n, after=opening)` continues it with each row."""
+    """A common beginning of many sequences, read once: `generate(rows, n, after=prefix)` continues it with each row."""
 
     tokens: tuple[int, ...]
     cache: Cache
@@ -76,7 +76,9 @@ class PrefixCache:
         """Read the tokens (t,) of one sequence."""
         rows = list_token_rows(tokens, model.config.vocabulary)
         if len(rows) != 1:
-            raise ShapeError(f"an opening is one sequence (t,), got {len(rows)}.")
+            raise ShapeError(
+                f"a PrefixCache holds the tokens of one sequence (t,), got {len(rows)} sequences: read each alone."
+            )
         check_context(model, len(rows[0]), 0)
         reader = SequenceReader(model, len(rows[0]))
         reader.read(rows)
@@ -87,8 +89,8 @@ class PrefixCache:
         layers = len(self.cache.keys_and_values)
         if layers != model.config.layers:
             raise ShapeError(
-                f"the opening was read by a model with layers={layers}, this model has layers={model.config.layers}. Read it "
-                "with this model: PrefixCache.read(model, tokens)."
+                f"the PrefixCache was read by a model with layers={layers}, this model has layers={model.config.layers}. Read "
+                "it with this model: PrefixCache.read(model, tokens)."
             )
 
 

@@ -83,7 +83,7 @@ def atlas(
     HeadOptions(scores=scores).check()
     adapter, place = adapt_model(model), Path(check_path("folder", folder))
     if isinstance(adapter, TranslatorAdapter):
-        raise ConfigError("an atlas needs a language model, not a translator.")
+        raise ConfigError(f"an atlas needs a language model, and {adapter.name} is a translator.")
     context = find_context(adapter.model) or adapter.context
     name, checksum = describe_source(check_path("source", source) if isinstance(source, str) else source)
     plan = make_plan(

@@ -17,7 +17,9 @@ def join_tokens(parts: Sequence[Factors], lengths: Sequence[int], parameters: Se
     ConfigError if the calls have different factors, or different values of `parameters`, which do not depend on the token.
     """
     if any(set(part) != set(parts[0]) for part in parts):
-        raise ConfigError("the calls of one layer have different factors, so they do not form one map.")
+        raise ConfigError(
+            "the calls of one layer have different factors, so they do not form one map: recording[name] has each of them."
+        )
     found = {}
     for name, first in parts[0].items():
         tensors = [part[name] for part in parts]
@@ -26,7 +28,10 @@ def join_tokens(parts: Sequence[Factors], lengths: Sequence[int], parameters: Se
                 found[name] = first
                 continue
             if name in parameters:
-                raise ConfigError(f"{name} differs between the calls of one layer, so they do not form one map.")
+                raise ConfigError(
+                    f"{name} differs between the calls of one layer, so they do not form one map: recording[name] has "
+                    "each of them."
+                )
         found[name] = concatenate([expand_axis(x, 2, t) for x, t in zip(tensors, lengths, strict=True)], 2)
     return found
 

@@ -77,7 +77,9 @@ class GPT2(nn.Module):
         try:
             x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
         except IndexError:
-            raise OutOfRangeError(f"a token is out of range: the model has tokens 0 to {self.config.vocabulary - 1}.") from None
+            last = self.config.vocabulary - 1
+            wrong = int(tokens[(tokens < 0) | (tokens > last)][0])
+            raise OutOfRangeError(f"token {wrong} is out of range: the model has tokens 0 to {last}.") from None
         for number, block in enumerate(self.blocks):
             # quantized products of many vectors are in bfloat16, those of the next token are not
             stored = (x.dtype,) if isinstance(getattr(block.attention, "W_key", None), QuantizedLinear) else ()

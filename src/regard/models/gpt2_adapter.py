@@ -45,7 +45,7 @@ class GPT2Adapter:
         """Return the first tokens of a text, as many as the model reads, their pieces, and the number of all tokens."""
         found = self.encode(text)
         if not found:
-            raise DataError("the text has no tokens.")
+            raise DataError("the text has no tokens: pass at least one word.")
         ids = found[: min(self.context, len(found) if most is None else most)]
         return torch.tensor([ids]), self.words.pieces(ids), len(found)
 

@@ -36,7 +36,7 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     for name, weights in iterate_columns(recording, check_integer("word", word), check_integer("row", row)):
         total[name] = weights if name not in total else total[name] + weights
     if not total:
-        raise ConfigError("no cross attention to the words of a prompt was recorded.")
+        raise ConfigError("no cross attention to the words of a prompt was recorded: record the denoiser, e.g. pipeline.unet.")
     found = torch.zeros(height, width, dtype=torch.float64)
     for name, weights in total.items():
         pictures = arrange_picture(weights, height, width, name)

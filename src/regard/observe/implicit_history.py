@@ -190,7 +190,9 @@ def join_mechanism_tokens(parts: Sequence[Mechanism]) -> Mechanism | JoinedMatri
     convolutions = [one for one in parts if isinstance(one, Convolution)]
     matrices = [one for one in parts if isinstance(one, ScoredMatrix | StoredMatrix)]
     if sum(map(bool, (recurrences, convolutions, matrices))) > 1:
-        raise ConfigError("the calls of one layer are of different kinds, so they do not form one map.")
+        raise ConfigError(
+            "the calls of one layer are of different kinds, so they do not form one map: recording[name] has each of them."
+        )
     if matrices:
         return matrices[0] if len(matrices) == 1 else JoinedMatrices(matrices)
     return LinearRecurrence.join_tokens(recurrences) if recurrences else Convolution.join_tokens(convolutions)

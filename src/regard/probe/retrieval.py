@@ -79,7 +79,7 @@ def measure_retrieval(
     Source: Wu et al. 2024, section 2, and the script published with it.
     """
     if not prompts:
-        raise ConfigError("retrieval needs at least one prompt.")
+        raise ConfigError("prompts is empty: retrieval needs at least one prompt.")
     found: dict[tuple[int, int], list[float]] = {}
     answered = 0
     with evaluate_mode(model), torch.no_grad():

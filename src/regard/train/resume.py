@@ -34,7 +34,10 @@ def resume_training(training: Any) -> None:
     running = check_header(last.folder / HEADER_NAME, last.header)
     refuse_different_run(read_config(last.folder, last.header), config, training.folder)
     if last.header["corpus"] != training.task.identify_data():
-        raise ConfigError(f"the corpus is not the one that the run in {training.folder} was trained on.")
+        raise ConfigError(
+            f"the corpus is not the one that the run in {training.folder} was trained on. Use that one, or name another folder "
+            "as out."
+        )
     if last.step > config.steps:
         raise ConfigError(f"steps is {config.steps}, and the run in {training.folder} has done {last.step}: use more steps.")
     training.running, training.best, training.held_out_nats = running, last.header["best"], last.header["held_out_nats"]

@@ -54,7 +54,7 @@ def truncate_log(path: Path, step: int) -> None:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file of JSON lines."""
     if not path.is_file():
-        raise DataError(f"{path} is missing, which training writes.")
+        raise DataError(f"{path} is missing, which training writes into its folder, out.")
     return [row for _, row in parse_lines(path)]
 
 
@@ -72,7 +72,9 @@ def parse_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(lines) - 1:
                 break
-            raise DataError(f"{path}: line {number + 1} is not what training writes.") from None
+            raise DataError(
+                f"{path}: line {number + 1} is not what training writes, a JSON object with the number of its step."
+            ) from None
         if number < len(lines) - 1:  # a complete line ends with a line break
             found.append((line, row))
     return found
