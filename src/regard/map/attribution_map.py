@@ -16,15 +16,12 @@ from regard.map.attribution_passes import EntryStatistics, Products, compute_cut
 from regard.map.hiding_bias import drop_repeats, replace_hiding_numbers
 from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
-from regard.map.signed_map import SignedMap, SignedOverview
+from regard.map.signed_map import SignedMap
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.mechanism.request import Request
 from regard.mechanism.scores import score_dtype
 
 FACTORS = {"one": "products", "weights": "weights times products", "cut": "changes by hidden keys"}  # and what the map is
-
-
-AttributionOverview = SignedOverview
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ LINEAR, LINEAR_FROM_ZERO = LinearScale(), LinearScale(low=0)
 class Picture(Figure):
     """A matplotlib figure that a notebook displays without pyplot."""
 
+    def add_axes_at(self, x: float, y: float, w: float, h: float) -> Axes:
+        """Add axes of a width and height, their lower left corner at (x, y), all in inches."""
+        width, height = self.get_size_inches()
+        return self.add_axes((x / width, y / height, w / width, h / height))
+
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         png, small_png, dots = BytesIO(), BytesIO(), 144
         self.savefig(png, format="png", dpi=dots, bbox_inches="tight")

@@ -73,13 +73,8 @@ def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int]
     size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
     values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].cpu().numpy()
     entropy, received = m.entropy()[0, 0, slice(*rows)].cpu().numpy(), m.received()[0, 0, slice(*columns)].cpu().numpy()
-    width, height = LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW
-    picture = Picture(figsize=(width, height))
-
-    def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
-        return picture.add_axes((x / width, y / height, w / width, h / height))
-
-    main = add_axes_at(LEFT, BELOW, SIZE, SIZE)
+    picture = Picture(figsize=(LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW))
+    main = picture.add_axes_at(LEFT, BELOW, SIZE, SIZE)
     image = main.imshow(
         np.ma.maximum(np.ma.masked_equal(values, 0), MIN_LOG_WEIGHT),  # where no query may see, the background shows
         cmap=COLORMAP,
@@ -88,13 +83,13 @@ def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int]
         aspect="auto",
         interpolation="nearest",
     )
-    right = add_axes_at(LEFT + SIZE + GAP, BELOW, PROFILE, SIZE)
+    right = picture.add_axes_at(LEFT + SIZE + GAP, BELOW, PROFILE, SIZE)
     draw_profile(right, entropy, rows, upright=True)
-    above = add_axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
+    above = picture.add_axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
     draw_profile(above, received, columns, upright=False)
     main.set_facecolor(PAPER)
     label_picture(main, f"keys{describe_bins(columns, size[1])}", f"queries{describe_bins(rows, size[0])}")
-    bar = picture.colorbar(image, cax=add_axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
+    bar = picture.colorbar(image, cax=picture.add_axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
     is_unpooled = size == (rows[1] - rows[0], columns[1] - columns[0])

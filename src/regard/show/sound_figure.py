@@ -58,19 +58,14 @@ def draw_sound(
     marks = read_times(times, q, row)
     end = k * frames.seconds
     tall = min(max(ROW * q, MIN_HEIGHT), MAX_HEIGHT)
-    width, height = LEFT + WIDTH + RIGHT, ABOVE + SOUND + GAP + tall + BELOW
-    figure = Picture(figsize=(width, height))
-
-    def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
-        return figure.add_axes((x / width, y / height, w / width, h / height))
-
-    above = add_axes_at(LEFT, BELOW + tall + GAP, WIDTH, SOUND)
+    figure = Picture(figsize=(LEFT + WIDTH + RIGHT, ABOVE + SOUND + GAP + tall + BELOW))
+    above = figure.add_axes_at(LEFT, BELOW + tall + GAP, WIDTH, SOUND)
     draw_waveform(above, convert_sound(sound), check_number("rate", rate), end)
     label = f"layer {range(len(recording.layers(kind, part)))[layer]}, " + (
         "mean over the heads" if head is None else f"head {head}"
     )
     above.set_title(escape_controls(title or label), fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
-    axes = add_axes_at(LEFT, BELOW, WIDTH, tall)
+    axes = figure.add_axes_at(LEFT, BELOW, WIDTH, tall)
     image = axes.imshow(values, cmap=COLORMAP, vmin=0, extent=(0, end, q, 0), aspect="auto", interpolation="nearest")
     axes.set_xlabel("seconds", fontsize=TEXT_SIZE)
     axes.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
@@ -81,7 +76,7 @@ def draw_sound(
         axes.set_ylabel("query, frame", fontsize=TEXT_SIZE)
     for n, second in enumerate(marks):
         axes.plot([second, second], [n, n + 1], color=MARK, linewidth=1.4)
-    bar = figure.colorbar(image, cax=add_axes_at(LEFT + WIDTH + 0.15, BELOW, 0.12, tall))
+    bar = figure.colorbar(image, cax=figure.add_axes_at(LEFT + WIDTH + 0.15, BELOW, 0.12, tall))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
     return figure

@@ -198,18 +198,6 @@ def scale_scores(s, scale):
 
 
 @njit_inlined(fastmath=REASSOCIATED)
-def exponentiate_scores(s, shift):
-    """Replace s by exp(s - shift) and return the sum."""
-    total = ZERO
-    for j in range(len(s)):
-        z = s[j] - shift
-        e = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)
-        s[j] = e
-        total += e
-    return total
-
-
-@njit_inlined(fastmath=REASSOCIATED)
 def compute_score_gradients(s, x, log, delta, scale):
     """Replace scores s by weights w, and x, the gradients of the weights, by those of the scores, w (x - delta) scale."""
     for j in range(len(s)):
