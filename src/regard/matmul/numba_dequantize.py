@@ -117,13 +117,20 @@ restore_int4 = look_up_int4 if LOOKS_UP else compute_int4
 
 
 @njit_inlined()
+def read_two_groups(factors, group):
+    """Return the scales and offsets of a group and the next of a row, whose scales are followed by as many offsets."""
+    offsets = group + len(factors) // 2
+    scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[offsets])
+    return scale, offset, convert_to_float32(factors[group + 1]), convert_to_float32(factors[offsets + 1])
+
+
+@njit_inlined()
 def dequantize_int4_row(pairs, scales, columns, out):
     """Store a row of int4, at an address, at another; its scales are followed by the offsets. columns: a multiple of BLOCK."""
     groups = columns // GROUP
     factors = view_array(scales, 2 * groups, np.uint16)
     for group in range(0, groups, 2):
-        scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
-        other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
+        scale, offset, other, last = read_two_groups(factors, group)
         restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
 
 
@@ -145,8 +152,7 @@ def round_int4_row(pairs, scales, columns, out):
     top = find_largest(factors[:groups], factors[groups:])
     factor = np.float32(LARGEST_RESTORED) / top if LEAST < top < np.inf else np.float32(0)
     for group in range(0, groups, 2):
-        scale, offset = convert_to_float32(factors[group]), convert_to_float32(factors[groups + group])
-        other, last = convert_to_float32(factors[group + 1]), convert_to_float32(factors[groups + group + 1])
+        scale, offset, other, last = read_two_groups(factors, group)
         at = pairs + group * GROUP // 2
         look_up_integers(at, scale * factor, offset * factor, other * factor, last * factor, out + 2 * group * GROUP)
     return top / np.float32(LARGEST_RESTORED) if factor > 0 else np.float32(0) * top

@@ -123,12 +123,13 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     head = attention.head_numbers[row.layer].index(row.head)
     place = HeadPlace(attention.kind, attention.part, 0, row.layer, head)
     words, _ = entry.get_axis_words(place)
-    scores = compute_query_scores(entry, place, row.kind)
+    start = find_first_token(view_layer(entry, place))
+    scores = compute_query_scores(entry, place, row.kind, start)
     q = choose_query(scores, words)
     weights = entry.get_map(place)[0, 0, q]
     k = int(weights.argmax())
     score = row.scores[row.kind]
-    reason = explain_key(row.kind, words, q, k, find_first_token(view_layer(entry, place)))
+    reason = explain_key(row.kind, words, q, k, start)
     sentences = (
         f"{name_head(row.layer, row.head)} {DOES[row.kind]}.",
         f"The marked word, {name_word(words, q)}, puts {format_share(weights[k])} of its attention on "
@@ -138,15 +139,15 @@ def describe_head(entry: RecordingEntry, attention: AttentionLayers, row: Head) 
     return OpeningFinding(row.kind, place, q, k, sentences)
 
 
-def compute_query_scores(entry: RecordingEntry, place: HeadPlace, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the score of each query of a head by its kind, and whether the query counts, both (q,)."""
+def compute_query_scores(entry: RecordingEntry, place: HeadPlace, kind: str, start: int) -> tuple[Tensor, Tensor]:
+    """Return the score of each query of a head by its kind, and whether it counts, both (q,); start is the first token."""
     m = entry.get_map(place)
     words = entry.word_rows[0] if entry.word_rows and len(entry.word_rows[0]) == m.shape[3] else None
     ids = None if words is None else convert_to_ids(words, 1, m.shape[3], m.device)
     found = SCORES[kind](MapView(m, ids))
     among = found.among[0, 0]
     if kind == "first token" and words is not None and m.shape[2] == m.shape[3]:  # another word than the first shows it best
-        first = words[find_first_token(view_layer(entry, place))].strip()
+        first = words[start].strip()
         others = among & torch.tensor([word.strip() != first for word in words], device=among.device)
         among = others if bool(others.any()) else among
     return found.values[0, 0], among
