@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from example_count import EMULATED, limit_examples
+from run_limits import EMULATED, MINUTES, limit_examples
 
 settings.register_profile("here", deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=40)
@@ -44,7 +44,6 @@ LONGEST = (  # files that take minutes on two cores, the longest first; none of 
 assert all((FOLDER / name).is_file() for name in LONGEST), "a file of LONGEST was renamed or removed"
 
 
-MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
 STARTED = float(os.environ.setdefault("REGARD_TESTS_STARTED", str(time.time())))  # other processes inherit it
 TODAY = datetime.date.fromtimestamp(STARTED).toordinal()  # the same in all processes, though midnight passes
 MANY_CASES = 5

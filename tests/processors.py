@@ -4,7 +4,7 @@
 
 ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
-only. The tests are the same; hypothesis draws a tenth of the examples (example_count.py).
+only. The tests are the same; hypothesis draws a tenth of the examples (run_limits.py).
 
 Where REGARD_TESTS_MINUTES is set, no emulation starts after three quarters of it, and each day another one is the first; for
 each of them it is a quarter of it (conftest.py).
@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regard.compiled import processor
+from run_limits import MINUTES
 
 ROOT = Path(__file__).parents[1]
 NUMERICAL = (
@@ -63,7 +64,6 @@ THREADS = (
     "tests/map/test_compiled_passes.py",
     "tests/map/test_attribution_passes.py",
 )
-MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))
 LAST_START = time.perf_counter() + 0.75 * MINUTES * 60
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 

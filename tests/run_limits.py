@@ -1,8 +1,9 @@
-"""How many examples hypothesis draws for a test: fewer on an emulated processor, where the same tests run once more."""
+"""The limits of a run of the tests: examples that hypothesis draws, and minutes after which cases are left out."""
 
 import os
 
-EMULATED = "REGARD_TESTS_EMULATED" in os.environ  # set by processors.py
+EMULATED = "REGARD_TESTS_EMULATED" in os.environ  # set by processors.py, where the same tests run once more
+MINUTES = float(os.environ.get("REGARD_TESTS_MINUTES", "inf"))  # set by make
 FEWEST = 10
 
 

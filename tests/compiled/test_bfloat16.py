@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 numba = pytest.importorskip("numba", reason="the loops need numba, which is not installed")
 
 from bounds import assert_within, sum_bound  # noqa: E402
-from example_count import limit_examples  # noqa: E402
 from regard.compiled import bfloat16, register_tiles  # noqa: E402
 from regard.compiled.register_tiles import COLUMNS, ROWS  # noqa: E402
+from run_limits import limit_examples  # noqa: E402
 
 
 @numba.njit

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from example_count import limit_examples
 from generate.small_models import SIZES, Table, gpt2, hugging_face, rows, stack_tokens
 from regard import ConfigError, DataError
 from regard.generate import Lookup, choices
 from regard.generate.decode import PieceDecoder
 from regard.text import BytePair
+from run_limits import limit_examples
 
 MODEL = gpt2()
 CONTEXT, N = SIZES["context"], SIZES["vocabulary"]

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_count import limit_examples
 from generate.small_models import SIZES, gpt2, rows
 from regard import ConfigError, ShapeError
 from regard.generate import Cache
+from run_limits import limit_examples
 
 MODEL = gpt2()
 LAYERS, CONTEXT = SIZES["layers"], SIZES["context"]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import EXPONENTIAL, SMALLEST, assert_within, gamma, unit_roundoff
-from example_count import limit_examples
 from regard.layers.gelu import gelu_tanh
+from run_limits import limit_examples
 from skips import NEEDS_LOOPS
 
 pytestmark = NEEDS_LOOPS

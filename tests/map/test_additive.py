@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within
-from example_count import limit_examples
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
 from regard.map import Pyramid, additive, compiled_passes, plane
@@ -17,6 +16,7 @@ from regard.mechanism.heads import share
 from regard.mechanism.request import make_request
 from regard.mechanism.scores import additive as scored
 from regard.mechanism.steps import compute_steps_from_scores
+from run_limits import limit_examples
 from skips import NEEDS_LOOPS
 from strategies import requests
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import EXPONENTIAL, SMALLEST, assert_within, entropy_bound, gamma
-from example_count import limit_examples
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, ConfigError, Documents, Padding, Prefix, ShapeError, TooLargeError, Window, attend
 from regard.map import plane
+from run_limits import limit_examples
 from strategies import requests
 
 B, H, G, Q, K, D, E = 2, 6, 3, 300, 280, 11, 13

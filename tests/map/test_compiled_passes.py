@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import assert_within
-from example_count import limit_examples
 from map.map_bounds import assert_pictures_within, assert_rows_within, map_bounds, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import compiled_passes, pass_inputs, passes, plane
 from regard.map.plane import Plane
 from regard.map.pooling import BinnedWeights, bin_edges
 from regard.mechanism.request import make_request
+from run_limits import limit_examples
 from strategies import requests
 
 pytest.importorskip("numba", reason="the compiled pass needs numba, which is not installed")

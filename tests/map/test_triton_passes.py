@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 
 from bounds import assert_within
-from example_count import limit_examples
 from map.map_bounds import assert_pictures_within, assert_rows_within, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Given, Padding, Prefix, Window
 from regard.map import passes, triton_passes
 from regard.map.plane import Plane
 from regard.map.pooling import BinnedWeights, bin_edges
 from regard.mechanism.request import make_request
+from run_limits import limit_examples
 from strategies import requests
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import SMALLEST, assert_within, attention_bounds, gamma, gradient_bounds, propagate_errors, unit_roundoff
-from example_count import limit_examples
 from regard import Causal, Documents, Everything, Padding, Prefix, Window, attend, attention
 from regard.compiled import kernel_choice, processor
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
 from regard.mechanism.request import make_request
+from run_limits import limit_examples
 from skips import NEEDS_LOOPS
 from strategies import requests
 

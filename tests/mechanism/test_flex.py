@@ -13,11 +13,11 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import flex_attention
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
-from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend
 from regard.mechanism import flex
 from regard.mechanism.mask_algebra import find_key_ranges
 from regard.mechanism.request import make_request
+from run_limits import limit_examples
 from strategies import rules
 
 B, H, G, T, D = 2, 4, 2, 300, 16

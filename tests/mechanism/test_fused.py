@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracle
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds, gamma, half_bound, propagate_errors
-from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
 from regard.mechanism.fused import choose
+from run_limits import limit_examples
 from strategies import requests
 
 B, H, Q, K, D, E = 2, 3, 5, 7, 11, 13

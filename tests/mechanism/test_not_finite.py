@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds, gamma, half_bound, propagate_errors
-from example_count import limit_examples
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
 from regard.errors import ConfigError
+from run_limits import limit_examples
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LENGTHS = st.sampled_from([1, 2, 7, 15, 16, 17, 33, 64, 128, 129, 200, 257, 300])

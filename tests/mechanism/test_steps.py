@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 import oracle
 from bounds import assert_within, attention_bounds, propagate_errors, unit_roundoff
-from example_count import limit_examples
 from regard import Causal, Given, Padding, Steps, Window, attend
+from run_limits import limit_examples
 from strategies import requests
 
 B, H, Q, K, D, E = 2, 3, 5, 7, 11, 13

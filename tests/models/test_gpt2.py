@@ -10,13 +10,13 @@ from transformers import GPT2LMHeadModel
 
 import regard
 from bounds import EXPONENTIAL, assert_within, estimate_rounding, sum_bound
-from example_count import limit_examples
 from models import sorter
 from regard import MultiHeadAttention, ShapeError
 from regard.errors import OutOfRangeError, WeightsError
 from regard.mechanism import heads
 from regard.models import GPT2, GPT2Config
 from regard.text import BytePair, Letters
+from run_limits import limit_examples
 from weights import checkpoint_formats
 
 SMALL = GPT2Config(layers=2, heads=3, width=15, context=17, vocabulary=53)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from observe.family import Widened, widen
-from observe.ranks import run_ranks
 from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
+from ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 64}
 IDS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(5))

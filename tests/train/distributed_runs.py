@@ -13,11 +13,9 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import warnings
 from collections import Counter
-from contextlib import ExitStack
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
@@ -30,6 +28,7 @@ import torch.distributed.fsdp
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ranks import describe_rank, find_free_ports
 from regard.errors import DataError, RegardError
 from regard.train import Report, TrainConfig, Training, begin, follow
 from regard.train.distributed import start_engine
@@ -182,18 +181,3 @@ def start_server() -> None:
     with patch.dict(os.environ, environment):
         forkserver.set_forkserver_preload([__name__])
         forkserver.ensure_running()
-
-
-def describe_rank(rank: int, port: int, world: int = 2) -> dict[str, str]:
-    """Return the environment variables that torchrun sets, and gloo's."""
-    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return {**{name: str(value) for name, value in said.items()}, "GLOO_SOCKET_IFNAME": "lo"}
-
-
-def find_free_ports(count: int) -> list[int]:
-    """Return so many ports on which nothing listens."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -14,6 +14,7 @@ import torch
 
 from bounds import sum_bound
 from default_dtype import use_default_dtype
+from ranks import describe_rank, find_free_ports
 from regard import ConfigError
 from regard.models import GPT2, GPT2Config, translator
 from regard.text.pairs import PairReader, Pairs
@@ -24,7 +25,7 @@ from regard.train.language_task import select_by_grad_mode, wrap_blocks
 from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 from regard.train.single_process import SingleProcess
 from train import small_runs
-from train.distributed_runs import describe_rank, find_free_ports, start_processes, train_in_processes
+from train.distributed_runs import start_processes, train_in_processes
 
 # Runs are compared in float64: in float32 Adam makes whole updates of gradients that are rounding alone. A float32 is left,
 # the scale by which the optimiser shortens a gradient; other processes may round it to the other side.

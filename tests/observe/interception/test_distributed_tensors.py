@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from observe.ranks import run_ranks
+from ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 CHECKS = [  # of distributed_tensors.py
