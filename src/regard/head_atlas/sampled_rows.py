@@ -112,46 +112,13 @@ def score_rows(
     which compute theirs from all queries. `shared` holds the visible keys of each mask that the same queries of the same
     document have met, and gets those of this map; None if there is no other map.
     """
-    look = MapView(m)
-    _, h, _, t = m.shape
-    keys = torch.arange(t)
+    look, h = MapView(m), m.shape[1]
     rows = m[0, :, queries.to(m.device)].cpu()  # (h, n, t)
     visible = find_visible_keys(look, ids, queries, [] if shared is None else shared)
-    seen = visible.seen
     sees = visible.counts > 0
-
-    before = queries - 1
-    own_rows = torch.arange(len(queries))
-    previous = rows[:, own_rows, before.clamp(min=0)]
-    sees_previous = seen[:, own_rows, before.clamp(min=0)] & (before >= 0)
-    own = rows[:, own_rows, queries]
-    first = rows[..., 0]
-
-    places, inside = find_local_keys(queries, t)
-    local = (rows.gather(-1, places.expand(h, -1, -1)) * inside).sum(-1)
-
-    summaries = rows @ torch.stack([torch.ones(t), keys, punctuation], 1).to(rows.dtype)  # (h, n, 3)
-    distance = queries * summaries[..., 0].double() - summaries[..., 1].double()
-    entropy = torch.stack([compute_entropy(head) for head in rows])
-    breadth = entropy.exp() / visible.counts.clamp(min=1)
-    duplicate, induction = (sum_pairs(rows, query, key) for query, key, _ in visible.repeats)
+    values = compute_values(rows, queries, punctuation, visible)
     duplicates, continuations = (count for *_, count in visible.repeats)
-
-    values = {
-        "previous token": (previous, sees_previous),
-        "itself": (own, sees),
-        "duplicate": (duplicate, duplicates > 0),
-        "induction": (induction, continuations > 0),
-        "first token": (first, sees),
-        "sink": (first > MANY, sees),
-        "local": (local, sees),
-        "distance": (distance, sees),
-        "keys": (entropy.exp(), sees),
-        "entropy": (entropy, sees),
-        "breadth": (breadth, sees),
-        "punctuation": (summaries[..., 2], sees),
-    }
-    keys_of_scores = (sees_previous, sees, duplicates, continuations, seen[..., 0])  # of WITH_CHANCE
+    keys_of_scores = (values["previous token"][1], sees, duplicates, continuations, visible.seen[..., 0])  # of WITH_CHANCE
     chances = [(count.double() / visible.counts.clamp(min=1)).expand(h, -1) for count in keys_of_scores]
     sums, counts = sum_by_distance(rows, queries), visible.distance_counts.expand(h, -1)
     elsewhere = torch.stack([find_largest_elsewhere(head, queries) for head in rows])
@@ -166,6 +133,45 @@ def score_rows(
         rows,
         elsewhere,
     )
+
+
+def compute_values(
+    rows: Tensor, queries: Tensor, punctuation: Tensor, visible: VisibleKeys
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return each of SCORES of the rows (h, n, t) of some queries, (h, n), and of which queries it is, (1 or h, n)."""
+    h, _, t = rows.shape
+    seen, sees = visible.seen, visible.counts > 0
+    before = queries - 1
+    own_rows = torch.arange(len(queries))
+    previous = rows[:, own_rows, before.clamp(min=0)]
+    sees_previous = seen[:, own_rows, before.clamp(min=0)] & (before >= 0)
+    own = rows[:, own_rows, queries]
+    first = rows[..., 0]
+
+    places, inside = find_local_keys(queries, t)
+    local = (rows.gather(-1, places.expand(h, -1, -1)) * inside).sum(-1)
+
+    summaries = rows @ torch.stack([torch.ones(t), torch.arange(t), punctuation], 1).to(rows.dtype)  # (h, n, 3)
+    distance = queries * summaries[..., 0].double() - summaries[..., 1].double()
+    entropy = torch.stack([compute_entropy(head) for head in rows])
+    breadth = entropy.exp() / visible.counts.clamp(min=1)
+    duplicate, induction = (sum_pairs(rows, query, key) for query, key, _ in visible.repeats)
+    duplicates, continuations = (count for *_, count in visible.repeats)
+
+    return {
+        "previous token": (previous, sees_previous),
+        "itself": (own, sees),
+        "duplicate": (duplicate, duplicates > 0),
+        "induction": (induction, continuations > 0),
+        "first token": (first, sees),
+        "sink": (first > MANY, sees),
+        "local": (local, sees),
+        "distance": (distance, sees),
+        "keys": (entropy.exp(), sees),
+        "entropy": (entropy, sees),
+        "breadth": (breadth, sees),
+        "punctuation": (summaries[..., 2], sees),
+    }
 
 
 def average_user_score(look: MapView, score: UserScore) -> Tensor:

@@ -213,17 +213,11 @@ def audit(
     that looks ahead is refused. Raises ConfigError.
     """
     check_instance("recording", recording, Recording, "Record with regard.record(model, keep='values').")
-    chosen = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
-    if not chosen:
-        raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
     if not callable(watch):
         raise ConfigError(f"watch must be a function of the layers and their number, got {describe_value(watch)}.")
-    for one in chosen:
-        check_policy(one)
     check_count("certified_rows", certified_rows)
     count = len(recording.layers())
-    for one in chosen:
-        check_layers(one, count)
+    chosen = check_policies(policies, count)
     numbers = (
         range(count)
         if layers is None
@@ -256,6 +250,18 @@ def audit(
         words=words,
         recording=recording,
     )
+
+
+def check_policies(policies: Policy | Sequence[Policy], count: int) -> Sequence[Policy]:
+    """Return policies as a list. Raises ConfigError if there is none, or one is none or not for this number of layers."""
+    chosen = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
+    if not chosen:
+        raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
+    for one in chosen:
+        check_policy(one)
+    for one in chosen:
+        check_layers(one, count)
+    return chosen
 
 
 def check_layers(policy: Policy, count: int) -> None:

@@ -61,6 +61,17 @@ def attend_to_pages(
         attend_to_keys(q, k, v, keys, count, i, softcap, s, shift, total, distance, context)
 
 
+@njit_inlined()
+def copy_page_scores(s, e, numbers, page, low, stop):
+    """Copy the scores s of the keys of some pages, from low to stop only, to e, where others are LEAST; count the keys."""
+    count = 0
+    for n in range(len(numbers)):
+        for j in range(max(numbers[n] * page, low), min((numbers[n] + 1) * page, stop)):
+            count += e[j] == LEAST  # a page may stand twice
+            e[j] = s[j]
+    return count
+
+
 @njit_with_cache()
 def attend_to_many_pages(
     pages,
@@ -106,15 +117,11 @@ def attend_to_many_pages(
             for r in range(0, end - row, ROWS):
                 multiply_tile(some, r * depth, depth, 1, panels, n * depth, depth, s, r * width + n, width)
         for r in range(end - row):
-            i, count = row + r, 0
+            i = row + r
             if softcap > 0:
                 cap_scores(s[r, left:full], softcap)
             e[r, left:full] = LEAST
-            for n in range(pages.shape[1]):
-                number = pages[(i - start) // rows, n]
-                for j in range(max(number * page, lows[i]), min((number + 1) * page, stops[i])):
-                    count += e[r, j] == LEAST  # a page may stand twice
-                    e[r, j] = s[r, j]
+            count = copy_page_scores(s[r], e[r], pages[(i - start) // rows], page, lows[i], stops[i])
             counts[i] = count
             top = find_maximum(e, r * width + left, full - left)
             shift[i] = top if top > LEAST else ZERO

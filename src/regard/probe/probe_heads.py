@@ -87,8 +87,7 @@ def probe_heads(
         chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
         targets = [AblationTarget(EFFECT, tokens, probe.repeated, compute_losses(logits, tokens, probe.repeated))]
         if text is not None:
-            ids, every = check_text(text).to(tokens.device), slice(0, text.shape[1] - 1)
-            targets.append(AblationTarget(TEXT_EFFECT, ids, every, compute_losses(compute_logits(model, ids), ids, every)))
+            targets.append(make_text_target(model, check_text(text).to(tokens.device)))
         measured = [target.name for target in targets] if chosen else []
         effects = {
             (row.layer, row.head): {target.name: measure_effect(model, row, by, target) for target in targets}
@@ -159,6 +158,12 @@ class AblationTarget:
     tokens: Tensor
     queries: slice
     losses: Tensor
+
+
+def make_text_target(model: nn.Module, tokens: Tensor) -> AblationTarget:
+    """Return the target of documents (b, t), all of whose queries but the last count."""
+    every = slice(0, tokens.shape[1] - 1)
+    return AblationTarget(TEXT_EFFECT, tokens, every, compute_losses(compute_logits(model, tokens), tokens, every))
 
 
 def check_text(text: Tensor) -> Tensor:
