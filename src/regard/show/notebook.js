@@ -13,10 +13,10 @@ function wire(root) {
     image.tabIndex = 0;
     image.setAttribute("role", "button");
     image.style.cursor = "zoom-in";
-    image.addEventListener("pointermove", (event) => { said.textContent = told(image, words, event) || rest; });
+    image.addEventListener("pointermove", (event) => { said.textContent = describeSpot(image, words, event) || rest; });
     image.addEventListener("pointerleave", () => { said.textContent = rest; });
     image.addEventListener("wheel", (event) => { if (view.large) { zoom(image, view, event); draw(); } }, { passive: false });
-    image.addEventListener("keydown", (event) => { if (pressed(view, event.key)) { event.preventDefault(); draw(); } });
+    image.addEventListener("keydown", (event) => { if (handleKey(view, event.key)) { event.preventDefault(); draw(); } });
     drag(image, view, draw);
   }
 }
@@ -43,7 +43,7 @@ function zoom(image, view, event) {
   view.zoom = next;
 }
 
-function pressed(view, key) {
+function handleKey(view, key) {
   const steps = { "+": 1.5, "-": 1 / 1.5 };
   const moves = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] };
   if (key === "Enter" || key === " ") toggle(view);
@@ -78,7 +78,7 @@ function drag(image, view, draw) {
 }
 
 // What lies under the pointer: the words, and the weight that its colour stands for.
-function told(image, words, event) {
+function describeSpot(image, words, event) {
   const frame = JSON.parse(image.dataset.frame);
   const x = event.offsetX / image.clientWidth * frame.width, y = event.offsetY / image.clientHeight * frame.height;
   const column = Math.floor((x - frame.x) / frame.w * frame.columns), row = Math.floor((y - frame.y) / frame.h * frame.rows);

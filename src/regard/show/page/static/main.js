@@ -12,7 +12,7 @@ import { createExporter } from "./frame/export.js";
 import { isFindingComing, isPlaceComing, nameWait, openFinding, renderFinding } from "./frame/finding.js";
 import { createKeyboard } from "./frame/keyboard.js";
 import { openNamedRecordings, renderMissing } from "./frame/named_recordings.js";
-import { parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
+import { clampIndex, parseLink, updateLink, formatLink, linkRequest } from "./frame/page_link.js";
 import { createNotices } from "./frame/notices.js";
 import { createSettings } from "./frame/setting_switch.js";
 import { WITHOUT_FIRST, isFirstOut } from "./frame/sink_switch.js";
@@ -167,16 +167,15 @@ function clampState(page, state) {
   const found = { ...state, r: summary?.id, view: findView(page, state).name };
   const attention = summary && findAttention(summary, state);
   if (!attention) return found;
-  const within = (value, count) => Math.min(Math.max(Math.trunc(value), 0), Math.max(count - 1, 0));
   found.kind = attention.kind;
   found.part = attention.part;
-  found.b = within(state.b, summary.batch);
-  found.layer = within(state.layer, attention.layers.length);
+  found.b = clampIndex(state.b, summary.batch);
+  found.layer = clampIndex(state.layer, attention.layers.length);
   const layer = attention.layers[found.layer];
-  if (!state.example) found.head = within(state.head, layer.heads); // an example has its own heads
-  if (state.q !== undefined) found.q = within(state.q, layer.queries);
-  if (state.k !== undefined) found.k = within(state.k, layer.keys);
-  if (state.at !== undefined) found.at = within(state.at, layer.queries);
+  if (!state.example) found.head = clampIndex(state.head, layer.heads); // an example has its own heads
+  if (state.q !== undefined) found.q = clampIndex(state.q, layer.queries);
+  if (state.k !== undefined) found.k = clampIndex(state.k, layer.keys);
+  if (state.at !== undefined) found.at = clampIndex(state.at, layer.queries);
   return found;
 }
 
@@ -237,7 +236,7 @@ function leaveView(page) {
 
 // Run a function of a view, and show its error, also if it is asynchronous.
 function runGuarded(app, work) {
-  const failed = (fault) => {
+  const reportFault = (fault) => {
     if (fault.name === "AbortError") return;
     app.ready();
     app.fail(fault.message);
@@ -245,10 +244,10 @@ function runGuarded(app, work) {
   };
   try {
     const result = work();
-    result?.catch?.(failed);
+    result?.catch?.(reportFault);
     return result;
   } catch (fault) {
-    return failed(fault);
+    return reportFault(fault);
   }
 }
 
@@ -278,8 +277,8 @@ function choosePlace({ shelf }, id) {
 
 // Render the list of recordings, hidden if there is no choice, and the button that clears the visitor's own.
 function renderRecordings(page, app) {
-  const named = (id) => page.shelf.find((one) => one.id === id);
-  const choose = (id) => app.go({ ...EMPTY, r: id, ...linkRequest(named(id)), ...choosePlace(page, id) });
+  const findRecording = (id) => page.shelf.find((one) => one.id === id);
+  const choose = (id) => app.go({ ...EMPTY, r: id, ...linkRequest(findRecording(id)), ...choosePlace(page, id) });
   const select = el("select", { "aria-label": "Recording", onchange: () => choose(select.value) });
   const clear = el("button", { class: "quiet", title: "Clear the list of the recordings that you made", onclick: () => clearRecordings(page, app) }, "Clear");
   const fill = () => {

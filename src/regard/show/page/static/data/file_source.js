@@ -19,13 +19,13 @@ export function createFileSource() {
     return opened.get(name);
   }
 
-  async function said(name, otherwise) {
+  async function readText(name, otherwise) {
     const found = await bytes(name);
     if (!found) throw new Fault(otherwise);
     return new TextDecoder().decode(found);
   }
 
-  const json = async (name, otherwise) => JSON.parse(await said(name, otherwise));
+  const json = async (name, otherwise) => JSON.parse(await readText(name, otherwise));
 
   const attentionOf = (r, { kind, part }) => recording(r).attentions.find((one) => one.kind === kind && (one.part ?? "") === (part ?? ""));
 
@@ -46,7 +46,7 @@ export function createFileSource() {
   }
 
   // Return all weights of a head, if the file contains them.
-  async function whole(r, place) {
+  async function readPicture(r, place) {
     const found = await picture(r, place, 0, "mean");
     if (found.level === 0) return found;
     throw new Fault("This file contains only coarser pictures of this long text. To see single weights, run `regard serve` with the recording.");
@@ -55,7 +55,7 @@ export function createFileSource() {
   // Return the codes of the mean over some heads at n places.
   async function mean(r, query, n, at) {
     const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
-    const all = await Promise.all(heads.map((head) => whole(r, { ...query, head })));
+    const all = await Promise.all(heads.map((head) => readPicture(r, { ...query, head })));
     if (all.length === 1) return Uint16Array.from({ length: n }, (_, i) => at(all[0], i));
     return Uint16Array.from({ length: n }, (_, i) => {
       const seen = all.map((one) => decodeWeight(at(one, i)));
@@ -65,7 +65,7 @@ export function createFileSource() {
 
   // Return all weights of a head, null where one is hidden: of its scores, or rounded to the digits of the codes.
   async function numbers(r, place) {
-    const { codes, rows, columns } = await whole(r, place);
+    const { codes, rows, columns } = await readPicture(r, place);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     const scores = kept && new Float32Array(kept.buffer);
     const sink = await sinkOf(r, place);
@@ -109,7 +109,7 @@ export function createFileSource() {
   }
 
   async function cell(r, { q, k, ...place }) {
-    const found = await whole(r, place);
+    const found = await readPicture(r, place);
     const line = found.codes.subarray(q * found.columns, (q + 1) * found.columns);
     const rest = { of: line.reduce((sum, one) => sum + (one > 0), 0), visible: line[k] > 0 };
     const rank = (larger) => 1 + line.reduce((sum, one, n) => sum + (one > 0 && larger(n)), 0);
@@ -138,7 +138,7 @@ export function createFileSource() {
       return { words: words.slice(from, to) };
     },
     async *heads(r, { kind, part }) {
-      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file does not contain the kinds of the heads.");
+      const lines = await readText(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file does not contain the kinds of the heads.");
       for (const line of lines.split("\n")) if (line) yield JSON.parse(line);
     },
     async thumbs(r, { kind, part, b, layer }) {
@@ -230,8 +230,8 @@ const roundCode = (code) => (code ? Number(decodeWeight(code).toPrecision(4)) : 
 // Cut a tile of a level out of a picture of the whole head at that level or a coarser one.
 function cutTile(whole, level, down, across, how) {
   const up = whole.level - level;
-  const last = (tokens) => Math.ceil(tokens / 2 ** level);
-  const shape = [Math.min(TILE, last(whole.queries) - down * TILE), Math.min(TILE, last(whole.keys) - across * TILE)];
+  const countPixels = (tokens) => Math.ceil(tokens / 2 ** level);
+  const shape = [Math.min(TILE, countPixels(whole.queries) - down * TILE), Math.min(TILE, countPixels(whole.keys) - across * TILE)];
   const found = new Uint16Array(shape[0] * shape[1]);
   for (let r = 0; r < shape[0]; r++) {
     for (let c = 0; c < shape[1]; c++) {

@@ -8,8 +8,8 @@ const EDGE = 16; // pixels of margin
 // Return the SVG of an element; `without` selects the parts that a saved picture omits.
 export function snapshotAsSvg(root, without = "nav") {
   const edge = root.getBoundingClientRect();
-  const kept = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(without);
-  const marks = [...root.querySelectorAll("*")].filter(kept).map((one) => measureElement(one, root));
+  const isKept = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(without);
+  const marks = [...root.querySelectorAll("*")].filter(isKept).map((one) => measureElement(one, root));
   const texts = marks.flatMap(({ texts }) => texts);
   const reach = [...texts, ...marks.filter(({ one }) => one.matches("canvas")).flatMap(({ boxes }) => boxes)];
   const bottom = Math.max(edge.top, ...reach.map((box) => box.bottom)); // without the empty space below
@@ -23,8 +23,8 @@ export function snapshotAsSvg(root, without = "nav") {
 
 // Return an element with its style and its visible boxes and words.
 function measureElement(one, root) {
-  const seen = (about) => (box) => box.width > 0 && isVisible(box, about, root);
-  return { one, look: getComputedStyle(one), boxes: [...one.getClientRects()].filter(seen(one.parentElement)), texts: measureWords(one).filter(seen(one)) };
+  const isSeenIn = (about) => (box) => box.width > 0 && isVisible(box, about, root);
+  return { one, look: getComputedStyle(one), boxes: [...one.getClientRects()].filter(isSeenIn(one.parentElement)), texts: measureWords(one).filter(isSeenIn(one)) };
 }
 
 function fillBox(pen, { one, look }, [x, y, width, height]) {

@@ -26,6 +26,11 @@ function isDefault(value, first) {
   return value === null || value === undefined || value === "" || value === first;
 }
 
+// Return a value of a state as an index below a count: a whole number, 0 if it is no number.
+export function clampIndex(value, count) {
+  return Math.min(Math.max(Math.trunc(Number(value)) || 0, 0), Math.max(count - 1, 0));
+}
+
 // Return the changes of the link that hold what makes a recording again: its text, the model, and how the model continued the text.
 export function linkRequest({ request }) {
   const { text = null, tokens = null, temperature = 1, seed = null, model = null, chat = false } = request ?? {};

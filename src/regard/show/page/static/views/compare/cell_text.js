@@ -17,9 +17,9 @@ export function createReadingLine() {
 
   // Append the rank of the weights of both cells, with every digit in the title; a side without the cell is null.
   function exact(cells, isWeight) {
-    const told = (cell) => (cell.visible && cell.weight === null ? "not a number (NaN)" : cell.visible ? `${isWeight ? "" : `${formatThreeDigits(cell.weight)}, `}rank ${cell.rank} of ${cell.of}` : "not visible");
+    const describeRank = (cell) => (cell.visible && cell.weight === null ? "not a number (NaN)" : cell.visible ? `${isWeight ? "" : `${formatThreeDigits(cell.weight)}, `}rank ${cell.rank} of ${cell.of}` : "not visible");
     const name = (n) => `${n ? "second" : "first"}${isWeight ? "" : ", weight"}`;
-    element.append(...cells.map((cell, n) => cell && el("span", { class: "note", title: cell.visible && cell.weight !== null ? String(cell.weight) : null }, `${name(n)}: ${told(cell)}`)).filter(Boolean));
+    element.append(...cells.map((cell, n) => cell && el("span", { class: "note", title: cell.visible && cell.weight !== null ? String(cell.weight) : null }, `${name(n)}: ${describeRank(cell)}`)).filter(Boolean));
   }
 
   return { element, show, exact };

@@ -10,7 +10,7 @@ import { getHeadNumber } from "../../frame/selected_word.js";
 import { isAboutTarget } from "../../frame/setting_switch.js";
 import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords, measureTile } from "./difference.js";
 import { readModel } from "../../frame/model_choice.js";
-import { linkRequest } from "../../frame/page_link.js";
+import { clampIndex, linkRequest } from "../../frame/page_link.js";
 import { DIFFERENCE, buildLayout } from "./compare_layout.js";
 
 const LISTED = 6; // number of largest differences listed
@@ -224,5 +224,3 @@ function makeReachScale(weights, high, shade) {
   if (!weights.some((value) => Math.abs(value ?? 0) > high)) return marks;
   return { ...marks, ticks: marks.ticks.map(([place, text]) => [place, place === 0.5 ? text : place ? `${text} or more` : `${text} or less`]) };
 }
-
-const clampIndex = (value, count) => Math.min(Math.max(Math.trunc(Number(value)) || 0, 0), Math.max(count - 1, 0));

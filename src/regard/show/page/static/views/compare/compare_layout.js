@@ -102,13 +102,13 @@ function renderTextForm(app, typed) {
 
 // Call point([row, column] or null) and pick([row, column]) for the cell under the pointer.
 function listenToPointer(frame, { point, pick }) {
-  const at = (event) => {
+  const findPlace = (event) => {
     const [rows, columns] = [Number(frame.dataset.rows), Number(frame.dataset.columns)];
     const box = frame.getBoundingClientRect();
     const [i, j] = [Math.floor(((event.clientY - box.top) / box.height) * rows), Math.floor(((event.clientX - box.left) / box.width) * columns)];
     return i >= 0 && j >= 0 && i < rows && j < columns ? [i, j] : null;
   };
-  frame.addEventListener("pointermove", (event) => at(event) && point(at(event)));
+  frame.addEventListener("pointermove", (event) => findPlace(event) && point(findPlace(event)));
   frame.addEventListener("pointerleave", () => point(null));
-  frame.addEventListener("click", (event) => at(event) && pick(at(event)));
+  frame.addEventListener("click", (event) => findPlace(event) && pick(findPlace(event)));
 }

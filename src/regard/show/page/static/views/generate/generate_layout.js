@@ -59,7 +59,7 @@ function createGeneratedText(pick) {
   const prompt = el("span", { class: "generate-prompt" });
   const came = el("span", { class: "generate-came" });
   const element = el("div", { class: "words generate-words", role: "group", "aria-label": "Text: select a generated word to see its attention" }, prompt, came);
-  const at = (n) => came.querySelector(`[data-n="${n}"]`);
+  const findWord = (n) => came.querySelector(`[data-n="${n}"]`);
 
   came.addEventListener("click", (event) => {
     const word = event.target.closest("[data-n]");
@@ -76,9 +76,9 @@ function createGeneratedText(pick) {
     came.querySelector("[aria-current]")?.removeAttribute("aria-current");
     came.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
     const focused = came.contains(document.activeElement);
-    at(n).setAttribute("aria-current", pinned ? "true" : "step");
-    at(n).setAttribute("tabindex", "0");
-    if (focused) at(n).focus();
+    findWord(n).setAttribute("aria-current", pinned ? "true" : "step");
+    findWord(n).setAttribute("tabindex", "0");
+    if (focused) findWord(n).focus();
   }
 
   // Shade the words by the numbers at their places, in the colors of a quantity; the words without one are left as they are.

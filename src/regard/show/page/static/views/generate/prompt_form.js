@@ -61,16 +61,16 @@ function renderSamplingControls(app) {
     warmth.value = value;
     told.textContent = Number(warmth.value) === 0 ? "0: always the likeliest" : Number(warmth.value).toFixed(1);
   };
-  const named = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
+  const labelControl = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
   const element = el("div", { class: "generate-settings" },
-    named("words", tokens, null, TERMS.words),
-    named("temperature", warmth, told, TERMS["temperature of sampling"]),
-    named("seed", seed, null, TERMS.seed));
+    labelControl("words", tokens, null, TERMS.words),
+    labelControl("temperature", warmth, told, TERMS["temperature of sampling"]),
+    labelControl("seed", seed, null, TERMS.seed));
   const models = app.start.models.filter(({ writes }) => writes);
-  const ofModel = () => models.find(({ name }) => name === readModel(element)) ?? models[0];
+  const findModel = () => models.find(({ name }) => name === readModel(element)) ?? models[0];
   const chat = el("input", { type: "checkbox", name: "chat" });
-  const asked = named("as a chat", chat, null, TERMS["as a chat"]);
-  const offerChat = () => (asked.hidden = !ofModel()?.chats);
+  const asked = labelControl("as a chat", chat, null, TERMS["as a chat"]);
+  const offerChat = () => (asked.hidden = !findModel()?.chats);
   element.prepend(...[renderModelChoice(models, offerChat)].filter(Boolean));
   element.append(asked, el("p", { class: "note" }, NOTE));
   offerChat();

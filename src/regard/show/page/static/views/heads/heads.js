@@ -230,11 +230,11 @@ function layOutTiles(it, state) {
   if (order === it.laid) return;
   it.laid = order;
   const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
-  const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
+  const drawLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
   const most = Math.max(...getLayers(it).map(({ heads }) => heads));
   it.sheet.style.setProperty("--heads", Math.min(most, MOST));
   it.sheet.classList.toggle("heads-many", most > MOST);
-  it.sheet.replaceChildren(...(grouped ? getLayers(it).map(ofLayer) : [line(null, shown)]));
+  it.sheet.replaceChildren(...(grouped ? getLayers(it).map(drawLayer) : [line(null, shown)]));
   if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head is of this kind on this text."));
 }
 

@@ -41,7 +41,7 @@ export function createReadout(app) {
       for (const one of ["weight", "score", "rank", "effect"]) fields[one].textContent = "";
       return;
     }
-    said(at);
+    nameWords(at);
     fields.weight.title = ""; // the text is still that of the previous cell
     fields.effect.textContent = fields.effect.title = "";
     cell.classList.add("asking");
@@ -55,13 +55,13 @@ export function createReadout(app) {
     fields.effect.previousSibling.textContent = name;
   }
 
-  function said({ q, k }) {
+  function nameWords({ q, k }) {
     const { rows, columns } = app.attention();
     const word = (list, n) => el("span", {}, el("b", {}, renderWord(app.word(list, n) ?? "…", 24)), el("span", { class: "numbers note" }, ` ${formatCount(n)}`));
     pair.replaceChildren(word(rows, q), " attends to ", word(columns, k));
     if (app.word(rows, q) === undefined || app.word(columns, k) === undefined) {
       const name = standing;
-      Promise.all([app.words(rows, q, q + 1), app.words(columns, k, k + 1)]).then(() => name === standing && said({ q, k }), () => {});
+      Promise.all([app.words(rows, q, q + 1), app.words(columns, k, k + 1)]).then(() => name === standing && nameWords({ q, k }), () => {});
     }
   }
 

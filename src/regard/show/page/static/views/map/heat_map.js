@@ -163,9 +163,9 @@ function requestWords(it) {
   }
   if (at.camera.pixels() < READ) return;
   const box = getVisibleRange(at);
-  const within = (from, to, most) => [Math.max(0, Math.floor(from)), Math.min(most, Math.ceil(to))];
-  ask(at.lists.rows, ...within(at.camera.query(box.y), at.camera.query(box.y + box.height), at.queries));
-  ask(at.lists.columns, ...within(at.camera.key(box.x), at.camera.key(box.x + box.width), at.keys));
+  const clampRange = (from, to, most) => [Math.max(0, Math.floor(from)), Math.min(most, Math.ceil(to))];
+  ask(at.lists.rows, ...clampRange(at.camera.query(box.y), at.camera.query(box.y + box.height), at.queries));
+  ask(at.lists.columns, ...clampRange(at.camera.key(box.x), at.camera.key(box.x + box.width), at.keys));
 }
 
 // Redraw, and store the viewport in the link once the camera stops.

@@ -34,10 +34,10 @@ export function listVisibleTiles(at, z) {
   const { camera } = at;
   const box = getVisibleRange(at);
   const span = TILE * 2 ** z;
-  const last = (tokens) => Math.ceil(tokens / span) - 1;
+  const countSpans = (tokens) => Math.ceil(tokens / span) - 1;
   const range = (from, to, most) => [Math.max(0, Math.floor(from / span)), Math.min(most, Math.floor(to / span))];
-  const [c0, c1] = range(camera.key(box.x), camera.key(box.x + box.width), last(at.keys));
-  const [r0, r1] = range(camera.query(box.y), camera.query(box.y + box.height), last(at.queries));
+  const [c0, c1] = range(camera.key(box.x), camera.key(box.x + box.width), countSpans(at.keys));
+  const [r0, r1] = range(camera.query(box.y), camera.query(box.y + box.height), countSpans(at.queries));
   const found = [];
   for (let row = r0; row <= r1; row++) for (let column = c0; column <= c1; column++) found.push([z, row, column]);
   const far = ([, row, column]) => Math.hypot(row - (r0 + r1) / 2, column - (c0 + c1) / 2);
@@ -118,18 +118,18 @@ function drawAxis(pen, at, box, inks, name) {
   };
   const most = at.size.width < 560 ? 8 : 13;
   const list = rows ? at.lists.rows : at.lists.columns;
-  const shown = (place) => formatPlainWord(at.word(list, place) ?? "", most);
+  const shortenWord = (place) => formatPlainWord(at.word(list, place) ?? "", most);
   const step = wordy ? 1 : roundStep(70 / camera.pixels());
   for (let place = Math.ceil(Math.floor(from) / step) * step; place < to; place += step) {
     if (lit.some((one) => one !== undefined && Math.abs(one - place) * camera.pixels() < READ)) continue;
     const middle = rows ? camera.down(place + 0.5) : camera.across(place + 0.5);
     if (middle < (rows ? box.y : box.x) - 1 || middle > (rows ? box.y + box.height : box.x + box.width) + 1) continue;
-    put(place, wordy ? shown(place) : formatCount(place), false);
+    put(place, wordy ? shortenWord(place) : formatCount(place), false);
     if (!wordy) drawTick(pen, box, middle, rows, inks);
   }
   const [kept, now] = lit.map((one) => (one !== undefined && one >= Math.floor(from) && one < to ? one : undefined));
-  if (now !== undefined) put(now, shown(now), true);
-  if (kept !== undefined && !(Math.abs(kept - now) * camera.pixels() < READ)) put(kept, shown(kept), true);
+  if (now !== undefined) put(now, shortenWord(now), true);
+  if (kept !== undefined && !(Math.abs(kept - now) * camera.pixels() < READ)) put(kept, shortenWord(kept), true);
 }
 
 const drawTick = (pen, box, middle, rows, inks) =>

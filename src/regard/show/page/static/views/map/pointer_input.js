@@ -35,9 +35,9 @@ export function listenToPointer(canvas, at, { moved, point, pin }) {
     if (travelled < STILL) return;
     canvas.classList.add("held");
     if (other) {
-      const apart = (a) => Math.max(Math.hypot(a[0] - other[0], a[1] - other[1]), 1);
+      const measureDistance = (a) => Math.max(Math.hypot(a[0] - other[0], a[1] - other[1]), 1);
       at.camera.pan((now[0] - before[0]) / 2, (now[1] - before[1]) / 2);
-      at.camera.zoom(apart(now) / apart(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
+      at.camera.zoom(measureDistance(now) / measureDistance(before), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
     } else at.camera.pan(now[0] - before[0], now[1] - before[1]);
     moved();
   }

@@ -6,9 +6,9 @@ const CLOSEST = 96; // maximum pixels per token
 export function createViewport(keys, queries, room) {
   const here = { x: keys / 2, y: queries / 2, zoom: 1 }; // zoom: magnification relative to the whole plane
 
-  const whole = () => Math.min(room().width / keys, room().height / queries, CLOSEST);
-  const pixels = () => whole() * here.zoom;
-  const most = () => Math.max(1, CLOSEST / whole());
+  const fitPixels = () => Math.min(room().width / keys, room().height / queries, CLOSEST);
+  const pixels = () => fitPixels() * here.zoom;
+  const most = () => Math.max(1, CLOSEST / fitPixels());
 
   function settle() {
     here.zoom = Math.min(Math.max(here.zoom, 1), most());

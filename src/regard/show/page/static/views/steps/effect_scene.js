@@ -22,7 +22,7 @@ export async function fetchEffect(app, { summary, place, asked, data, query }, s
 // Return the scene of an effect {quantity, values}, with a sentence on a query; `own` are the steps without switches.
 export function makeEffectScene({ quantity, values }, own, data, query, naming) {
   const high = Math.max(...values.flat().map(Math.abs), 1e-9);
-  const hidden = (i, j) => own.masked[i][j] === -Infinity;
+  const isHidden = (i, j) => own.masked[i][j] === -Infinity;
   const colours = quantity.isSigned ? { ends: [-high, high], shade: (share) => shadeSigned(2 * share - 1) } : { ends: [0, high], shade: shadeWeight };
   return {
     name: quantity.name,
@@ -30,8 +30,8 @@ export function makeEffectScene({ quantity, values }, own, data, query, naming) 
     sentence: describeEffect(quantity, values[query], own.masked[query], makeNamer(data.rows, { quoted: true })(query), makeNamer(data.columns, naming)) + describeOtherRows(values, query),
     live: true,
     effect: true,
-    shown: { rows: data.rows, columns: data.columns, axes: "pairs", values, hidden, ...colours },
-    write: (i, j) => (hidden(i, j) ? "0, because the key is hidden" : writeFactors(quantity.name, own.weights[i][j], values[i][j])),
+    shown: { rows: data.rows, columns: data.columns, axes: "pairs", values, hidden: isHidden, ...colours },
+    write: (i, j) => (isHidden(i, j) ? "0, because the key is hidden" : writeFactors(quantity.name, own.weights[i][j], values[i][j])),
   };
 }
 

@@ -58,16 +58,16 @@ function renderCell(text, colour, chosen) {
 
 // Call pick for the cell under the pointer, with one listener for the table.
 function listenToPointer(table, pick) {
-  const at = (event) => {
+  const findPlace = (event) => {
     const found = event.target.closest("tbody td");
     return found && [found.parentElement.rowIndex - 1, found.cellIndex - 1];
   };
   table.addEventListener("click", (event) => {
-    const place = at(event);
+    const place = findPlace(event);
     if (place) pick(...place);
   });
   table.addEventListener("pointerover", (event) => {
-    const place = event.pointerType === "mouse" && at(event);
+    const place = event.pointerType === "mouse" && findPlace(event);
     if (place) pick(...place, true);
   });
   table.addEventListener("pointerleave", () => pick(null, null, true));

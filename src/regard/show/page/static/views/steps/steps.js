@@ -1,5 +1,6 @@
 // The Steps view: the computation of one head, one step at a time, with its numbers and switches.
 
+import { clampIndex } from "../../frame/page_link.js";
 import { chooseQuery, getStateHeadNumber } from "../../frame/selected_word.js";
 import { AXES } from "../../drawing/words.js";
 import { writeArithmetic } from "./arithmetic.js";
@@ -216,9 +217,9 @@ function stepColumn(it, by) {
 function describePicture(it, state) {
   const { app } = it;
   const { data } = it.loaded;
-  const ofExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source} (notes that code attention from scratch; nothing else is needed to follow them)` : ""];
-  const ofHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
-  app.caption(...(getExample(it, state) ? ofExample() : ofHead()), describeAxes(data, getScene(it)));
+  const captionExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source} (notes that code attention from scratch; nothing else is needed to follow them)` : ""];
+  const captionHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
+  app.caption(...(getExample(it, state) ? captionExample() : captionHead()), describeAxes(data, getScene(it)));
 }
 
 // Return what the sides of the tables of a scene are.
@@ -249,5 +250,3 @@ const listNumbers = (it) => it.told && getScene(it).panels.flatMap(({ title, row
   values.flatMap((row, i) => row.map((value, j) => ({ step: getScene(it).name, table: title, row: rows[i], column: columns[j], value }))));
 
 const exportPicture = (it) => it.told && { svg: exportPanels(`${it.loaded.data.title}: ${formatHeading(getScene(it))}`, getScene(it).panels) };
-
-const clampIndex = (value, count) => Math.min(Math.max(Math.trunc(value) || 0, 0), Math.max(count - 1, 0));

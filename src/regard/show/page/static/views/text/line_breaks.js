@@ -10,7 +10,7 @@ export function createLineBreaker() {
   const ruler = document.createElement("canvas").getContext("2d");
   const widths = new Map();
 
-  function measured(word) {
+  function measureWord(word) {
     if (!widths.has(word)) {
       const seen = splitWord(truncateWord(word)).map(([kind, text]) => (kind === "end" ? "↵" : kind === "code" ? `‹${text}›` : text));
       widths.set(word, ruler.measureText(seen.join("")).width + 4 * seen.filter((text) => text[0] === "‹").length);
@@ -29,7 +29,7 @@ export function createLineBreaker() {
       const lines = [];
       let [start, used] = [from, 0];
       words.forEach((word, n) => {
-        const width = measured(word);
+        const width = measureWord(word);
         if (used && used + width > room) {
           lines.push([start, from + n]);
           [start, used] = [from + n, 0];

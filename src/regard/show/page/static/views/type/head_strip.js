@@ -35,13 +35,13 @@ export function createHeadStrip() {
     const one = (n) => codes.subarray(n * rows * columns, (n + 1) * rows * columns);
     const mean = (heads) => (heads.length === 1 ? one(heads[0]) : quantity.average(joinArrays(heads.map(one)), [heads.length, rows, columns]));
     const all = Array.from({ length: h }, (_, n) => n);
-    const of = (n) => (n === null ? mean(all) : one(n));
+    const getCodes = (n) => (n === null ? mean(all) : one(n));
     const isMean = selected.length === h;
     const isOff = (n) => n !== null && off.includes(`${layer}.${n}`);
-    const small = (n) => el("button", { class: isOff(n) ? "type-head type-off" : "type-head", "aria-pressed": String(n === null ? isMean : !isMean && selected.includes(n)), "aria-label": n === null ? "mean of all heads" : `head ${n}${isOff(n) ? ", switched off" : ""}`, onclick: () => choose(n) },
-      paintCodes(createPixelCanvas(), of(n), rows, columns, paint), el("span", { class: "numbers" }, n === null ? "mean" : n));
+    const drawHead = (n) => el("button", { class: isOff(n) ? "type-head type-off" : "type-head", "aria-pressed": String(n === null ? isMean : !isMean && selected.includes(n)), "aria-label": n === null ? "mean of all heads" : `head ${n}${isOff(n) ? ", switched off" : ""}`, onclick: () => choose(n) },
+      paintCodes(createPixelCanvas(), getCodes(n), rows, columns, paint), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
-    strip.replaceChildren(...(h === 1 ? [null] : [null, ...all]).map(small));
+    strip.replaceChildren(...(h === 1 ? [null] : [null, ...all]).map(drawHead));
     alike.hidden = strip.hidden = h === 1; // the only head has the large picture
     title.textContent = h === 1 ? "The head of the layer" : "Heads of the layer";
     axes.textContent = `Rows look, columns are looked at${scale.name === "log" ? " (colors: log scale)" : ""}.`;
