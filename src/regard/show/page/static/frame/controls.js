@@ -52,7 +52,7 @@ const MEANT = {
 };
 
 const CONTROLS = {
-  attention(app, state) {
+  attention(app) {
     const all = app.summary().attentions;
     if (all.length < 2) return null;
     const at = all.indexOf(app.attention());

@@ -120,7 +120,7 @@ function getSubject(it, state) {
 
 // Fetch the weights of the subject; only the answer to the last request is shown.
 async function showQuery(it, state) {
-  const { app, grid } = it;
+  const { app } = it;
   const { q, window } = getSubject(it, state);
   const base = getFirstRow(it, state);
   const heads = getSelectedHeads(app, state);
