@@ -1,6 +1,5 @@
 // The panel of the selected word: what it looked at and what moved it, side by side, and the alternatives.
 
-import { formatColor, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatCount, formatPercent, formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
@@ -69,12 +68,11 @@ const markTwins = (list) => list.map((one) => ({ ...one, isTwin: list.filter(({ 
 
 // Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
 function renderCause({ word, place, isTwin }, share, text, sign = 0, title = null) {
-  const side = sign ? (sign > 0 ? "raises" : "lowers") : "";
-  const style = { width: `${100 * share}%`, ...(!sign && { backgroundColor: formatColor(shadeWeight(0.25 + 0.75 * share)) }) };
+  const side = sign ? (sign > 0 ? "raises" : "lowers") : "share";
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
     el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, `at ${formatCount(place)}`)),
     el("span", { class: "numbers" }, text),
-    el("span", { class: "generate-track" }, el("span", { class: side, style })));
+    el("span", { class: "generate-track" }, el("span", { class: side, style: { width: `${100 * share}%` } })));
 }
 
 // Render a likely word with a bar and its probability.

@@ -103,7 +103,7 @@ async function openHead(it, of, place, state) {
 
 function describePicture({ app, at }, state) {
   const kind = at.kind ? ` · ${at.kind}` : "";
-  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), at.quantity.description ? ` · ${at.quantity.description}` : "", ` · ${AXES}; gray cells are hidden from their row`);
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), at.quantity.description ? ` · ${at.quantity.description}` : "", ` · ${AXES}; a gray cell is hidden from its row`);
 }
 
 // Draw once, with the next frame of the screen.
