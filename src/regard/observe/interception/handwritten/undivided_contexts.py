@@ -81,7 +81,7 @@ class UndividedContexts:
         """Note what the division of a context leaves its rows of weights to sum to; nothing if that is 1."""
         divisor = context.divisor
         try:
-            sums = divisor / by.to(divisor.dtype).expand(divisor.shape)
+            sums = divisor / by.detach().to(divisor.dtype).expand(divisor.shape)
         except RuntimeError:  # of another shape
             self.drop(context.call)
             return
