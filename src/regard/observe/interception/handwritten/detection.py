@@ -10,6 +10,7 @@ A router, a gate, a classifier and a pooling layer are neither.
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
@@ -26,8 +27,12 @@ from regard.observe.interception.handwritten.moved_entries import (
     settle_all,
 )
 from regard.observe.interception.handwritten.score_form import (
+    BOUNDS,
     CHOOSES_BY_VALUE,
+    COPIES,
     PERMUTES,
+    PRODUCTS,
+    QUOTIENTS,
     SAME,
     VIEWS,
     StepKind,
@@ -36,6 +41,7 @@ from regard.observe.interception.handwritten.score_form import (
     is_inactive_dropout,
     start_form,
 )
+from regard.observe.interception.handwritten.score_formula import FILLED
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import (
     ActivatedScores,
@@ -53,6 +59,7 @@ from regard.observe.interception.provenance import (
     ModuleFrame,
     find_tensors,
     has_separate_sources,
+    is_distributed,
     is_in_place,
     list_entries,
 )
@@ -62,7 +69,9 @@ STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn s
 LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # that take a shape or a dtype from a second tensor
 NO_PRODUCT = "another function than a product"
 LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
-INHERITED = ("dims", "form", "unmixed", "changes", "eps", "moved", "picked", "has_separate_sources")  # by weights, from scores
+INHERITED = (  # by weights, from scores
+    *("dims", "form", "unmixed", "changes", "eps", "moved", "has_edits", "picked", "has_separate_sources"),
+)
 MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
 
@@ -75,8 +84,9 @@ class HandwrittenTracker(Traces):
         """Follow a function; return the call of attention that it completes, or None."""
         tensors = [x for x in find_tensors(args, kwargs) if not x.is_nested]
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
-        traced = self.find_all(tensors)
         results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
+        self.mark_edits(name, tensors, results)
+        traced = self.find_all(tensors)
         if not results or not (traced or role in STARTS):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
@@ -284,7 +294,9 @@ class HandwrittenTracker(Traces):
             if form is not None:
                 other = others[0][1].form if others else None
                 form = extend_form(self.table, form, name, args, kwargs, x, dims, other)
-            return trace._replace(dims=dims, form=form, changes=trace.changes if form is not None else changes)
+            has_edits = trace.has_edits or may_edit_scores(name, args, kwargs)
+            changes = trace.changes if form is not None else changes
+            return trace._replace(dims=dims, form=form, changes=changes, has_edits=has_edits)
         added_weights = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
         if added_weights and infer_role(name) is Role.ADD:
             return self.add_weights(trace, name, dims, added_weights)
@@ -301,9 +313,11 @@ class HandwrittenTracker(Traces):
             again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
             undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
-        if is_same and undropped is trace.undropped and dims == trace.dims:
+        has_edits = trace.has_edits or may_edit_weights(name, args, trace, x, y)
+        if is_same and undropped is trace.undropped and dims == trace.dims and has_edits == trace.has_edits:
             return trace
-        return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
+        changes = trace.changes if is_same else changes
+        return trace._replace(dims=dims, undropped=undropped, changes=changes, has_edits=has_edits)
 
     def is_attention_product(
         self,
@@ -437,6 +451,32 @@ def activate(trace: Trace, name: str) -> Trace:
     if trace.activated is not None:
         return trace._replace(activated=trace.activated._replace(functions=(*trace.activated.functions, name)))
     return trace._replace(activated=None if trace.form is None else ActivatedScores(trace.form, (name,)))
+
+
+def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -> bool:
+    """Return whether a function of weights x may have changed single rows, as no layout, number or sum of exponentials does."""
+    core = strip_affixes(name)
+    if core in VIEWS or name in PERMUTES or core in COPIES or core == "getitem":
+        return False
+    if core in QUOTIENTS and trace.function.startswith("exp"):
+        return False
+    if core in PRODUCTS | QUOTIENTS and not all(isinstance(one, Tensor) and one.numel() > 1 for one in args):
+        return False
+    if x is y or x.shape != y.shape or is_distributed(x) or is_distributed(y):
+        return True
+    is_cut = x.dim() > 1 and torch.equal(x.tril(offset := x.shape[-1] - x.shape[-2]), y) and offset >= 0  # by a causal mask
+    return not (is_cut or torch.equal(x, y))
+
+
+def may_edit_scores(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a function that the formula of scores leaves out may change some that are not hidden."""
+    core = strip_affixes(name)
+    if core not in BOUNDS or core == "nan_to_num":
+        return core == "nan_to_num"
+    has_upper = core == "clamp_max" or len(args) > 2 or kwargs.get("max") is not None
+    lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
+    lower = float(lower) if isinstance(lower, Tensor) and lower.numel() == 1 else lower
+    return has_upper or not (lower is None or (isinstance(lower, float | int) and lower <= FILLED))
 
 
 def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:

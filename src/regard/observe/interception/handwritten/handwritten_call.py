@@ -124,7 +124,7 @@ def read_grouped_call(
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(out, dims, four)
-        return context if total is None else context / total
+        return context if total is None else context / total.masked_fill(total == 0, 1)  # a gate that is shut leaves no context
 
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims, out.shape)
@@ -145,7 +145,7 @@ def read_picked_call(
     kernel = f"by hand: {product_call.steps}"
     tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
     call, matrix = build_picked_call(weights, table, groups, tensor, axes or weights.dims, value, own, kernel)
-    difference = compare_rows(call, matrix, weights.eps, has_moved=True)
+    difference = compare_rows(call, matrix, weights.eps, every=True)
     if difference is None:
         return call
     assert call.v is not None
@@ -173,12 +173,12 @@ def build_call(
     if trace.form is not None:
         try:
             call = resolve_form(trace.form, table, groups, kernel, v)
-            difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.moved is not None)
+            difference = compare_rows(call, matrix if divisor is None else matrix / divisor, trace.eps, trace.may_differ_by_row)
             if difference is None:
                 with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
-            if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.moved is not None) is None:
+            if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.may_differ_by_row) is None:
                 return replace(call, note=DIVIDED if trace.function.startswith("exp") else GATED), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
@@ -246,20 +246,28 @@ def add_sinks(call: AttentionCall, matrix: Tensor, trace: Trace) -> AttentionCal
     found = sinks.transpose(0, 1).flatten(1).gather(-1, least).squeeze(-1).to(call.q.dtype)
     for one in (torch.zeros_like(found), found):
         with_sinks = replace(call, sinks=one)
-        if compare_rows(with_sinks, matrix, trace.eps, trace.moved is not None) is None:
+        if compare_rows(with_sinks, matrix, trace.eps, trace.may_differ_by_row) is None:
             return with_sinks
     return None
 
 
-def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, has_moved: bool) -> float | None:
+def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, every: bool) -> float | None:
     """Return how far the weights of a call are from the model's own; None if within rounding.
 
-    Rows are sampled, unless entries were moved, which may leave single rows as they were.
+    Rows are sampled, and then `every` row is compared too if the sampled ones agree.
+    """
+    t = matrix.shape[2]
+    step = max(1, t // SAMPLED_ROWS)
+    difference = compare_each(call, matrix, rounding, step)
+    return compare_each(call, matrix, rounding, 1) if every and step > 1 and difference is None else difference
+
+
+def compare_each(call: AttentionCall, matrix: Tensor, rounding: float, step: int) -> float | None:
+    """Return how far every `step`-th row of the weights of a call is from the model's own; None if within rounding.
 
     Rows that hold NaN are left out, after the quick comparison, which they fail: there the model has none of its own.
     """
     t = matrix.shape[2]
-    step = 1 if has_moved else max(1, t // SAMPLED_ROWS)
     rows = build_sampled_rows(t, step, matrix.device)
     q, k = call.q.detach()[:, :, rows], call.k.detach()
     if is_autocast_on(q.device):

@@ -18,9 +18,8 @@ COPIES = {  # functions that keep every number
     *("contiguous", "clone", "detach", "positive", "to", "type", "type_as", "float", "double", "half", "bfloat16", "alias"),
     *("requires_grad", "data"),
 }
-SAME = COPIES | {  # or change only what no softmax sees: a lower bound, NaN
-    *("nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"),
-}
+BOUNDS = {"nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"}
+SAME = COPIES | BOUNDS  # or change only what no softmax sees: a lower bound, NaN
 PRODUCTS, QUOTIENTS = {"mul", "multiply"}, {"div", "divide", "true_divide", "truediv"}  # entry by entry
 MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
     *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),

@@ -67,11 +67,18 @@ class Trace(NamedTuple):
     factors: tuple[Tensor, Tensor] | None = None  # the weights and the values that were multiplied entry by entry
     eps: float = 0.0  # the coarsest rounding on the way
     moved: MovedEntries | None = None  # where its entries come from, if functions moved them
+    has_edits: bool = False  # whether a function that the formula leaves out may have changed single rows
     changes: tuple[str, ...] = ()  # functions after which the axes or the formula were not known
     activated: ActivatedScores | None = None  # the scores of weights that are no softmax
     picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
     has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
+    version: int = 0  # of the tensor's numbers
+
+    @property
+    def may_differ_by_row(self) -> bool:
+        """Return whether a formula that holds for some rows of the weights need not hold for others."""
+        return self.moved is not None or self.has_edits
 
 
 Traced = tuple[Tensor, Trace]
@@ -103,6 +110,13 @@ class Traces:
         trace = self.traces.get(id(x))
         return trace if trace is not None and trace.tensor() is x else None
 
+    def mark_edits(self, name: str, tensors: list[Tensor], results: list[Tensor]) -> None:
+        """Mark the followed arguments of a function that a view was written into; x.data may be written into unseen."""
+        for x, trace in self.find_all(tensors):
+            is_written = trace.version != read_version(x) and not any(x is y for y in results)
+            if is_written or name == "data":
+                self.put(x, trace._replace(has_edits=True))
+
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed; quick, for the many functions that touch none."""
         traces = self.traces
@@ -119,7 +133,9 @@ class Traces:
         """Follow a tensor, and its base if the function of this name wrote into it."""
         self.put(x, trace)
         if name and is_in_place(name) and x._base is not None:
-            self.put(x._base, trace._replace(dims=None, form=None, moved=None, changes=(*trace.changes, name)))
+            changes = (*trace.changes, name)
+            unknown = trace._replace(dims=None, form=None, moved=None, activated=None, picked=None, parts=())
+            self.put(x._base, unknown._replace(changes=changes))
 
     def put(self, x: Tensor, trace: Trace) -> None:
         """Store the trace of a tensor until the tensor is freed."""
@@ -129,7 +145,8 @@ class Traces:
             if key in traces and traces[key].tensor is gone:
                 del traces[key]
 
-        traces[key] = trace._replace(tensor=weakref.ref(x, forget), eps=max(trace.eps, torch.finfo(x.dtype).eps))
+        eps = max(trace.eps, torch.finfo(x.dtype).eps)
+        traces[key] = trace._replace(tensor=weakref.ref(x, forget), eps=eps, version=read_version(x))
 
     def drop(self, x: Tensor) -> None:
         """Stop following a tensor."""
@@ -139,6 +156,11 @@ class Traces:
         """Start following a tensor that a product or a softmax has just made."""
         self.count += 1
         self.follow(x, Trace(weakref.ref(x), kind, pairs, roots | 1 << self.count, x.numel(), **known))
+
+
+def read_version(x: Tensor) -> int:
+    """Return how often a tensor or a view of it was written into; 0 if it does not count that."""
+    return 0 if x.is_inference() else x._version
 
 
 def join_roots(traced: list[Traced]) -> int:

@@ -99,9 +99,7 @@ def solve_activation(trace: Trace, table: AxisTable, groups: Groups, model_weigh
         return None
     eps = max(trace.eps, torch.finfo(model_weights.dtype).eps)
     matrix = replace(read_scores([call]), activation=ACTIVATION_NAMES[functions], shift=shift)
-    rows = torch.linspace(
-        0, len(model_weights[0, 0]) - 1, min(len(model_weights[0, 0]), CHECKED_ROWS), device=model_weights.device
-    ).long()
+    rows = sample_evenly(model_weights)
     matrix = hide_keys(matrix, model_weights, rows, eps)
     factor = find_row_factors(matrix, model_weights, rows)
     if bool(((factor - factor.mean()).abs() <= 64 * eps * factor.abs().amax()).all()):
@@ -110,13 +108,30 @@ def solve_activation(trace: Trace, table: AxisTable, groups: Groups, model_weigh
         factor = torch.cat([find_row_factors(matrix, model_weights, part) for part in split_rows(model_weights)], -1)
     size = find_score_limit(matrix)
     slope = 2 * size if matrix.activation in QUADRATIC else 1.2  # of the activation, at most
-    own = factor.unsqueeze(-1) if factor.shape[-1] == 1 else factor[..., rows].unsqueeze(-1)
-    weights, exact = compute_activation(matrix, rows) * own, model_weights[:, :, rows].double()
-    difference = (weights - exact).abs()
-    if not bool((difference <= 4 * eps * (exact.abs() + own.abs() * slope * size * matrix.q.shape[3])).all()):
-        raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
+    kind = score_dtype(model_weights.dtype)
+    for part in choose_rows(trace, model_weights):
+        own = (factor if factor.shape[-1] == 1 else factor[..., part]).unsqueeze(-1).to(kind)
+        exact = model_weights[:, :, part].to(kind)
+        difference = (compute_activation(matrix, part, kind) * own).sub_(exact).abs_()
+        tolerance = own.abs() * (slope * size * matrix.q.shape[3])
+        if float(difference.amax()) <= 4 * eps * float(tolerance.amin()):
+            continue  # the common case, with few operations
+        if not bool((difference <= 4 * eps * (exact.abs() + tolerance)).all()):
+            raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
     is_one = factor.numel() == 1 and abs(float(factor) - 1) < 64 * eps
     return matrix if is_one else replace(matrix, row_scale=factor.to(score_dtype(model_weights.dtype)))
+
+
+def choose_rows(trace: Trace, weights: Tensor) -> list[Tensor]:
+    """Return the indices of the rows that a formula is compared on, in blocks: after a sample, all if some may be edited."""
+    has_edits = trace.has_edits or any(part.has_edits for part in trace.parts)
+    return [sample_evenly(weights), *(split_rows(weights) if has_edits and weights.shape[2] > CHECKED_ROWS else ())]
+
+
+def sample_evenly(weights: Tensor) -> Tensor:
+    """Return the indices of rows of weights (b, h, q, k), evenly over all."""
+    n = weights.shape[2]
+    return torch.linspace(0, n - 1, min(n, CHECKED_ROWS), device=weights.device).long()
 
 
 def split_rows(weights: Tensor) -> list[Tensor]:
@@ -169,7 +184,7 @@ def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, weights: Tenso
         raise UnreadableError("the heads of its scores are mixed before the softmax")
     calls = [resolve_part(part, table, groups, kernel) for part in trace.parts]
     matrix = read_scores(calls)
-    rows, check_rows = sample_rows(weights, matrix.q.shape[1])
+    rows, blocks = sample_rows(weights, matrix.q.shape[1]), choose_rows(trace, weights)
     eps = max(trace.eps, torch.finfo(weights.dtype).eps)
     x, y = (part.flatten(2).mT for part in (compute_activation(matrix, rows), weights.detach().double()[:, :, rows]))
     size = max(find_score_limit(matrix), 1.0) + matrix.q.shape[3]
@@ -179,10 +194,12 @@ def solve_mixture(trace: Trace, table: AxisTable, groups: Groups, weights: Tenso
         solution = share_rows(round_factors(solution, eps), eps)
         mixing, constant = (solution[..., :-1], solution[..., -1]) if has_constant else (solution, None)
         candidate = replace(matrix, mixing=mixing.to(score_dtype(weights.dtype)), constant=constant)
-        mixture, exact = mix_rows(candidate, check_rows), weights.detach().double()[:, :, check_rows]
         most = mixing.abs().sum(-1)[..., None, None] + (0 if constant is None else constant.abs()[..., None, None])
-        difference = (mixture - exact).abs()
-        if bool((difference <= 8 * eps * most * size).all()):
+        for part in blocks:
+            difference = (mix_rows(candidate, part) - weights.detach()[:, :, part].double()).abs()
+            if not bool((difference <= 8 * eps * most * size).all()):
+                break
+        else:
             return candidate if constant is None else replace(candidate, constant=constant.to(score_dtype(weights.dtype)))
     raise UnreadableError(f"its formula differs from its weights by {float(difference.amax()):.2g}")
 
@@ -251,11 +268,11 @@ def find_score_limit(matrix: ScoredMatrix) -> float:
     return bound_products(matrix.q, matrix.k, matrix.scale) + bias + abs(matrix.shift)
 
 
-def compute_activation(matrix: ScoredMatrix, rows: Tensor | slice) -> Tensor:
-    """Compute the activation of the scores of some queries, (b, n, rows, k), in float64."""
+def compute_activation(matrix: ScoredMatrix, rows: Tensor | slice, kind: torch.dtype = torch.float64) -> Tensor:
+    """Compute the activation of the scores of some queries, (b, n, rows, k), in a dtype."""
     queries = torch.arange(matrix.rows, device=matrix.q.device)[rows]
     keys = torch.arange(matrix.shape[2], device=queries.device)
-    raw = matrix.q[:, :, rows].double() @ share(matrix.k.double(), matrix.q.shape[1]).mT
+    raw = matrix.q[:, :, rows].to(kind) @ share(matrix.k.to(kind), matrix.q.shape[1]).mT
     bias = matrix.bias if matrix.bias is None or matrix.bias.shape[2] == 1 else matrix.bias[:, :, rows]
     return activate_scores(raw, matrix, bias, matrix.mask.block(queries, keys, matrix.offset))
 
@@ -268,13 +285,12 @@ def mix_rows(matrix: ScoredMatrix, rows: Tensor) -> Tensor:
     return mixture if matrix.constant is None else mixture + matrix.constant[..., None, None]
 
 
-def sample_rows(weights: Tensor, unknowns: int) -> tuple[Tensor, Tensor]:
-    """Return rows with enough weights to solve for some unknowns, the last among them, and rows to check the solution on."""
+def sample_rows(weights: Tensor, unknowns: int) -> Tensor:
+    """Return rows with enough weights to solve for some unknowns, the last among them."""
     n, t = weights.shape[-2:]
     count = min(n, 2 + SPARE_EQUATIONS * (unknowns + 1) // max(t, 1))
-    rows = torch.linspace(n - 1, 0, count).long().unique()
-    check_rows = torch.linspace(0, n - 1, min(n, CHECKED_ROWS)).long()
-    return rows.to(weights.device), check_rows.to(weights.device)
+    rows: Tensor = torch.linspace(n - 1, 0, count).long().unique()
+    return rows.to(weights.device)
 
 
 def round_factors(factors: Tensor, eps: float) -> Tensor:
