@@ -145,6 +145,27 @@ def test_relevance_of_the_source_is_that_of_dense_matrices_by_the_rules_for_two_
     assert (attribution.relevance(LAST, attention="cross") - expected[:, LAST]).abs().max() < EQUAL * size
 
 
+@pytest.mark.parametrize("chosen", [{"layers": [0, 2]}, {"heads": [1, 3]}], ids=["layers", "heads"])
+def test_relevance_and_rollout_are_those_of_the_recorded_layers_and_heads(chosen):
+    family = find_family("llama")
+    model = family.build(torch.float64)
+    given = family.feed(model, "none")
+    with Widened(), regard.record(model, keep="values") as whole, regard.record(model, keep="values", **chosen) as recording:
+        output = model(**given)
+    number = pick_number(output)
+    layers = chosen.get("layers", range(len(whole.layers())))
+    heads = chosen.get("heads", slice(None))
+    attribution = whole.attribute(number)
+    eye = torch.eye(whole.map(0).shape[3], dtype=torch.float64)
+    relevance = rolled = eye
+    for layer in layers:
+        relevance = (attribution.map(layer).dense()[:, heads].clamp(min=0).mean(1) + eye) @ relevance
+        rolled = (whole.map(layer).dense()[:, heads].mean(1) + eye) / 2 @ rolled
+    size = float(relevance.abs().max())
+    assert (recording.attribute(number).relevance(slice(None)) - relevance).abs().max() < EQUAL * size
+    assert (regard.rollout(recording) - rolled).abs().max() < EQUAL
+
+
 def test_what_has_no_cross_attention_has_no_relevance_of_the_source():
     model = gpt2()
     with regard.record(model, keep="values") as recording:

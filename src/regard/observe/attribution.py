@@ -106,7 +106,8 @@ class Attribution:
         attention "self" is of the tokens of the queries' own text: R = (I + M_L) ... (I + M_1), of whose rows these are, where
         M_l is the mean over the heads of layer l of the positive part of the pull, max(0, A_ij ∂y/∂A_ij). It is computed from
         the last layer to the first, block by block. "cross" is of the source tokens of an encoder-decoder model, through all
-        layers of both.
+        layers of both. The layers and heads are those that were recorded: a recording made with layers= or heads= leaves the
+        others out of the product and of the mean.
         Raises ConfigError if there is no such attention, ShapeError if queries and keys of a layer differ in number,
         OutOfRangeError for a query that is not there.
         Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6, and 7 to 10 for "cross".

@@ -28,7 +28,8 @@ def rollout(
 ) -> Tensor:
     """Return rows of Â_L ... Â_2 Â_1 with Â = ½ A + ½ I, where A is the mean over the heads: (b, n, k), each row summing to 1.
 
-    Row n states how much each input token counts for query n after the last of `layers`, which are all by default. Rows are
+    Row n states how much each input token counts for query n after the last of `layers`, by default all that were recorded: a
+    recording made with layers= or heads= gives the rollout of these layers, with the mean over these heads. Rows are
     computed from the last layer down by products with Aᵀ, so no matrix is stored, and up to 64 queries cost one traversal of
     every head. Where a row of A sums to less than 1, because of a sink or because a query sees nothing, Â is divided by its
     sum. `residual` is the weight of I, ½ by default.
