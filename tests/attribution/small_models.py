@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    XGLMConfig,
+    XGLMForCausalLM,
 )
 
 N, C, H, G, E, T = 61, 24, 4, 2, 6, 40
@@ -46,12 +48,18 @@ def make_model(name: str):
     elif name == "gpt_neox":  # one projection of q, k and v, head by head; a head that is not the embedding
         sizes = {key: GROUPED[key] for key in GROUPED if key not in ("num_key_value_heads", "head_dim")}
         model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **TOKENS))
+    elif name == "xglm":  # an embedding module that multiplies, and positions
+        sizes = {"vocab_size": N, "d_model": C, "ffn_dim": 32, "num_layers": 2, "attention_heads": H}
+        model = XGLMForCausalLM(XGLMConfig(**sizes, max_position_embeddings=T, **TOKENS))
     else:
         known = {"llama": (LlamaConfig, LlamaForCausalLM), "gemma": (GemmaConfig, GemmaForCausalLM)}
         known["gemma2"] = (Gemma2Config, Gemma2ForCausalLM)
         known["granite"] = (GraniteConfig, GraniteForCausalLM)
         config, kind = known[name]
-        further = {"gemma2": {"final_logit_softcapping": None}, "granite": {"residual_multiplier": 0.22}}
+        further = {
+            "gemma2": {"final_logit_softcapping": None},
+            "granite": {"residual_multiplier": 0.22, "embedding_multiplier": 3.0},
+        }
         model = kind(config(**GROUPED, **TOKENS, **further.get(name, {})))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -133,11 +133,13 @@ def test_a_deep_and_narrow_model_is_taken_apart_by_few_tokens(tokens):
         torch.testing.assert_close(layer.output, expected, **NEAR)
 
 
-@pytest.mark.parametrize("name", ["bloom", "llama", "gpt2"])
-def test_the_embedding_is_what_the_first_layer_reads_of_each_token(name):
+@pytest.mark.parametrize(
+    ("name", "factor"), [("bloom", 1), ("llama", 1), ("gpt2", 1), ("gemma", C**0.5), ("granite", 3), ("xglm", C**0.5)]
+)
+def test_the_embedding_is_what_the_first_layer_reads_of_each_token(name, factor):
     model = make_model(name)
     parts, _ = run(model)
-    weight = model.get_input_embeddings().weight.detach()
+    weight = model.get_input_embeddings().weight.detach() * factor
     with torch.no_grad():
         expected = model.transformer.word_embeddings_layernorm(weight) if name == "bloom" else weight
     torch.testing.assert_close(parts.embedding, expected, **NEAR)

@@ -73,7 +73,8 @@ class LayerParts:
 class ModelParts:
     """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name.
 
-    The embedding is what the first layer reads of each token, position aside: of BLOOM, after the norm that it applies to it.
+    The embedding is what the first layer reads of each token, position aside: of BLOOM, after the norm that it applies to it,
+    of Gemma and Granite, times the number by which they multiply it.
     """
 
     embedding: Tensor | None
@@ -134,7 +135,7 @@ def find_parts(
         for number, (name, one) in enumerate(zip(names, outputs, strict=True))
     }
     if embedding is not None:
-        embedding = apply_first_norm(trace, embedding.detach())
+        embedding = apply_first_norm(trace, scale_embedding(model, trace, embedding.detach()))
     return ModelParts(None if embedding is None else widen(embedding).cpu(), words.cpu(), norm, widen(final), layers)
 
 
@@ -150,6 +151,25 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     found = method() if callable(method) else getattr(model, attribute, None)
     weight = getattr(found, "weight", None)
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+@torch.no_grad()
+def scale_embedding(model: nn.Module, trace: ActivationTrace, embedding: Tensor) -> Tensor:
+    """Return the embedding (n, c) times the number by which its module multiplies it, as XGLM's, or the model, as Gemma.
+
+    The number of the model is known where the first norm reads the embedding alone, without positions.
+    """
+    find_module: Any = getattr(model, "get_input_embeddings", lambda: None)
+    module = find_module()
+    if isinstance(module, nn.Embedding):
+        embedding = module(torch.arange(len(embedding), device=embedding.device))
+    if trace.tokens is None or not trace.norms or trace.norms[0].x.shape[1] != embedding.shape[1]:
+        return embedding
+    tokens, first = trace.tokens[0].to(embedding.device), trace.norms[0]
+    read, x = widen(embedding[tokens]).to(first.x), first.x[: len(tokens)]
+    factor = (read * x).sum() / read.square().sum()
+    is_scaled = abs(factor - 1) > first.tolerance and is_near(factor * read, x, first.tolerance)
+    return embedding * float(factor) if is_scaled else embedding
 
 
 @torch.no_grad()
