@@ -354,6 +354,31 @@ def test_a_users_score_of_another_shape_is_refused():
         heads(Recorded(maps(1)), scores=[return_matrix])
 
 
+def name_score(name):
+    def score(m):
+        """A number of no meaning."""
+        return m.mass(slice(1))
+
+    score.__name__ = name
+    return score
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"scores": [name_score("induction")]}, "induction"),
+        ({"scores": [name_score("previous_token")]}, "previous token"),
+        ({"scores": [name_score("first_value")]}, "first value"),
+        ({"scores": [name_score("mine"), name_score("mine")]}, "mine"),
+        ({"scores": [name_score("animals")], "classes": {"animals": lambda word: word == "dog"}}, "animals"),
+        ({"classes": {"local": lambda word: word == "dog"}}, "local"),
+    ],
+)
+def test_a_users_score_that_has_the_name_of_another_is_refused(given, name):
+    with pytest.raises(ConfigError, match=f"already a score '{name}'"):
+        heads(Recorded(maps(1), tokens=WORDS), **given)
+
+
 def test_a_table_sorts_picks_and_counts():
     names, m, tokens = make_planted_map(64)
     found = heads(Recorded([m]), tokens=tokens)

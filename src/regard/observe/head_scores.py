@@ -1,6 +1,6 @@
 """The scores of the heads of one layer on a text, by the detectors that the settings select, with their intervals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from regard.observe.words import Class, Tokens
 
 PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
 UNBOUNDED_SCORES = ("distance", "keys", "entropy", "first value", "receiver")  # all others are shares, from 0 to 1
+VALUE_SCORES = ("first by norm", "first value")  # of recordings with values
 PATTERNS: Mapping[str, Pattern] = {"duplicate": Duplicate(), "induction": Induction()}
 UserScore = Callable[[AttentionMap], Tensor]
 
@@ -122,7 +123,7 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
     if rules := wanted.available_classes:
         b, _, _, k = look.map.shape
         marked = words.mark_classes(wanted.tokens, rules, b, k, look.map.device)
-        found |= dict(zip(rules, detectors.score_classes(look, marked), strict=True))
+        add_scores(found, zip(rules, detectors.score_classes(look, marked), strict=True))
     if look.own:
         found["positional"] = detectors.positional_variance(look)
     sentences = wanted.number_sentences(look.map.shape[0])
@@ -130,7 +131,16 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
         found["receiver"] = detectors.receiver_kurtosis(look, sentences)
     found["entropy"] = detectors.entropy.queries(look)
     found["breadth"] = detectors.breadth.queries(look)
-    return {**found, **{get_score_name(score): compute_user_score(look, score) for score in wanted.scores}}
+    add_scores(found, ((get_score_name(score), compute_user_score(look, score)) for score in wanted.scores))
+    return found
+
+
+def add_scores(found: dict[str, QueryScores | Tensor], added: Iterable[tuple[str, QueryScores | Tensor]]) -> None:
+    """Add the user's scores and classes, in place. Raises ConfigError for a name that another score has."""
+    for name, score in added:
+        if name in (*found, *VALUE_SCORES):
+            raise ConfigError(f"there is already a score {name!r}: give the function or the class another name.")
+        found[name] = score
 
 
 def estimate_heads(
@@ -140,7 +150,7 @@ def estimate_heads(
     found = compute_scores(look, wanted)
     if values is not None:
         weighted = weight_by_norm(look, values, projection)
-        found |= {"first by norm": weighted.score_first(), "first value": weighted.first_value_ratio()}
+        found |= dict(zip(VALUE_SCORES, (weighted.score_first(), weighted.first_value_ratio()), strict=True))
     own = {get_score_name(score) for score in wanted.scores}
     limits = [UNLIMITED if name in own or name in UNBOUNDED_SCORES else (0.0, 1.0) for name in found]
     heads = zip(*estimate_all_scores(list(found.values()), limits), strict=True)
