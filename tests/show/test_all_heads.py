@@ -51,6 +51,13 @@ def test_its_words_can_be_read_however_many_heads_there_are(layers, heads):
     assert_readable(picture)
 
 
+def test_columns_have_the_numbers_of_the_recorded_heads():
+    layer = Layer()
+    with regard.record(layer, heads=[2, 5]) as recording:
+        layer(torch.randn(1, 7, 5, 2))
+    assert [text.get_text() for text in draw_all_heads(recording).texts] == ["layer 0", "2", "5", "head"]
+
+
 def test_layers_are_chosen_and_what_is_not_there_is_refused():
     assert len(images(draw_all_heads(record_small_model(), layers=[1]))) == 3
     with pytest.raises(ConfigError, match="layer must be below 2"):

@@ -23,6 +23,14 @@ def test_the_heat_maps_are_the_mean_recall_of_each_layer_and_head():
         np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), expected, rtol=1e-12)
 
 
+def test_the_heat_maps_name_the_layers_that_were_audited():
+    found = regard.audit(record(make_model(), draw_tokens()), Knorm(3), prompt=PROMPT, layers=[1])
+    axes = draw_recall_grids(found).axes[0]
+    assert axes.yaxis.get_major_formatter()(0) == "1"
+    assert [axes.xaxis.get_major_formatter()(n) for n in range(HEADS)] == [str(n) for n in range(HEADS)]
+    assert axes.yaxis.get_major_formatter()(1) == ""
+
+
 def test_the_curves_are_the_points_in_order():
     picture = draw_recall_curves({"Knorm": [(0.5, 0.9), (0.1, 0.3)], "Oracle": [(0.1, 0.8)]})
     lines = picture.axes[0].get_lines()

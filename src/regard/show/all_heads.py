@@ -53,7 +53,8 @@ def draw_all_heads(
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
     maps = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
-    across = max(m.shape[1] for m in maps)
+    numbers = max((recording.heads(layer, kind, part) for layer in chosen), key=len)  # in the model, of those recorded
+    across = len(numbers)
     side = min(MAX_SIDE, MAX_WIDTH / across - GAP, MAX_HEIGHT / len(maps) - GAP)
     left = measure_widest([f"layer {chosen[-1]}"]) + 0.15
     width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW
@@ -68,7 +69,9 @@ def draw_all_heads(
         picture.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
 
     size = max(min(TEXT_SIZE - 1, 0.9 * (side + GAP) * POINTS_PER_INCH / LINE_HEIGHT), MIN_TEXT_SIZE)
-    step = 1 if measure_widest([f" {across}"]) * size / TEXT_SIZE < side + GAP else 5  # so that the head numbers do not touch
+    step = (
+        1 if measure_widest([f" {max(numbers) + 1}"]) * size / TEXT_SIZE < side + GAP else 5
+    )  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double().cpu() for m in maps]
     tokens = max(max(m.shape[2:]) for m in maps)
@@ -81,7 +84,7 @@ def draw_all_heads(
             axes = add_axes_at(left + head * (side + GAP), ABOVE + down * (side + GAP), side, side)
             image = draw_small_head(axes, weights, norm)
     for head in range(0, across, step):
-        write_word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{head}", "center")
+        write_word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{numbers[head]}", "center")
     write_word(left - 0.08, ABOVE - 0.12, "head", "right")
     if title:
         picture.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)

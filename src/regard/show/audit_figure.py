@@ -1,6 +1,7 @@
 """Figures of an audit: recall by budget and by position, and recall of every layer and head as heat maps."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -73,10 +74,16 @@ def draw_recall_grids(audit: Audit, *, part: str = "generated") -> Picture:
     for axes, label, values in zip(panels, audit.labels, means, strict=False):
         style_axes(axes, label, ("head", "layer"))
         mesh = axes.imshow(values, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        for axis in (axes.xaxis, axes.yaxis):
+        for axis, numbers in ((axes.xaxis, audit.heads), (axes.yaxis, audit.layers)):
             axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axis.set_major_formatter(FuncFormatter(partial(format_number_of, numbers)))
     for axes in panels[len(means) :]:
         axes.set_visible(False)
     bar = picture.colorbar(mesh, ax=panels.tolist(), shrink=0.6, label="recall")
     bar.ax.tick_params(labelsize=TEXT_SIZE)
     return picture
+
+
+def format_number_of(numbers: Sequence[int], place: float, _: int | None = None) -> str:
+    """Return the number of the layer or head that is drawn at a place; empty where there is none."""
+    return str(numbers[round(place)]) if 0 <= round(place) < len(numbers) else ""

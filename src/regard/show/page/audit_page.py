@@ -34,6 +34,7 @@ def render_audit(audit: Audit) -> str:
     """Render the page of an audit."""
     part = "generated" if audit.prompt < audit.recall.shape[-1] else "prompt"
     rows = audit.summarize(part)
+    where = "after" if part == "generated" else "of"
     title, *_ = str(audit).splitlines()
     sections = [
         ("What is kept", "Recall is the share of a row's attention on the keys that are used.", render_table(rows)),
@@ -44,7 +45,7 @@ def render_audit(audit: Audit) -> str:
         ),
         (
             "Recall by layer and head",
-            "A cell is the mean over all queries of a head; point at it for its number.",
+            f"A cell is the mean over the queries {where} the prompt; point at it for its number.",
             draw_heads(audit, part),
         ),
         (
