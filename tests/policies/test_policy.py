@@ -23,8 +23,10 @@ from regard.policies import (
     StreamingLLM,
     VerticalSlash,
     check_causality,
+    spread_budget,
 )
 from regard.policies.parse_policy import POLICIES
+from regard.policies.policy import label_policies
 
 SHIPPED = [
     StreamingLLM(2, 5),
@@ -83,3 +85,11 @@ def test_the_cut_lies_after_the_prompt(cut):
 def test_the_heads_of_the_inputs_are_shared():
     assert make_inputs().heads_per_key == R
     assert make_inputs().k.shape[1] == G
+
+
+def test_policies_that_differ_in_long_arguments_have_other_labels():
+    pyramids = [Knorm(spread_budget(budget, 30)) for budget in (0.1, 0.2)]
+    assert [one.label for one in pyramids] == ["Knorm(budget=(0.195, ..., 0.005))", "Knorm(budget=(0.39, ..., 0.01))"]
+    heads = [DuoAttention(((0, 1), (second, 2), (5, 3), (7, 4))) for second in (1, 2)]
+    label = "DuoAttention(retrieval=((0, 1), ..., (7, 4)))"
+    assert label_policies([*heads, *pyramids]) == (label, f"{label} #2", *(one.label for one in pyramids))

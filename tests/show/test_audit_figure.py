@@ -8,7 +8,7 @@ import pytest
 import regard
 from policy_audit.small_models import HEADS, LAYERS, PROMPT, draw_tokens, make_model, record
 from regard import ConfigError
-from regard.policies import Knorm, Oracle
+from regard.policies import DuoAttention, Knorm, Oracle
 from regard.show.audit_figure import draw_recall_by_position, draw_recall_curves, draw_recall_grids
 
 
@@ -57,6 +57,14 @@ def test_the_curves_by_position_are_the_means_of_runs_of_queries():
     assert lines[0].get_xdata().tolist() == [4.5, 14.5, 24.5, 35]
     assert lines[0].get_ydata()[2] == pytest.approx(float(found.recall[0, ..., 20:30].mean()))
     assert lines[2].get_xdata()[0] == PROMPT - 0.5
+
+
+def test_policies_with_the_same_label_have_a_curve_each():
+    retrieval = [((0, 0), (0, 1), middle, (1, 2)) for middle in ((1, 0), (1, 1))]
+    chosen = [DuoAttention(pairs, sinks=1, window=2) for pairs in retrieval]
+    found = regard.audit(record(make_model(), draw_tokens()), chosen, prompt=PROMPT)
+    lines = draw_recall_by_position(found, bins=4).axes[0].get_lines()
+    assert [line.get_label() for line in lines[:2]] == [chosen[0].label, f"{chosen[0].label} #2"]
 
 
 @pytest.mark.parametrize("curves", [{}, {"Knorm": []}])

@@ -19,6 +19,7 @@ from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.observe.text_table import align_columns, count_fitting_columns, format_token
 from regard.policies import Policy, parse_policy
+from regard.policies.policy import label_policies
 from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
 from regard.policy_audit.needle_tasks import COMMON_WORDS, KINDS
 from regard.show.terminal import escape_text, open_console, print_wrapped
@@ -91,7 +92,7 @@ def count_needles(foreign: TextModel, tasks: Sequence[NeedleTask], policies: Seq
     found = find_needles(
         foreign.model, tasks, policies, lambda rows, count: iterate_with_bar("answering the tasks", rows, count)
     )
-    labels = ["complete model", *(policy.label for policy in policies)]
+    labels = ["complete model", *label_policies(policies)]
     return {"tasks": count_kinds(tasks)} | {
         label: count_kinds(itertools.compress(tasks, answers)) for label, answers in zip(labels, found, strict=True)
     }

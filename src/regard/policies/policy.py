@@ -4,6 +4,7 @@ check_causality refuses a policy that looks ahead, whoever wrote it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -42,16 +43,31 @@ class Policy(ABC):
 
     @property
     def label(self) -> str:
-        """The policy as it is written, with the arguments that differ from their defaults."""
-        changed = [
-            f"{one.name}={getattr(self, one.name)!r}"
-            for one in fields(self)
-            if one.default != getattr(self, one.name) and len(repr(getattr(self, one.name))) < LONGEST_ARGUMENT
-        ]
-        return f"{type(self).__name__}({', '.join(changed)})"
+        """The policy as it is written, with the arguments that differ from their defaults, long tuples by their ends."""
+        changed = {one.name: getattr(self, one.name) for one in fields(self) if one.default != getattr(self, one.name)}
+        shown = [f"{name}={format_argument(value)}" for name, value in changed.items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 LONGEST_ARGUMENT = 24  # characters of an argument in a label
+
+
+def format_argument(value: object) -> str:
+    """Return an argument as text: a long tuple by its first and last entries, anything else that is long as dots."""
+    text = repr(value)
+    if len(text) < LONGEST_ARGUMENT:
+        return text
+    if not isinstance(value, tuple):
+        return f"{value:.3g}" if isinstance(value, float) else "..."
+    first, last = (f"{one:.3g}" if isinstance(one, float) else format_argument(one) for one in (value[0], value[-1]))
+    return f"({first}, ..., {last})"
+
+
+def label_policies(policies: Sequence[Policy]) -> tuple[str, ...]:
+    """Return the labels of policies, those that stand several times with a number after the first of them."""
+    labels = [policy.label for policy in policies]
+    places = [labels[:n].count(label) + 1 for n, label in enumerate(labels)]
+    return tuple(label if place == 1 else f"{label} #{place}" for label, place in zip(labels, places, strict=True))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from regard.mechanism.arguments import check_choice, check_count, check_index, c
 from regard.mechanism.mask_algebra import Mask
 from regard.observe.recording import Recording
 from regard.policies import AttentionInputs, Policy, check_causality
-from regard.policies.policy import check_policy
+from regard.policies.policy import check_policy, label_policies
 from regard.policy_audit.certificate import CERTIFIED_ROWS, AuditCertificate, certify_layer, join_certificates
 from regard.policy_audit.measure import change_inputs, compute_dropped_weights, measure_layer
 from regard.policy_audit.recorded_inputs import find_prompt, read_inputs
@@ -92,8 +92,8 @@ class Audit(HtmlRepr):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The policies as text."""
-        return tuple(policy.label for policy in self.policies)
+        """The policies as text, each another one."""
+        return label_policies(self.policies)
 
     def read_inputs(self, layer: int) -> AttentionInputs:
         """Return what the policies decided from in a layer, by its place in `layers`."""
