@@ -7,6 +7,7 @@ from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError
 from regard.observe import compare as room
+from regard.observe import record
 from regard.observe.compare import compare
 from regard.observe.head_divergence import jensen_shannon
 
@@ -131,6 +132,19 @@ def test_it_prints_the_heads_and_rows_with_their_words():
         for line in lines
     )
     assert "batch" in str(compare(*maps(1), *maps(2)))
+
+
+def test_recordings_of_different_heads_are_refused():
+    layer = torch.nn.Identity()
+    layer.forward = lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    recordings = []
+    for heads in ([0, 2], [2, 1], [2, 1]):
+        with record(layer, heads=heads) as recording:
+            layer(torch.randn(1, 3, 5, 2))
+        recordings.append(recording)
+    with pytest.raises(ShapeError, match=r"the heads \[0, 2\] and \[2, 1\]"):
+        compare(*recordings[:2])
+    assert {row.head for row in compare(*recordings[1:]).rows} == {1, 2}
 
 
 def test_what_does_not_match_is_refused():

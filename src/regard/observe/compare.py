@@ -168,7 +168,13 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
                 "compare needs the same number, at least 1."
             )
         maps = ([x.map(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
-        heads = [a.heads(n, kind=kind, part=part) for n in range(len(names))]  # type: ignore[union-attr]
+        heads, other_heads = ([x.heads(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
+        for name, ours, theirs in zip(names, heads, other_heads, strict=True):
+            if len(ours) == len(theirs) and ours != theirs:
+                raise ShapeError(
+                    f"of {name} the recordings have the heads {list(ours)} and {list(theirs)}: record the same, or compare "
+                    "two maps, whose heads are paired in their order."
+                )
         pairs = [MapPair(*each) for each in zip(names, heads, *maps, strict=True)]
     for pair in pairs:
         if pair.one.shape != pair.other.shape:
