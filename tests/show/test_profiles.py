@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import to_hex
 
+import regard
+from regard.errors import OutOfRangeError
 from regard.show.figure import FAINT
 from regard.show.profiles import BINS, draw_layer_profiles, draw_profiles
 from show.pictures import assert_readable, vectors
@@ -24,6 +27,21 @@ def test_a_named_head_has_its_entropy_and_its_distance_at_every_query():
 def test_all_heads_are_there_and_those_not_named_are_pale():
     upper, _ = draw_profiles(record_small_model(), 0, heads=[1]).axes
     assert sorted(to_hex(line.get_color()) == FAINT for line in upper.lines) == [False, True, True]
+
+
+def test_heads_have_the_numbers_that_they_have_in_the_model():
+    layer = torch.nn.Identity()
+    layer.forward = lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    x = torch.randn(1, 7, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with regard.record(layer, heads=[2, 5]) as recording, regard.record(layer) as whole:
+        layer(x)
+    assert set(curves(draw_profiles(recording, 0).axes[0])) == {"2", "5"}
+    np.testing.assert_array_equal(
+        *(curves(draw_profiles(one, 0, heads=[5]).axes[0])["5"] for one in (recording, whole)), strict=True
+    )
+    assert "6" in curves(draw_profiles(whole, 0, heads=[-1]).axes[0])
+    with pytest.raises(OutOfRangeError, match="one of the recorded heads, 2, 5; got 1"):
+        draw_profiles(recording, 0, heads=[1])
 
 
 def test_without_names_the_sharpest_heads_are_named():

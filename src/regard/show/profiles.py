@@ -27,23 +27,28 @@ def draw_profiles(
 ) -> Picture:
     """Draw entropy and mean distance of each query along the text, a curve per head, as means of bins where tokens are many.
 
-    The `heads` are colored and numbered, the others are pale; by default the four of the lowest entropy.
+    The `heads` are colored and numbered, the others are pale; by default the four of the lowest entropy. Raises
+    OutOfRangeError for a head that was not recorded.
     """
-    m = recording.map(layer, kind=kind, part=part).select(batch=row)
+    m, numbers = recording.map(layer, kind=kind, part=part).select(batch=row), recording.heads(layer, kind=kind, part=part)
     found = compute_statistics(m)
-    chosen = list(np.argsort(found["entropy"].mean(1))[:MAX_NAMED]) if heads is None else list(heads)
+    for head in heads or ():
+        recording.map(layer, head, kind=kind, part=part)  # raises an error for one that was not recorded
+    lowest = np.argsort(found["entropy"].mean(1))[:MAX_NAMED]
+    shown = lowest.tolist() if heads is None else [numbers.index(head) if head in numbers else head for head in heads]
+    chosen = [numbers[place] for place in shown]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
     name = f"layer {layer}, {m.shape[1]} heads" if title is None else title
     for n, (axes, (statistic, values)) in enumerate(zip(panels, found.items(), strict=True)):
         style_axes(axes, name if n == 0 else "", ("query" if n else "", UNITS[statistic]))
         places, means = compute_bin_means(values)
-        for head in range(len(means)):
+        for head, mean in zip(numbers, means, strict=True):
             if head not in chosen:
-                axes.plot(places, means[head], color=FAINT, linewidth=0.7)
+                axes.plot(places, mean, color=FAINT, linewidth=0.7)
         for rank, head in enumerate(chosen):
             ink, dash = INKS[rank % len(INKS)], DASHES[rank % len(DASHES)]
-            axes.plot(places, means[head], color=ink, linestyle=dash, linewidth=1.4, label=f"{head}")
+            axes.plot(places, means[numbers.index(head)], color=ink, linestyle=dash, linewidth=1.4, label=f"{head}")
         axes.set_ylim(bottom=0)
     panels[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=TEXT_SIZE, title="head")
     format_integer_axis(panels[1])
