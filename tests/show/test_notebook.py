@@ -89,6 +89,17 @@ def test_a_recording_shows_every_head_in_its_place():
             assert torch.equal(tile.double(), expected.where(dense > 0, SHADES))
 
 
+def test_a_sheet_has_the_numbers_that_heads_have_in_the_model():
+    layer = torch.nn.Identity()
+    layer.forward = lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    with regard.record(layer, heads=[2, 5]) as recording:
+        layer(torch.randn(1, 7, 17, 2))
+    image = Page(recording._repr_html_()).all("img")[0]
+    assert json.loads(image["data-frame"])["tileWords"] == [["layer 0"], ["head 2", "head 5"]]
+    svg = base64.b64decode(image["src"].partition(",")[2]).decode()
+    assert re.findall("head [0-9]+", svg) == ["head 2", "head 5"]
+
+
 def test_a_long_map_is_sampled_and_says_so():
     q, k = torch.randn(2, 1, 2, 20_011, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     m = AttentionMap(q, k, Causal())

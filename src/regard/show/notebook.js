@@ -98,7 +98,7 @@ function inside(frame, spot) {
   const head = Math.floor(spot.column / (wide + 1)), layer = Math.floor(spot.row / (high + 1));
   spot.column -= head * (wide + 1);
   spot.row -= layer * (high + 1);
-  spot.name = `layer ${layer}, head ${head}`;
+  spot.name = `${frame.tileWords[0][layer]}, ${frame.tileWords[1][head]}`;
   spot.of = frame.tile;
   return spot.column < wide && spot.row < high;
 }

@@ -95,7 +95,8 @@ def render_recording(recording: Recording) -> str:
         return f"<div>{title}{TOO_LONG}</div>"
     found = [pool_cells(m, TILE_CELLS, MAX_SHEET_WEIGHTS // count) for m in maps]
     sheet = tile_heads([weights for weights, _ in found])
-    heads, layers = ([f"{name} {n}" for n in range(size)] for name, size in (("head", shapes[0][1]), ("layer", len(maps))))
+    numbers = max((recording.heads(layer, kind) for layer in range(len(maps))), key=len)  # in the model, of those recorded
+    heads, layers = ([f"{name} {n}" for n in places] for name, places in (("head", numbers), ("layer", range(len(maps)))))
     size = min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, max(sheet.shape) * 3.0)
     tile = min(q, TILE_CELLS), min(k, TILE_CELLS)
     linear = isinstance(choose_scale(sheet, max(q, k)), LinearScale)

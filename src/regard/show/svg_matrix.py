@@ -77,6 +77,7 @@ def render_img(matrix: Matrix, name: str, shown: float | None = None) -> str:
         "log": isinstance(matrix.scale, Log),
         "stands": matrix.cell_description,
         "tile": matrix.tile,
+        "tileWords": None if matrix.tile is None else (matrix.rows, matrix.columns),
         "rowWords": "rows",
         "columnWords": "columns",
     }
