@@ -56,7 +56,7 @@ def fill_data(w: Tensor) -> Tensor:
 
 def subtract_from_row(w: Tensor) -> Tensor:
     row = w[:, :, ROW]
-    row -= 0.5 * row
+    row -= row.square()
     return w
 
 
@@ -71,6 +71,8 @@ AFTER = {
     "the largest is bounded": lambda w: w.clamp(max=float(w.amax()) - 1e-3),
     "the base of a view is written": fill_base,
     "what is detached is written": fill_alias,
+    "what is detached is written before dropout that is off": lambda w: nn.functional.dropout(fill_alias(w), 0.1, False),
+    "what is detached is written before the whole": lambda w: fill_alias(w).mul_(1.0),
     "the data are written": fill_data,
     "a row is subtracted from": subtract_from_row,
 }
@@ -79,7 +81,8 @@ SCORES = {
     "bounded from below": lambda s: s.clamp(min=float(s.amin()) + 1e-3),
     "their largest with a number": lambda s: torch.maximum(s, s.amin() + 1e-3),
     "without NaN": lambda s: s.masked_fill(mark(ROW, KEY), torch.nan).nan_to_num(3.0),
-    "detached and written": lambda s: fill_alias(s),
+    "detached and written": fill_alias,
+    "detached and written, contiguous": lambda s: fill_alias(s).contiguous(),
 }
 FORMS = {f"softmax, {name}": lambda s, edit=edit: edit(s.softmax(-1)) for name, edit in AFTER.items()}
 FORMS |= {f"scores, {name}": lambda s, edit=edit: edit(s).softmax(-1) for name, edit in SCORES.items()}
@@ -96,16 +99,17 @@ def build(weigh) -> nn.Module:
     return nn.Sequential(Own(weigh), nn.Identity()).double()
 
 
-def run(model: nn.Module) -> Tensor:
+def run(model: nn.Module, mode=torch.no_grad) -> Tensor:
     x = torch.randn(B, T, H * D, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
+    with mode():
         return model(x)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_row_that_is_edited_is_recorded_as_the_model_has_it(name):
+def test_a_row_that_is_edited_is_recorded_as_the_model_has_it(name, mode):
     model = build(FORMS[name])
-    recording, _ = record_and_compare(model, run)
+    recording, _ = record_and_compare(model, lambda model: run(model, mode))
     (call,) = recording.calls
     assert (call.map.dense() - model[0].seen).abs().max() < EQUAL
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.provenance import is_in_place, is_readable, list_entries
+from regard.observe.interception.provenance import is_distributed, is_in_place, is_readable, list_entries
 
 
 class TraceKind(IntEnum):
@@ -111,11 +111,16 @@ class Traces:
         return trace if trace is not None and trace.tensor() is x else None
 
     def mark_edits(self, name: str, tensors: list[Tensor], results: list[Tensor]) -> None:
-        """Mark the followed arguments of a function that a view was written into; x.data may be written into unseen."""
+        """Mark the followed tensors that a function of this name wrote into by another one, and its arguments if others did."""
         for x, trace in self.find_all(tensors):
-            is_written = trace.version != read_version(x) and not any(x is y for y in results)
-            if is_written or name == "data":
+            own = is_in_place(name) and any(x is y for y in results)  # writes, once
+            if read_version(x) - trace.version > own:
                 self.put(x, trace._replace(has_edits=True))
+        for x, _ in self.find_all(tensors[:1]) if is_in_place(name) else ():
+            for trace in [*self.traces.values()]:  # x.data, and all tensors of inference mode, have no version in common
+                other = trace.tensor()
+                if other is not None and other is not x and share_memory(other, x):
+                    self.put(other, trace._replace(has_edits=True))
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed; quick, for the many functions that touch none."""
@@ -161,6 +166,13 @@ class Traces:
 def read_version(x: Tensor) -> int:
     """Return how often a tensor or a view of it was written into; 0 if it does not count that."""
     return 0 if x.is_inference() else x._version
+
+
+def share_memory(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors have the same storage; False if one is distributed."""
+    if is_distributed(x) or is_distributed(y):
+        return False
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
 def join_roots(traced: list[Traced]) -> int:
