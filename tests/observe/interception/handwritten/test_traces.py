@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe.interception.handwritten.detection import HandwrittenTracker
 
 B, H, T, D = 2, 3, 101, 5
 ROW, KEY = 43, 7  # a row that no sample of rows holds
@@ -124,7 +125,27 @@ def test_a_gate_that_is_shut_for_one_row_is_noted_and_leaves_the_context_of_othe
     assert torch.equal(changed, run(model))
 
 
-def test_a_bound_that_hides_and_numbers_of_all_rows_keep_the_formula():
-    model = build(lambda s: 2 * s.clamp(min=-1e4).softmax(-1) / 2)
-    recording, _ = record_and_compare(model, run)
+SAMPLED = {  # weights without single rows that may differ, so that a sample of them is compared
+    "dropout that is off": lambda s: nn.functional.dropout(s.softmax(-1), 0.1, False),
+    "dropout in place that is off": lambda s: nn.functional.dropout(s.softmax(-1), 0.1, False, inplace=True),
+    "a mask filled in place": lambda s: s.masked_fill_(mark(slice(None)).triu(1), -math.inf).softmax(-1),
+    "another dtype and layout": lambda s: s.float().softmax(-1).flatten(0, 1).to(s.dtype).view(s.shape).contiguous(),
+    "hidden keys that are filled again": lambda s: s.masked_fill(mark(KEY), -math.inf).softmax(-1).masked_fill(mark(KEY), 0.0),
+    "a bound that hides": lambda s: s.clamp(min=-1e4).softmax(-1),
+    "numbers of all rows": lambda s: 2 * s.softmax(-1) / 2,
+    "bounds that no score reaches": lambda s: s.clamp(-5e4, 5e4).softmax(-1),
+    "NaN that no score is": lambda s: s.nan_to_num().softmax(-1),
+    "squares": lambda s: s.relu().square() / T,
+    "powers": lambda s: s.relu() ** 2,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_weights_without_edits_keep_the_formula_and_are_compared_by_a_sample(name, monkeypatch):
+    traces, complete = [], HandwrittenTracker.complete_call
+    follow = lambda self, trace, *others: traces.append(trace) or complete(self, trace, *others)  # noqa: E731
+    monkeypatch.setattr(HandwrittenTracker, "complete_call", follow)
+    recording, _ = record_and_compare(build(SAMPLED[name]), run)
     assert not recording.notes
+    assert not any(trace.may_differ_by_row for trace in traces)
+    assert traces

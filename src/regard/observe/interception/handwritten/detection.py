@@ -294,7 +294,7 @@ class HandwrittenTracker(Traces):
             if form is not None:
                 other = others[0][1].form if others else None
                 form = extend_form(self.table, form, name, args, kwargs, x, dims, other)
-            has_edits = trace.has_edits or may_edit_scores(name, args, kwargs)
+            has_edits = trace.has_edits or may_edit_scores(name, args, kwargs, x, y)
             changes = trace.changes if form is not None else changes
             return trace._replace(dims=dims, form=form, changes=changes, has_edits=has_edits)
         added_weights = [one for v, one in traced if v is not x and one.kind is TraceKind.WEIGHTS]
@@ -456,24 +456,29 @@ def activate(trace: Trace, name: str) -> Trace:
 def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -> bool:
     """Return whether a function of weights x may have changed single rows, as no layout, number or sum of exponentials does."""
     core = strip_affixes(name)
-    if core in VIEWS or name in PERMUTES or core in COPIES or core == "getitem":
+    if core in VIEWS or name in PERMUTES or core in COPIES or core in ("getitem", "square"):
         return False
     if core in QUOTIENTS and trace.function.startswith("exp"):
         return False
-    if core in PRODUCTS | QUOTIENTS and not all(isinstance(one, Tensor) and one.numel() > 1 for one in args):
+    if core in PRODUCTS | QUOTIENTS | {"pow"} and not all(isinstance(one, Tensor) and one.numel() > 1 for one in args):
         return False
-    if x is y or x.shape != y.shape or is_distributed(x) or is_distributed(y):
+    if not can_compare(x, y):
         return True
-    is_cut = x.dim() > 1 and torch.equal(x.tril(offset := x.shape[-1] - x.shape[-2]), y) and offset >= 0  # by a causal mask
-    return not (is_cut or torch.equal(x, y))
+    offset = x.shape[-1] - x.shape[-2] if x.dim() > 1 else -1  # of a causal mask, which changes no single row
+    return not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y)))
 
 
-def may_edit_scores(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a function that the formula of scores leaves out may change some that are not hidden."""
+def can_compare(x: Tensor, y: Tensor) -> bool:
+    """Return whether the numbers of the result y of a function can be compared with those of its argument x."""
+    return x is not y and x.shape == y.shape and x.device == y.device and not is_distributed(x) and not is_distributed(y)
+
+
+def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
+    """Return whether a function of scores x that their formula leaves out may have changed some that are not hidden."""
     core = strip_affixes(name)
-    if core not in BOUNDS or core == "nan_to_num":
-        return core == "nan_to_num"
-    has_upper = core == "clamp_max" or len(args) > 2 or kwargs.get("max") is not None
+    if core not in BOUNDS or (can_compare(x, y) and torch.equal(x, y)):
+        return False
+    has_upper = core in ("clamp_max", "nan_to_num") or len(args) > 2 or kwargs.get("max") is not None
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
     lower = float(lower) if isinstance(lower, Tensor) and lower.numel() == 1 else lower
     return has_upper or not (lower is None or (isinstance(lower, float | int) and lower <= FILLED))
