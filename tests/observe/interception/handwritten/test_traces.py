@@ -84,6 +84,7 @@ SCORES = {
     "without NaN": lambda s: s.masked_fill(mark(ROW, KEY), torch.nan).nan_to_num(3.0),
     "detached and written": fill_alias,
     "detached and written, contiguous": lambda s: fill_alias(s).contiguous(),
+    "added to others that are detached and written": lambda s: s + fill_alias(s.clone()),
 }
 FORMS = {f"softmax, {name}": lambda s, edit=edit: edit(s.softmax(-1)) for name, edit in AFTER.items()}
 FORMS |= {f"scores, {name}": lambda s, edit=edit: edit(s).softmax(-1) for name, edit in SCORES.items()}

@@ -103,7 +103,8 @@ class HandwrittenTracker(Traces):
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
             if len(traced) > 1:
                 pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
-                trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
+                has_edits = any(one.has_edits for _, one in traced)
+                trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
