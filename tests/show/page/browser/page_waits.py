@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakKeyDictionary
 
-PATIENCE = 60.0  # seconds, on a busy machine whose loops are compiled for the first time
+PATIENCE = 240.0  # seconds, on a busy machine whose loops are compiled for the first time
 STILL = 0.1  # seconds without a question before a page counts as quiet
 DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
 RUNG = "(milliseconds) => new Promise((done) => setTimeout(done, milliseconds))"
