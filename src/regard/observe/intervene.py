@@ -27,7 +27,8 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
 
     Calls are intercepted as `record` does, and a recording inside or around the block sees the changed attention. torch's fast
-    path of encoder layers, which returns no context, is off in the block. A change that applied to no call is warned of.
+    path of encoder layers, which returns no context, is off in the block. A change that applied to no call, or to a part of
+    what a layer computes with its weights, is warned of.
     Raises ConfigError for a compiled model and for arguments that are no changes.
     """
     wrong = [change for change in changes if not isinstance(change, Change)]
@@ -50,6 +51,9 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
                 f"{type(change).__name__} of layer {change.layer!r} was not applied: {intervention.explain_unused(change)}.",
                 stacklevel=3,
             )
+    for name, reason in intervention.second_products.items():
+        if name in intervention.changed_modules:
+            warnings.warn(f"A part of the output of {name} was not changed: {reason}.", stacklevel=3)
 
 
 class Intervention:
@@ -63,6 +67,8 @@ class Intervention:
         self.requested_changes = [one for one in asked if one not in self.residual_patches]
         self.layers: dict[str, tuple[int, int]] = {}  # self-attention that ran: its number, and the tokens before its queries
         self.applied_changes: list[Change] = []
+        self.changed_modules: set[str] = set()  # whose calls were changed
+        self.second_products: dict[str, str] = {}  # of weights with other values, by the module, in words
         self.missed: dict[str, str] = {}  # why calls stay unchanged, by the module that made them
         self.layer_numbers = LayerNumbers()
         self.numbered: dict[Change, str] = {}  # the module that the number of a change's layer meant
@@ -81,6 +87,10 @@ class Intervention:
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Do nothing with what a context was divided by: it is changed as it is."""
+
+    def handle_second_product(self, note: str, name: str) -> None:
+        """Note a further product of the weights of a call, which stays unchanged."""
+        self.second_products[name] = note
 
     def report_missed(self, missed: MissedCall) -> None:
         """Note a call that could not be intercepted: it stays unchanged."""
@@ -117,6 +127,7 @@ class Intervention:
             )
         for change in meant:
             self.report_applied(change, name)
+        self.changed_modules.add(name)
         changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)

@@ -174,6 +174,11 @@ class RecordingWatcher:
         if any(one.name == name for one in self.tracker.run.calls):
             self.add_note(note, name)
 
+    def handle_second_product(self, note: str, name: str) -> None:
+        """Note a further product of the weights of a call, if its module was recorded."""
+        if any(one.name == name for one in self.tracker.run.calls):
+            self.add_note(note, name)
+
     def report_missed(self, missed: MissedCall) -> None:
         """Add a kernel that could not be recorded to `recording.missed`, once."""
         add_once(self.recording.missed, missed)

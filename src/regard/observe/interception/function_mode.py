@@ -70,6 +70,8 @@ class AttentionFunctionMode(TorchFunctionMode):
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
                     handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
+                elif wrapper is None and self.tracker.used.may_follow_any(args, kwargs):
+                    self.follow_function(frames, func, name, role, args, kwargs, outputs)
                 if handwritten_call is not None and isinstance(result, Tensor):
                     result = outputs = self.intercept_handwritten(handwritten_call, result)
                 frames[-1].log_operation(args, kwargs, outputs, name)
@@ -130,9 +132,10 @@ class AttentionFunctionMode(TorchFunctionMode):
             return found, adapter
 
         context: Tensor = dispatch_call(kernel, lambda: result, read_call)
+        owners = [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
         for found, divisor in undivided:
-            owners = [(watcher, find_name(watcher, found.module)) for watcher in STATE.watchers]
-            self.undivided.add(context, found, divisor, [one for one in owners if one[1] is not None])
+            self.undivided.add(context, found, divisor, owners)
+        self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         return context
 
 

@@ -57,6 +57,9 @@ class Watcher(Protocol):
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Handle what a context was divided by in place of the sums of its weights, which is known after its call."""
 
+    def handle_second_product(self, note: str, name: str) -> None:
+        """Handle a further product of the weights of a call in the module of this name, which is no call of its own."""
+
     def report_missed(self, missed: MissedCall) -> None:
         """Handle an attention kernel that ran and could not be intercepted."""
 

@@ -42,6 +42,7 @@ from regard.observe.interception.handwritten.score_form import (
     start_form,
 )
 from regard.observe.interception.handwritten.score_formula import FILLED
+from regard.observe.interception.handwritten.second_products import UsedWeights
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import (
     ActivatedScores,
@@ -78,13 +79,31 @@ MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 
 class HandwrittenTracker(Traces):
     """The scores, weights and weighted values of one forward, followed from operation to operation."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = UsedWeights()
+
+    def clear(self) -> None:
+        """Forget all followed tensors."""
+        super().clear()
+        self.used.clear()
+
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
+        call = self.follow_operation(frames, func, name, role, args, kwargs, result)
+        if call is None and (self.traces or self.used.traces):
+            self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
+        return call
+
+    def follow_operation(
+        self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
+    ) -> HandwrittenCall | None:
+        """Follow a function among tensors that are not yet used; return the call of attention that it completes, or None."""
         tensors = [x for x in find_tensors(args, kwargs) if not x.is_nested]
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
-        results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
+        results = list_followable(result)
         self.mark_edits(name, tensors, results)
         traced = self.find_all(tensors)
         if not results or not (traced or role in STARTS):
@@ -435,10 +454,17 @@ class HandwrittenTracker(Traces):
         trace_of_weights = None if trace.factors is None else self.find(x)
         trace = trace if trace_of_weights is None else trace_of_weights._replace(function=trace.function)
         self.drop(x)
+        if trace.kind is TraceKind.WEIGHTS:
+            self.used.put(x, trace)
         x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def list_followable(result: Any) -> list[Tensor]:
+    """Return the tensors that can be followed among a function's result."""
+    return [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
 
 
 def find_dim(name: str, args: Any) -> Any:
