@@ -51,7 +51,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
                 f"{type(change).__name__} of layer {change.layer!r} was not applied: {intervention.explain_unused(change)}.",
                 stacklevel=3,
             )
-    for name, reason in intervention.second_products.items():
+    for name, reason in (intervention.missed | intervention.second_products).items():
         if name in intervention.changed_modules:
             warnings.warn(f"A part of the output of {name} was not changed: {reason}.", stacklevel=3)
 

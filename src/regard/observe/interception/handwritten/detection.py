@@ -92,6 +92,8 @@ class HandwrittenTracker(Traces):
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
         """Follow a function; return the call of attention that it completes, or None."""
+        if is_maximum_of_two(name, args, kwargs):
+            name, role = "maximum", infer_role("maximum")
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
         if call is None and (self.traces or self.used.traces):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
@@ -465,6 +467,11 @@ class HandwrittenTracker(Traces):
 def list_followable(result: Any) -> list[Tensor]:
     """Return the tensors that can be followed among a function's result."""
     return [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
+
+
+def is_maximum_of_two(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a function is torch.max of two tensors, which is torch.maximum."""
+    return name == "max" and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
 
 
 def find_dim(name: str, args: Any) -> Any:

@@ -33,6 +33,10 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
+BLOCKS = (
+    "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
+    "whose rows are not known until the last block"
+)
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
@@ -169,6 +173,8 @@ def build_call(
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
     is_exponential = trace.function.startswith("exp") and not trace.extent  # unlike that of a log_softmax
+    if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
+        raise UnreadableError(BLOCKS)
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
     if trace.form is not None:
         try:
@@ -184,6 +190,13 @@ def build_call(
         except UnreadableError as error:
             reason = str(error)
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
+
+
+def has_running_maximum(trace: Trace) -> bool:
+    """Return whether weights are exp(s - maximum(a, b)), with a maximum so far, as in a loop over blocks of keys."""
+    changes = set(trace.changes)
+    steps = ("maximum", "fmax"), ("sub", "subtract"), ("exp", "exp2", "special_exp2")
+    return trace.form is None and not trace.extent and all(changes.intersection(one) for one in steps)
 
 
 def describe_unknown(product_call: HandwrittenCall) -> str:
