@@ -171,11 +171,14 @@ class RecordingWatcher:
 
     def handle_division(self, call: AttentionCall, note: str, name: str) -> None:
         """Note what a context was divided by in place of the sums of its weights, if its module was recorded."""
-        if any(one.name == name for one in self.tracker.run.calls):
-            self.add_note(note, name)
+        self.note_recorded_module(note, name)
 
     def handle_second_product(self, note: str, name: str) -> None:
         """Note a further product of the weights of a call, if its module was recorded."""
+        self.note_recorded_module(note, name)
+
+    def note_recorded_module(self, note: str, name: str) -> None:
+        """Add a note on the module of this name if it was recorded."""
         if any(one.name == name for one in self.tracker.run.calls):
             self.add_note(note, name)
 

@@ -66,6 +66,7 @@ from regard.observe.interception.provenance import (
 )
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
 LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # that take a shape or a dtype from a second tensor
 NO_PRODUCT = "another function than a product"
@@ -95,7 +96,7 @@ class HandwrittenTracker(Traces):
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
-        if call is None and (self.traces or self.used.traces):
+        if call is None and (self.used.has_any or (self.traces and role in USES)):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
         return call
 

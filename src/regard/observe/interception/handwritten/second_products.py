@@ -38,6 +38,11 @@ class UsedWeights(Traces):
         self.calls: dict[int, tuple[Owners, FramesOfUse]] = {}  # by the roots of the weights
         self.other_products: dict[int, tuple[str, FramesOfUse]] = {}  # that came before the call, by the same
 
+    @property
+    def has_any(self) -> bool:
+        """Whether used weights or their sums are followed."""
+        return bool(self.traces or self.sums.traces)
+
     def clear(self) -> None:
         """Forget all weights."""
         super().clear()
