@@ -68,7 +68,7 @@ const markTwins = (list) => list.map((one) => ({ ...one, isTwin: list.filter(({ 
 
 // Render a word that was looked at or that moved another one: its word and number over a bar, whose color is the sign's.
 function renderCause({ word, place, isTwin }, share, text, sign = 0, title = null) {
-  const side = sign ? (sign > 0 ? "raises" : "lowers") : "share";
+  const side = sign ? (sign > 0 ? "raises" : "lowers") : null;
   return el("li", { class: "generate-cause", title: title ?? `token ${formatCount(place)}` },
     el("span", { class: "generate-name" }, el("span", { class: "generate-word" }, renderWord(word)), isTwin && el("small", { class: "generate-place" }, `at ${formatCount(place)}`)),
     el("span", { class: "numbers" }, text),
