@@ -1,5 +1,6 @@
 """The door of the command line: `python -m regard`."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,18 @@ def test_ctrl_c_is_as_it_was_once_the_command_runs(monkeypatch):
         finally:
             signal.signal(signal.SIGINT, first)
         assert found == [before]
+
+
+@pytest.mark.parametrize(("command", "own", "found"), [("generate", None, "1"), ("serve", "0", "0"), ("train", None, None)])
+def test_commands_that_read_all_weights_for_each_token_ask_for_large_pages(monkeypatch, command, own, found):
+    monkeypatch.setattr("regard.cli.main", lambda importing: 0)
+    monkeypatch.setattr(sys, "argv", ["regard", command])
+    with monkeypatch.context() as context:
+        context.setenv("THP_MEM_ALLOC_ENABLE", own or "")  # restored at the end, also if it was not set
+        if own is None:
+            context.delenv("THP_MEM_ALLOC_ENABLE")
+        regard.__main__.main()
+        assert os.environ.get("THP_MEM_ALLOC_ENABLE") == found
 
 
 def test_the_command_and_the_module_behave_the_same():

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 from regard.terminal_escapes import LINES, escape_controls
 
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it is imported: ask Linux for pages of 2 MB for large tensors
+READS_ALL_WEIGHTS = ("generate", "serve")  # commands that do so for each token, faster from large pages
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell gives a command ended by Ctrl-C
 
 
@@ -25,6 +27,8 @@ def exit_on_interrupt() -> Iterator[None]:
 
 def main() -> int:
     """Run a command; Ctrl-C during its imports, which take seconds and need no cleanup, ends the process at once."""
+    if any(name in READS_ALL_WEIGHTS for name in sys.argv[1:2]):
+        os.environ.setdefault(LARGE_PAGES, "1")
     with exit_on_interrupt():
         from regard.cli import main as command
     try:
