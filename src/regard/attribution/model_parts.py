@@ -161,7 +161,7 @@ def scale_embedding(model: nn.Module, trace: ActivationTrace, embedding: Tensor)
     """
     find_module: Any = getattr(model, "get_input_embeddings", lambda: None)
     module = find_module()
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, nn.Embedding) and type(module).forward is not nn.Embedding.forward:
         embedding = module(torch.arange(len(embedding), device=embedding.device))
     if trace.tokens is None or not trace.norms or trace.norms[0].x.shape[1] != embedding.shape[1]:
         return embedding

@@ -108,7 +108,7 @@ def print_choices(
         if options.top:
             print_entries(console, [f"{value:.2f} {quote_token(word)}" for word, value in one.likeliest], 4, "dim")
         if looked:
-            first, *others = list_entries(looked)
+            first, *others = format_attended(looked)
             print_entries(console, [f"looked at {first}", *others], 4, "dim")
 
 
@@ -147,7 +147,7 @@ def print_story(tokens: Iterable["GeneratedToken"], text: Tokenizer, options: Se
     return found
 
 
-def list_entries(attended: Sequence["AttendedToken"]) -> Iterator[str]:
+def format_attended(attended: Sequence["AttendedToken"]) -> Iterator[str]:
     """List weights with their tokens; those that look alike are told apart by their places."""
     alike = [near.word.strip() for near in attended]
     for near in attended:

@@ -70,8 +70,6 @@ class AttentionFunctionMode(TorchFunctionMode):
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
                     handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
-                elif wrapper is None and self.tracker.used.may_follow_any(args, kwargs):
-                    self.follow_function(frames, func, name, role, args, kwargs, outputs)
                 if handwritten_call is not None and isinstance(result, Tensor):
                     result = outputs = self.intercept_handwritten(handwritten_call, result)
                 frames[-1].log_operation(args, kwargs, outputs, name)

@@ -89,6 +89,10 @@ class HandwrittenTracker(Traces):
         super().clear()
         self.used.clear()
 
+    def may_follow_any(self, args: Any, kwargs: Any) -> bool:
+        """Return False only if no tensor among the arguments is followed, nor used weights."""
+        return super().may_follow_any(args, kwargs) or (bool(self.used.traces) and self.used.may_follow_any(args, kwargs))
+
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:

@@ -271,11 +271,11 @@ def compare_rows(call: AttentionCall, matrix: Tensor, rounding: float, every: bo
     """
     t = matrix.shape[2]
     step = max(1, t // SAMPLED_ROWS)
-    difference = compare_each(call, matrix, rounding, step)
-    return compare_each(call, matrix, rounding, 1) if every and step > 1 and difference is None else difference
+    difference = compare_sampled_rows(call, matrix, rounding, step)
+    return compare_sampled_rows(call, matrix, rounding, 1) if every and step > 1 and difference is None else difference
 
 
-def compare_each(call: AttentionCall, matrix: Tensor, rounding: float, step: int) -> float | None:
+def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, step: int) -> float | None:
     """Return how far every `step`-th row of the weights of a call is from the model's own; None if within rounding.
 
     Rows that hold NaN are left out, after the quick comparison, which they fail: there the model has none of its own.
