@@ -359,6 +359,34 @@ def test_a_cache_that_drops_keys_between_others_begins_a_map_of_the_keys_that_it
         assert (call.map.dense() - weights).abs().max() < EQUAL
 
 
+class RingAttention(PrunedAttention):
+    """Attention whose cache has five slots, the oldest of which a new key overwrites, as litgpt's with a sliding window."""
+
+    steps = (3,) + 11 * (1,)
+
+    def __init__(self, size):
+        super().__init__(None)
+        self.size, self.seen = size, 0
+
+    def forward(self, x):
+        q, *new = self.project(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        room = torch.zeros(2, 1, 2, max(0, min(self.seen + x.shape[1], self.size) - self.cached.shape[3]), 3)
+        self.cached = torch.cat([self.cached, room.double()], 3)
+        slots = torch.arange(self.seen, self.seen + x.shape[1]) % self.size
+        self.cached[..., slots, :], self.seen = torch.stack(new), self.seen + x.shape[1]
+        hidden = torch.ones(q.shape[2], self.cached.shape[3]).triu(1 + self.cached.shape[3] - q.shape[2]).bool()
+        self.weights.append((q @ self.cached[0].mT).masked_fill(hidden, -torch.inf).softmax(-1))
+        return x + (self.weights[-1] @ self.cached[1]).transpose(1, 2).flatten(2)
+
+
+def test_a_cache_that_overwrites_its_oldest_slot_begins_maps_of_the_keys_that_it_holds():
+    with pytest.warns(UserWarning, match="has dropped or changed keys"):
+        recording, attention = RingAttention.run(5)
+    for call, weights in zip(recording.calls, attention.weights, strict=True):
+        assert (call.map.dense() - weights).abs().max() < EQUAL
+    assert (recording.map(0).dense()[:, :, -1:] - attention.weights[-1]).abs().max() < EQUAL
+
+
 @torch.no_grad()
 def test_rows_that_stay_equal_are_not_measured_step_by_step(monkeypatch):
     measured, measure_rows = [], kv_history.measure_rows

@@ -110,7 +110,8 @@ class KVHistory:
         if not best:
             return None
         match = best[0] if len(best) == 1 else min(best, key=lambda match: self.measure_distance(match, get_keys(before)))
-        return self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
+        match = self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
+        return self.check_cut_keys(match, get_keys) if match.known < self.total else match
 
     def match_all_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
         """Return a match with the rows that earlier keys of a cache show, where several rows have the same last key."""
@@ -183,6 +184,19 @@ class KVHistory:
         if match.first and not self.is_nearest(match, same, oldest):
             return match._replace(is_pruned=True)
         return match._replace(distance=max(match.distance, same.distance))
+
+    def check_cut_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
+        """Return a match pruned if a cache does not hold the history's first keys, to which it seems to have been cut.
+
+        A ring of slots, the oldest of which a new key overwrites, has the others at their places.
+        """
+        theirs = get_keys(match.slot)
+        if match.is_pruned or self.has_same_keys(match, theirs):
+            return match
+        ours, theirs = (x.float().transpose(1, 2).flatten(2) for x in (self.join_matched_keys(match), theirs))
+        tolerance = SIMILAR if match.distance > KEY_TOLERANCE else KEY_TOLERANCE
+        is_changed = (ours - theirs).norm(dim=-1) > tolerance * theirs.norm(dim=-1)  # (b, n)
+        return match._replace(is_pruned=bool(is_changed.any()))
 
     def is_nearest(self, match: CacheMatch, same: RowMatch, oldest: Tensor) -> bool:
         """Return whether the key that a match takes for a cache's oldest one (b, g, d) is the nearest to it in each head."""
