@@ -139,6 +139,42 @@ def test_the_windows_of_swin_are_stitched_to_the_image(size):
         assert {int(located[place]) for place in second if located[place] >= 0} == window  # of the windows that are not shifted
 
 
+class ShiftedWindows(nn.Module):
+    """Patches in windows of 4 x 4 that are shifted by 2, of a grid that is padded before it is shifted, or after as in timm."""
+
+    window_size, shift_size = 4, 2
+
+    def __init__(self, shifts_first):
+        super().__init__()
+        self.shifts_first, self.cut, self.attend = (
+            shifts_first,
+            nn.Conv2d(3, 8, 2, 2),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+        )
+        nn.init.normal_(self.attend.in_proj_bias)
+
+    def forward(self, pixels):
+        x = self.cut(pixels)
+        steps = [lambda x: x.roll((-2, -2), (2, 3)), lambda x: nn.functional.pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))]
+        for step in steps if self.shifts_first else reversed(steps):
+            x = step(x)
+        x = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4)).permute(0, 2, 4, 3, 5, 1).reshape(-1, 16, 8)
+        return self.attend(x, x, x)[0]
+
+
+@pytest.mark.parametrize("shifts_first", [False, True])
+@pytest.mark.parametrize("size", [(20, 28), (16, 24)])
+def test_windows_are_found_whether_the_grid_is_padded_before_it_is_shifted_or_after(shifts_first, size):
+    torch.manual_seed(0)
+    model, pixels = nn.Sequential(ShiftedWindows(shifts_first)).double().eval(), torch.randn(1, 3, *size, dtype=torch.float64)
+    before = run(model, {"input": pixels})
+    (layer,) = before.layers()
+    (grid,) = before.axis_places(0)[1]
+    for row, column in ((0, 0), (7, 1), (5, 11)):
+        after = run(model, {"input": change_patch(pixels, row, column, size=2)})
+        assert find_changed_keys(before, after, layer) == {grid.find_token(row, column, 16)}
+
+
 def test_the_padded_windows_of_sam_are_found_too():
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "mlp_dim": 16}

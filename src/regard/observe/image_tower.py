@@ -1,14 +1,15 @@
 """The part of a model that reads images: the grid of its patches, its special tokens, and its windows."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from regard.observe.media import Media
-from regard.observe.places import PatchGrid
+from regard.observe.places import EMPTY, PatchGrid
 
 Sizes = tuple[int, int, int]  # batch rows, queries and keys
 CLASS_TOKEN = "class token"  # its name among those of a grid
@@ -23,6 +24,7 @@ SPECIAL_TOKENS = {  # parameters before the patches, in the order in which model
 }
 LATER_TOKENS = ("detection_tokens",)  # parameters behind the patches
 MAX_STAGES = 8  # of a model that halves its grid
+SAME_KEYS = 1e-3  # relative to the largest number of all keys: a larger difference is none of rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +60,13 @@ class Tower:
             return PatchGrid(self.rows, self.columns, len(names), names=tuple(names))
         return PatchGrid(self.rows, self.columns, 0) if size == self.rows * self.columns else None
 
-    def find_windows(self, name: str, sizes: Sizes, images: int) -> PatchGrid | None:
-        """Return the grid of a layer whose batch rows are windows, with its shift; None if it has none."""
-        window = math.isqrt(sizes[2])
-        if window**2 != sizes[2] or sizes[0] % images:
+    def find_windows(self, name: str, k: Tensor, images: int) -> PatchGrid | None:
+        """Return the grid of a layer whose batch rows are windows, with its shift; None if it has none.
+
+        k: its keys (b, g, k, d). Those of padding show whether the grid was padded before it was shifted or after.
+        """
+        window = math.isqrt(k.shape[2])
+        if window**2 != k.shape[2] or k.shape[0] % images:
             return None
         found = find_window_module(self.modules, name)
         if found is None or read_pair(found, "window_size") != (window, window):
@@ -69,11 +74,14 @@ class Tower:
         for stage in range(MAX_STAGES):
             rows, columns = -(-self.rows // 2**stage), -(-self.columns // 2**stage)
             counts = -(-rows // window), -(-columns // window)
-            if min(rows, columns) >= window and counts[0] * counts[1] * images == sizes[0]:
+            if min(rows, columns) >= window and counts[0] * counts[1] * images == k.shape[0]:
                 shifts = read_pair(found, "shift_size") or (0, 0)
                 if shifts[0] != shifts[1] or (1 in counts and max(counts) > 1 and shifts[0]):
                     return None
-                return PatchGrid.from_windows(rows, columns, window, 0 if max(counts) == 1 else shifts[0])
+                shift = 0 if max(counts) == 1 else shifts[0]
+                grid = PatchGrid.from_windows(rows, columns, window, shift)
+                other = PatchGrid.from_windows(rows, columns, window, shift, shifts_first=True)
+                return grid if grid == other else select_by_padding((grid, other), k)
         return None
 
 
@@ -89,6 +97,20 @@ def find_tower(modules: Mapping[str, nn.Module], media: Media, layers: set[str])
     path = next((one for one in paths if any(layer.startswith(f"{one}.") or not one for layer in layers)), None)
     rows, columns = (side // step for side, step in zip(media.size, first.stride, strict=True))
     return None if path is None or not rows * columns else Tower(modules, path, rows, columns)
+
+
+def select_by_padding(grids: Iterable[PatchGrid], k: Tensor) -> PatchGrid | None:
+    """Return the grid whose padding has the same key everywhere, as zeros have; None unless it is one of them."""
+    fitting = [grid for grid in grids if has_equal_padding(grid, k)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def has_equal_padding(grid: PatchGrid, k: Tensor) -> bool:
+    """Return whether the tokens of windows (b, g, k, d) that are no patches have equal keys, up to rounding."""
+    order = torch.tensor(grid.order, device=k.device).repeat(len(k) // grid.windows, 1)
+    keys = k.float().transpose(1, 2)
+    padding = keys[order == EMPTY]  # (n, g, d)
+    return padding.numel() > 0 and bool((padding - padding[:1]).abs().max() <= SAME_KEYS * keys.abs().max())
 
 
 def find_window_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:

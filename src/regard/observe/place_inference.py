@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
@@ -18,6 +18,7 @@ from regard.observe.run import Run
 
 FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path
+Keys = Mapping[tuple[str, str], Tensor]  # of the first call of each layer, by its path and kind
 SHUFFLING = "mask_ratio"  # an attribute of the config of a model that shuffles its patches
 POOLING = ("scale_factor", "downsample_ratio", "mm_tokens_per_image")  # of one that merges squares of patches, row by row
 MERGE = "spatial_merge_size"  # an attribute of a config, and of a tower that reads patches in blocks of this side
@@ -32,7 +33,7 @@ def infer_places(modules: Mapping[str, nn.Module], run: Run) -> Any:
         return None
     layers = measure_layers(run)
     config = getattr(modules[""], "config", None)
-    found = find_sound(config, media, layers) if media.sound else find_images(modules, media, layers)
+    found = find_sound(config, media, layers) if media.sound else find_images(modules, media, layers, find_first_keys(run))
     return found or None
 
 
@@ -47,6 +48,14 @@ def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:
         if visit == 0:
             _, q, k = found.get((name, kind), (0, 0, 0))
             found[name, kind] = stored.q.shape[0], q + stored.q.shape[2], k + stored.stop - stored.first
+    return found
+
+
+def find_first_keys(run: Run) -> Keys:
+    """Return the keys (b, g, k, d) of the first call of each layer of a run, by its path and kind."""
+    found: dict[tuple[str, str], Tensor] = {}
+    for (name, kind, *_), history in run.histories.items():
+        found.setdefault((name, kind), history.keys[0])
     return found
 
 
@@ -71,7 +80,7 @@ def place_frames(frames: AudioFrames, layers: Mapping[tuple[str, str], Sizes]) -
     return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if cross else {})}
 
 
-def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes], keys: Keys) -> Found:
     """Return the grids of the layers that read images, and of the words among which the images stand."""
     config = getattr(modules[""], "config", None)
     if getattr(config, SHUFFLING, None) is not None:
@@ -86,13 +95,13 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
         return {}
-    found = find_tower_grids(tower, media, layers)
+    found = find_tower_grids(tower, media, layers, keys)
     sizes = find_merged_sizes(config, modules, media, tower)
     own = {name for name, _ in layers if tower.has_layer(name)}
     return shorten_names(found | find_image_words(media, layers, own, sizes), layers)
 
 
-def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes]) -> Found:
+def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], keys: Keys) -> Found:
     """Return the grid of each layer of a tower, and of each layer of cross attention to its patches."""
     found: Found = {}
     for (name, kind), sizes in layers.items():
@@ -100,7 +109,7 @@ def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str]
         if kind == CROSS:
             grid = tower.find_grid(sizes[2])
         elif tower.has_layer(name) and sizes[1] == sizes[2]:
-            grid = tower.find_windows(name, sizes, media.images)
+            grid = tower.find_windows(name, keys[name, kind], media.images)
             grid = tower.find_grid(sizes[2]) if grid is None and sizes[0] == media.images else grid
         if grid is not None:
             found[name] = grid

@@ -52,16 +52,19 @@ class PatchGrid:
         return cls(rows, columns, start, (tuple(patches.transpose(1, 2).flatten().tolist()),))
 
     @classmethod
-    def from_windows(cls, rows: int, columns: int, window: int, shift: int = 0) -> "PatchGrid":
+    def from_windows(cls, rows: int, columns: int, window: int, shift: int = 0, *, shifts_first: bool = False) -> "PatchGrid":
         """Return the grid of patches that attend in windows of window x window, shifted up and left, as in Swin.
 
-        The windows are batch rows of the map, row by row. The grid is padded to whole windows before it is shifted.
+        The windows are batch rows of the map, row by row. The grid is padded to whole windows before it is shifted, or
+        after, as in timm, with shifts_first.
         """
         check_sides(rows, columns)
         check_count("window", window, most=MAX_SIDE)
         check_count("shift", shift, 0, most=MAX_SIDE)
         patches = torch.arange(rows * columns).view(rows, columns)
-        padded = F.pad(patches, (0, -columns % window, 0, -rows % window), value=EMPTY).roll((-shift, -shift), (0, 1))
+        shifted = patches.roll((-shift, -shift), (0, 1)) if shifts_first else patches
+        padded = F.pad(shifted, (0, -columns % window, 0, -rows % window), value=EMPTY)
+        padded = padded if shifts_first else padded.roll((-shift, -shift), (0, 1))
         down, across = padded.shape[0] // window, padded.shape[1] // window
         cut = padded.view(down, window, across, window).transpose(1, 2).reshape(down * across, window * window)
         return cls(rows, columns, 0, tuple(map(tuple, cut.tolist())))
