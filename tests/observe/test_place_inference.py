@@ -175,6 +175,31 @@ def test_windows_are_found_whether_the_grid_is_padded_before_it_is_shifted_or_af
         assert find_changed_keys(before, after, layer) == {grid.find_token(row, column, 16)}
 
 
+class Reading(nn.Module):
+    """Patches look at the words of a prompt, and words at what queries made of the patches, all of them 16 or 17."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut = nn.Conv2d(3, 8, 4, 4)
+        self.read, self.attn_pool, self.cross = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(3))
+        self.queries = nn.Parameter(torch.randn(1, 17, 8))
+
+    def forward(self, pixels, words):
+        x = self.cut(pixels).flatten(2).mT
+        made = self.attn_pool(self.queries.expand(len(x), -1, -1), x, x)[0][:, 1:]
+        made = made + self.read(x, words, words)[0]
+        return self.cross(words, made, made)[0]
+
+
+@pytest.mark.parametrize("words", [16, 5])
+def test_words_and_learned_queries_that_are_as_many_as_the_patches_have_no_places(words):
+    torch.manual_seed(0)
+    given = {"pixels": torch.randn(1, 3, 16, 16), "words": torch.randn(1, words, 8)}
+    recording = run(Reading().eval(), given)
+    assert recording.axis_places("read", kind="cross") == recording.axis_places("cross", kind="cross") == ([], [])
+    assert (recording.places or {}) == ({} if words == 16 else {"attn_pool": PatchGrid(4, 4, 0)})
+
+
 def test_the_padded_windows_of_sam_are_found_too():
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "mlp_dim": 16}

@@ -26,6 +26,7 @@ class Media:
     tokens: int = 0  # tokens of the text; 0 if there is none, or if its rows have their images at different places
     rows: int = 1  # batch rows of the text
     sound: str | None = None  # the argument that is sound
+    lengths: tuple[int, ...] = ()  # tokens of other sequences among the arguments, such as a prompt
 
 
 def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
@@ -41,7 +42,8 @@ def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
         return Media(len(grids), None, 3, grids, *text)
     if pixels is not None and pixels.dim() >= 4:
         size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        return Media(int(pixels.shape[:-3].numel()), size, int(pixels.shape[-3]), (), *text)
+        lengths = measure_sequences([one for one in arguments.values() if one is not pixels])
+        return Media(int(pixels.shape[:-3].numel()), size, int(pixels.shape[-3]), (), *text, lengths=lengths)
     return Media(0, None, 3, (), *text) if text[0] else None
 
 
@@ -61,6 +63,17 @@ def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     except (TypeError, ValueError):  # a forward without a signature
         names = []
     return {**{str(n): value for n, value in enumerate(args)}, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+def measure_sequences(values: Any) -> tuple[int, ...]:
+    """Return the number of tokens of each tensor (b, t, ...) among values, and among the lists that they hold."""
+    found: list[int] = []
+    for value in values:
+        if isinstance(value, Tensor) and value.dim() in (2, 3):
+            found.append(int(value.shape[1]))
+        elif isinstance(value, (list, tuple)):
+            found.extend(measure_sequences(value))
+    return tuple(dict.fromkeys(found))
 
 
 def find_images(arguments: dict[str, Any]) -> Tensor | None:
