@@ -76,6 +76,25 @@ def test_a_word_is_where_daam_finds_it(row):
         word_heat_map(recording, 2, (8, 8))
 
 
+class SlicedCrossAttention(CrossAttention):
+    """Cross attention that computes one row of the batch after the other, as attention slicing does."""
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        q, k, v = self.q(x.flatten(2).mT), self.k(words), self.v(words)
+        rows = [F.scaled_dot_product_attention(q[n, None], k[n, None], v[n, None]) for n in range(len(x))]
+        return x + self.out(torch.cat(rows)).mT.reshape_as(x)
+
+
+def test_a_layer_that_calls_attention_several_times_in_a_forward_has_no_heat_map():
+    model = UNet().double()
+    model.down_blocks[0] = SlicedCrossAttention(1).double()
+    x, words = (torch.randn(*size, dtype=torch.float64) for size in ((B, 7, HEIGHT, WIDTH), (B, WORDS, 7)))
+    with torch.no_grad(), record(model) as recording:
+        model(x, words)
+    with pytest.raises(ConfigError, match=r"down_blocks\.0 calls attention several times in one forward"):
+        word_heat_map(recording, 2, (HEIGHT, WIDTH))
+
+
 def test_a_model_without_cross_attention_has_no_heat_map():
     with torch.no_grad(), record(model := nn.Sequential(nn.Linear(7, 7))) as recording:
         model(torch.randn(2, 7))

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import check_count, check_index, check_instance, check_integer, check_sequence
 from regard.observe.recording import Recording
+from regard.observe.run import Run
 
 MIDDLE = "mid_block"  # a component of the paths of the layers that are left out
 LARGEST_SIDE = 2**14  # of a heat map
@@ -26,7 +27,8 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
     the height and width of the latents or of the image, and `row` the sequence of the batch: the last one by default, which
     with classifier-free guidance is that of the prompt. Values below 0, which bicubic interpolation makes, are set to 0 in each
     layer and head after the steps are added up, as in the authors' code.
-    Raises ConfigError without cross attention, and ShapeError for one whose queries are no picture of these proportions.
+    Raises ConfigError without cross attention, or if a layer of it calls attention several times in one forward (slices of
+    the heads, an image beside the prompt), and ShapeError for one whose queries are no picture of these proportions.
     """
     check_instance("recording", recording, Recording)
     if len(check_sequence("size", size)) != 2:
@@ -47,11 +49,22 @@ def word_heat_map(recording: Recording, word: int, size: tuple[int, int], row: i
 def iterate_columns(recording: Recording, word: int, row: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each cross attention of each step, and the weights (h, q) that its queries give a word."""
     for run in recording.runs:
+        check_single_calls(run)
         for call in run.softmax_calls:
             if call.kind == "cross" and MIDDLE not in call.name:
                 batch, _, _, words = call.map.shape
                 place = check_index("row", row, batch, "the batch"), check_index("word", word, words, "the prompt")
                 yield call.name, call.map[place[0], :, :, place[1]].double()
+
+
+def check_single_calls(run: Run) -> None:
+    """Raise ConfigError if a cross attention makes several calls in one forward: some may be of other rows, or of no words."""
+    for name, kind, _, index in run.histories:
+        if kind == "cross" and MIDDLE not in name and index:
+            raise ConfigError(
+                f"{name} calls attention several times in one forward, for slices of its heads or for an image beside the "
+                "prompt, so that a word cannot be told from its number: record without attention slicing and image prompts."
+            )
 
 
 def arrange_picture(weights: Tensor, height: int, width: int, name: str) -> Tensor:
