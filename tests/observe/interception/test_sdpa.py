@@ -459,3 +459,24 @@ def test_a_kernel_on_a_gpu():
     recording, _ = record_and_compare(Kernel(is_causal=True), lambda m: m(q, k, v))
     weights = compute_weights(q, k, torch.ones(Q, K, device="cuda").tril().bool())
     assert_map(recording.map(0), weights[..., :Q], q, k)
+
+
+def test_heads_beside_windows_of_pixels_in_one_axis_are_split_off():
+    class Windowed(nn.Module):
+        """As timm's SAM: windows (b, rows, columns, c), and heads and batch in one axis."""
+
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(6, 18)
+
+        def forward(self, x):
+            b, rows, columns, _ = x.shape
+            qkv = self.qkv(x).reshape(b, rows * columns, 3, 3, 2).permute(2, 0, 3, 1, 4)
+            q, k, v = qkv.reshape(3, b * 3, rows * columns, 2).unbind(0)
+            self.weights = (q @ k.mT / 2**0.5).softmax(-1).unflatten(0, (b, 3))
+            return F.scaled_dot_product_attention(q, k, v)
+
+    model = nn.Sequential(Windowed()).double()
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(5, 2, 7, 6).double())
+    torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=1e-12)

@@ -88,14 +88,16 @@ def read_call(
 def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:
     """Return the batch size and number of heads that the first axis of a query (n, t, d) splits into; (1, -1) if unknown.
 
-    They are inferred from an input (b, t, c) or (t, b, c) of the running modules.
+    They are inferred from an input (b, t, c), (t, b, c), or (b, rows, columns, c) with rows * columns tokens, of the running
+    modules.
     """
     if query.dim() == 3:
         n, t = query.shape[:2]
         inputs = (one.input_tensors for one in reversed(STATE.frames))
         tensors = next((tensors for tensors in inputs if all(unwrap_tensor(x) is not query for x in tensors)), [])
         for x in tensors:
-            for b, tokens in (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ():
+            pairs = (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ((x.shape[0], x.shape[1:-1].numel()),) * (x.dim() == 4)
+            for b, tokens in pairs:
                 if tokens == t and b and n % b == 0:
                     return b, n // b
     return 1, -1
