@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_residual, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_product, label_sum
@@ -56,6 +57,7 @@ from regard.observe.interception.handwritten.traces import (
     list_parts,
 )
 from regard.observe.interception.provenance import (
+    FRESH,
     LEARNED,
     ModuleFrame,
     find_tensors,
@@ -83,11 +85,13 @@ class HandwrittenTracker(Traces):
     def __init__(self) -> None:
         super().__init__()
         self.used = UsedWeights()
+        self.edges = EdgeExponentials()
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         super().clear()
         self.used.clear()
+        self.edges.weighted.clear()
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed, nor used weights."""
@@ -122,6 +126,8 @@ class HandwrittenTracker(Traces):
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             self.follow_softmax(role, name, args, kwargs, traced, results[0])
         elif not traced:
+            if strip_affixes(name) in EDGE_SUMS:
+                return self.follow_edges(frames[-1], name, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
                 self.follow_features(frames, tensors[0], results[0])
         else:
@@ -265,6 +271,14 @@ class HandwrittenTracker(Traces):
         if pair is not None:
             self.start_scores(frames, y, pair)
 
+    def follow_edges(self, frame: ModuleFrame, name: str, tensors: list[Tensor]) -> HandwrittenCall | None:
+        """Follow the exponentials that an index sums, as weights of edges; return the call if values were summed before."""
+        e = self.edges.find(frame, tensors)
+        if e is None:
+            return None
+        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_over_edges=True)
+        return self.complete_call(self.traces[id(e)], e, None, "mul", name) if e in self.edges.weighted else None
+
     def start_scores(
         self,
         frames: list[ModuleFrame],
@@ -383,7 +397,7 @@ class HandwrittenTracker(Traces):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if (
             trace.kind is not TraceKind.WEIGHTS
-            or y.numel() <= trace.size
+            or (y.numel() <= trace.size and not trace.is_over_edges)
             or strip_affixes(name) not in ("mul", "multiply", "addcmul")
         ):
             return False  # a factor without an axis beyond those of the weights is a mask
@@ -450,7 +464,7 @@ class HandwrittenTracker(Traces):
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
         for one in results:
-            if role in (Role.SUM, Role.CONVOLUTION) or (role is Role.ADD and others):
+            if role in (Role.SUM, Role.CONVOLUTION) or (role is Role.ADD and others) or name in FRESH:
                 self.drop(one)
             else:
                 self.follow(one, trace, name)

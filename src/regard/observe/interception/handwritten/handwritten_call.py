@@ -22,6 +22,7 @@ from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EDGES
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
@@ -62,6 +63,8 @@ def read_call(
     Raises UnreadableError if its parts are not known.
     """
     weights, product, place = product_call.trace, product_call.product, product_call.place
+    if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:
+        raise UnreadableError(EDGES)
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):

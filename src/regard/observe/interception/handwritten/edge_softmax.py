@@ -1,0 +1,102 @@
+"""Softmaxes over the edges of a graph: exponentials of scores of picked tokens, summed by an index for each node."""
+
+import weakref
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import MAX_VISITED
+from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+
+EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
+EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce"}
+GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}
+LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
+
+TensorRef = weakref.ref[Tensor]
+
+
+class EdgeExponentials:
+    """The exponentials that were multiplied with values and summed by an index before they were summed themselves."""
+
+    def __init__(self) -> None:
+        self.weighted = WeakTensorKeyDictionary()
+
+    def find(self, frame: ModuleFrame, tensors: list[Tensor]) -> Tensor | None:
+        """Return the exponentials of scores of edges that a sum by an index has among its arguments; None if there are none."""
+        for x in tensors:
+            if not x.is_floating_point():
+                continue
+            e = find_exponentials(frame, weakref.ref(x))
+            if e is not None:
+                return e if scores_picked_pairs(frame, weakref.ref(e)) else None
+            for factor in list_factors(frame, weakref.ref(x)):
+                e = find_exponentials(frame, factor)
+                if e is not None:
+                    self.weighted[e] = True
+        return None
+
+
+def find_exponentials(frame: ModuleFrame, x: TensorRef) -> Tensor | None:
+    """Return the result of an exponential that x is, in another layout or not; None if it is something else or was freed."""
+    maker = skip_layouts(frame, x)
+    if maker is None or not strip_affixes(maker.name).startswith("exp") or strip_affixes(maker.name) in LAYOUTS:
+        return None
+    return next((y for one in maker.results if (y := one()) is not None), None)
+
+
+def list_factors(frame: ModuleFrame, x: TensorRef) -> list[TensorRef]:
+    """Return the factors of an entrywise product, in another layout or not; none if x is something else."""
+    maker = skip_layouts(frame, x)
+    return maker.given if maker is not None and strip_affixes(maker.name) in PRODUCTS else []
+
+
+def skip_layouts(frame: ModuleFrame, x: TensorRef) -> Operation | None:
+    """Return the operation that computed the numbers of a tensor in the frame; None for an argument of the module."""
+    visited = set[int]()  # x.contiguous() may be x, and what is written into a view was made by its base
+    while id(x) not in visited:
+        visited.add(id(x))
+        makers = frame.find_makers(x)
+        computed = [maker for maker in makers if not is_layout(maker)]
+        if computed:
+            return computed[-1]
+        before = [maker.given[0] for maker in makers if maker.given[0] is not x]
+        x = before[-1] if before else x
+    return None
+
+
+def is_layout(maker: Operation) -> bool:
+    """Return whether an operation keeps the numbers of its first argument, or bounds them."""
+    return bool(maker.given and LAYOUTS & {maker.name, strip_affixes(maker.name)})
+
+
+def scores_picked_pairs(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether a tensor was computed from tokens that two indices picked: those that send, and those that receive."""
+    indices = {
+        id(maker.given[1])
+        for maker in list_makers(frame, x)
+        if maker.name in GATHERS and len(maker.given) > 1 and is_token(frame, maker.given[0])
+    }
+    return len(indices) > 1
+
+
+def is_token(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether a tensor holds tokens, and not the largest or the sum for each node."""
+    maker = skip_layouts(frame, x)
+    name = "" if maker is None else strip_affixes(maker.name)
+    return name not in EDGE_SUMS | {"max", "amax"} and frame.find_contents(x) == TOKEN
+
+
+def list_makers(frame: ModuleFrame, x: TensorRef) -> Iterator[Operation]:
+    """Iterate over the operations of a frame that a tensor was computed by."""
+    queue, visited = [x], set[int]()
+    while queue and len(visited) < MAX_VISITED:
+        one = queue.pop()
+        if id(one) not in visited:
+            visited.add(id(one))
+            for maker in frame.find_makers(one):
+                yield maker
+                queue += maker.given
