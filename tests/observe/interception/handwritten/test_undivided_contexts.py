@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.interception.handwritten.handwritten_attention import CAUSAL, B, C, D, H, Own, T, scores
 from observe.recording_checks import EQUAL, record_and_compare
-from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED
+from regard.observe.interception.handwritten.undivided_contexts import BY_MORE, DIVIDED, UNFOLLOWED
 from regard.observe.interception.thread_state import STATE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -95,6 +96,32 @@ class Both(nn.Module):
 def test_contexts_that_are_joined_before_the_division_have_no_note():
     recording, *_ = record_exponentials(lambda e, v: torch.cat([rows @ v for rows in e.split(2, -2)], -2) / total(e))
     assert not recording.notes
+
+
+def weigh_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Shift each block of keys by its maximum, and weigh the contexts at the end, as memory-efficient attention does."""
+    parts = [scores(q, block) for block in k.split(2, -2)]
+    largest = [part.amax(-1, keepdim=True) for part in parts]
+    e = [(part - most).exp() for part, most in zip(parts, largest, strict=True)]
+    contexts = torch.stack([one @ block for one, block in zip(e, v.split(2, -2), strict=True)])
+    factors = (torch.stack(largest) - torch.stack(largest).amax(0)).exp()
+    return (contexts * factors).sum(0) / (torch.stack([total(one) for one in e]) * factors).sum(0)
+
+
+def add_padded_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = [scores(q, block).exp() for block in k.split(2, -2)]
+    contexts = [F.pad(one @ block, (0, 0, 1, 0))[:, :, 1:] for one, block in zip(e, v.split(2, -2), strict=True)]
+    return torch.stack(contexts).sum(0) / torch.stack([total(one) for one in e]).sum(0)
+
+
+BLOCKS = {"weighed": (weigh_blocks, DIVIDED), "padded": (add_padded_blocks, UNFOLLOWED.format("pad"))}
+
+
+@pytest.mark.parametrize(("attend", "note"), BLOCKS.values(), ids=BLOCKS)
+def test_blocks_of_keys_that_are_joined_before_the_division_have_a_note(attend, note):
+    recording, _ = record_and_compare(nn.Sequential(Own(attend)), lambda m: m(torch.randn(B, T, C)))
+    assert recording.notes[-1] == f"0: {note}"
+    assert [call.map.shape[-1] for call in recording.calls if call.kind == "self"] == [2, 2, 1]
 
 
 def test_a_sum_with_more_after_the_values_has_a_note_of_its_own():

@@ -19,17 +19,19 @@ from regard.observe.interception.provenance import is_in_place
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are divided by their sums"
 BY_MORE = "its context is divided by more than the sums of its weights, as with a sink; in the map it is the sums alone"
+UNFOLLOWED = "what its context is divided by is not followed through {}; in the map it is the sums of its weights"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
+JOINS = {"cat", "concat", "concatenate", "stack"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | {"getitem"}
 ENDS = {"linear", "matmul", "mm", "bmm", "addmm", "add"}  # whose input is a context that nothing divides any more
 ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
 
 
 class UndividedContext(NamedTuple):
-    """A call, what its context is yet to be divided by, in the layout of the context, and how many keys that sums."""
+    """The calls of contexts, what these are yet to be divided by, in their layout, and how many keys that sums at most."""
 
-    call: AttentionCall
+    calls: tuple[AttentionCall, ...]
     divisor: Tensor
     keys: int
 
@@ -51,31 +53,49 @@ class UndividedContexts:
 
     def add(self, context: Tensor, call: AttentionCall, divisor: Tensor, owner: Any) -> None:
         """Follow the context of a call until it is divided by the divisor, of the same shape."""
-        self.contexts[context] = UndividedContext(call, divisor.detach(), call.k.shape[2])
+        self.contexts[context] = UndividedContext((call,), divisor.detach(), call.k.shape[2])
         self.notes[call] = describe_sums(divisor.detach()), owner
 
     def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Follow a context through a function that changes its layout; a division ends the following.
+        """Follow a context through a function that changes its layout or joins it with others; a division ends the following.
 
-        Nothing is noted of a context that any other function reads: it may be divided by other means.
+        If any other function reads a context, it is noted that this is not followed: it may be divided by other means.
         """
-        places = [n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts]
+        places, core = [n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts], strip_affixes(name)
         if not places:
-            nested = [y for x in args if isinstance(x, list | tuple) for y in x if isinstance(y, Tensor) and y in self.contexts]
-            for x in nested:
-                self.drop(self.contexts[x].call)
+            self.follow_joined(func, core, args, kwargs, result)
             return
-        found, core = self.contexts[args[places[0]]], strip_affixes(name)
+        found = self.contexts[args[places[0]]]
         other = next((x for n, x in enumerate(args) if n != places[0] and isinstance(x, Tensor)), None)
         if (core in LAYOUTS or name in LAYOUTS) and isinstance(result, Tensor) and places[0] == 0:
             divisor = found.divisor.clone() if is_in_place(name) else found.divisor
             self.contexts[result] = found._replace(divisor=func(divisor, *args[1:], **kwargs))
+        elif core == "copy" and isinstance(result, Tensor) and result.shape == found.divisor.shape:
+            self.contexts[result] = found
+        elif core == "einsum":
+            sums = func(*(found.divisor if n == places[0] else x for n, x in enumerate(args)))
+            if is_one(sums.masked_fill(sums == 0, 1), found.keys):  # else it is a projection, or divides by something else
+                self.drop(found)
         elif core in PRODUCTS and other is not None and other.is_floating_point():
             self.divide(found, other.reciprocal())
         elif core in QUOTIENTS and other is not None and places[0] == 0:
             self.divide(found, other)
         elif core not in ENDS:
-            self.drop(found.call)
+            self.note(found, UNFOLLOWED.format(core))
+
+    def follow_joined(self, func: Callable[..., Any], core: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Follow contexts that a function of this name joins; other tensors among them are not to be divided."""
+        entries = next((x for x in args if isinstance(x, list | tuple)), ())
+        contexts = [self.contexts.get(x) if isinstance(x, Tensor) else None for x in entries]
+        found = [one for one in contexts if one is not None]
+        if found and core in JOINS and isinstance(result, Tensor):
+            calls = tuple(dict.fromkeys(call for one in found for call in one.calls))
+            divisors = [torch.ones_like(x) if one is None else one.divisor for x, one in zip(entries, contexts, strict=True)]
+            divisor = func(divisors, *args[1:], **kwargs)
+            self.contexts[result] = UndividedContext(calls, divisor, max(one.keys for one in found))
+        else:
+            for one in found:
+                self.note(one, UNFOLLOWED.format(core))
 
     def divide(self, context: UndividedContext, by: Tensor) -> None:
         """Note what the division of a context leaves its rows of weights to sum to; nothing if that is 1."""
@@ -83,22 +103,33 @@ class UndividedContexts:
         try:
             sums = divisor / by.detach().to(divisor.dtype).expand(divisor.shape)
         except RuntimeError:  # of another shape
-            self.drop(context.call)
+            self.note(context, UNFOLLOWED.format("div"))
             return
-        bound = ROUNDINGS * context.keys**0.5 * torch.finfo(divisor.dtype).eps
-        off = (sums - 1).masked_fill(divisor == 0, 0).nan_to_num(0)
-        if bool((off.abs() <= bound).all()):
-            self.drop(context.call)
-        elif context.call in self.notes:
+        if is_one(sums.masked_fill(divisor == 0, 1), context.keys):
+            self.drop(context)
+        else:
             is_by_more = bool((sums <= 1).all()) and float(sums.amax() - sums.amin()) > NEAR
             note = describe_sums(sums)
-            self.notes[context.call] = BY_MORE if is_by_more and note == DIVIDED else note, self.notes[context.call][1]
+            self.note(context, BY_MORE if is_by_more and note == DIVIDED else note)
 
-    def drop(self, call: AttentionCall) -> None:
-        """Note nothing of a call."""
-        self.notes.pop(call, None)
+    def note(self, context: UndividedContext, note: str) -> None:
+        """Change what is to be noted of the calls of a context, if anything is."""
+        for call in context.calls:
+            if call in self.notes:
+                self.notes[call] = note, self.notes[call][1]
+
+    def drop(self, context: UndividedContext) -> None:
+        """Note nothing of the calls of a context."""
+        for call in context.calls:
+            self.notes.pop(call, None)
         if not self.notes:
             self.contexts.clear()
+
+
+def is_one(sums: Tensor, keys: int) -> bool:
+    """Return whether quotients of sums of this many keys are 1 up to rounding, where they are numbers."""
+    bound = ROUNDINGS * keys**0.5 * torch.finfo(sums.dtype).eps
+    return bool(((sums - 1).nan_to_num(0).abs() <= bound).all())
 
 
 def describe_sums(sums: Tensor) -> str:
