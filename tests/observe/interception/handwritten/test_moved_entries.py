@@ -194,6 +194,22 @@ class Matches(nn.Module):
         return scores.logsumexp(-1) + torch.zeros_like(margin)[:, :T]
 
 
+@pytest.mark.parametrize("scatter", ["scatter_", "scatter"])
+def test_weights_that_are_written_into_a_tensor_made_like_the_scores_are_recorded(scatter):
+    def attend(q, k, v):
+        scores = score(q, k)
+        chosen, where = scores.softmax(-1).topk(2, -1)
+        weights.append(getattr(torch.zeros_like(scores), scatter)(-1, where, chosen))
+        return weights[-1] @ v
+
+    weights: list[Tensor] = []
+    model = nn.Sequential(Own(attend))
+    with torch.no_grad(), record(model) as recording:
+        model(torch.randn(B, T, H * D, dtype=torch.float64))
+    assert not recording.missed
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), weights[0], rtol=0, atol=1e-12)
+
+
 def test_numbers_of_several_tensors_that_are_joined_and_expanded_do_not_stop_the_model():
     model, x = nn.Sequential(Matches()), torch.randn(B, T, D)
     expected = model(x)

@@ -35,8 +35,8 @@ def follow_places(
     traces: Traces, func: Any, name: str, args: Any, kwargs: Any, traced: list[Traced], results: list[Tensor]
 ) -> None:
     """Follow the places of the entries that a function moved; they are not known if they are of several bases."""
-    base = find_base(traces, traced)
     followed = [(y, trace) for y in results if (trace := traces.find(y)) is not None]
+    base = find_base(traces, traced)  # puts back the trace of an argument, which may also be a result
     for y, trace in followed:
         traces.put(y, trace._replace(moved=None))
     if base is None or not followed or kwargs.get("out") is not None:
