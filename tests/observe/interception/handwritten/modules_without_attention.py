@@ -138,6 +138,8 @@ class Mix(nn.Module):
             return heat @ torch.linspace(-1, 1, T), (heat * torch.arange(T)).sum(-1)
         if self.style == "channels":
             return x * self.other(x)[..., :C].softmax(-1) + x
+        if self.style == "gated channels":
+            return x * (self.other(x)[..., :C].tanh() * x.sigmoid()).softmax(1)
         assert self.style == "one pooled row"
         weights = self.score(x.tanh() * x.sigmoid())[..., :1].softmax(1)
         return torch.bmm(weights.mT, x).squeeze(1), (weights * x).sum(1)
@@ -231,7 +233,17 @@ def list_modules() -> dict[str, nn.Module]:
         ],
         Codebook: ["soft", "buffer", "gumbel", "hard"],
         Loss: ["contrast", "supervised contrast", "sigmoids", "distillation", "entropy", "smoothed labels"],
-        Mix: ["density", "softmaxes", "clusters", "dynamic kernels", "branches", "places", "channels", "one pooled row"],
+        Mix: [
+            "density",
+            "softmaxes",
+            "clusters",
+            "dynamic kernels",
+            "branches",
+            "places",
+            "channels",
+            "gated channels",
+            "one pooled row",
+        ],
         Algebra: [
             *("whitening", "rotations", "linear attention", "bilinear pooling", "a merged adapter", "modulated weights"),
             *("a norm", "a gate", "a machine of factors", "a pooled tower"),

@@ -159,6 +159,38 @@ def build_bloom() -> nn.Module:
     return BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=2, n_head=2, vocab_size=31)).eval()
 
 
+class PointTransformer(nn.Module):
+    """A network scores each channel of each pair, and positions are added to the values. https://arxiv.org/abs/2012.09164"""
+
+    def __init__(self, multiply: object) -> None:
+        super().__init__()
+        self.one, self.other, self.value, self.score, self.place = (nn.Linear(n, C) for n in (C, C, C, C, D))
+        self.multiply = multiply
+
+    def weigh(self, x: Tensor, places: Tensor) -> Tensor:
+        return self.score(self.one(x)[:, :, None] - self.other(x)[:, None] + places).softmax(-2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.place(x[:, :, None, :D] - x[:, None, :, :D])
+        return self.multiply(self.weigh(x, places), self.value(x)[:, None] + places)
+
+
+def test_a_weight_for_each_channel_is_recorded_with_the_channels_as_heads(float64):
+    part = PointTransformer(lambda weights, values: torch.einsum("bqkc,bqkc->bqc", weights, values))
+    x = torch.randn(B, T, C)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
+    weights = part.weigh(x, part.place(x[:, :, None, :D] - x[:, None, :, :D])).permute(0, 3, 1, 2)
+    maps = recording.map(0).dense()
+    torch.testing.assert_close(maps.view(B, T, C, T).transpose(1, 2), weights, rtol=0, atol=EQUAL)
+
+
+def test_a_weight_for_each_channel_that_is_multiplied_entry_by_entry_is_missed(float64):
+    model = nn.Sequential(PointTransformer(lambda weights, values: (weights * values).sum(2)))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert [one.module for one in recording.missed] == ["0"]
+    assert not recording.calls
+
+
 def test_a_head_that_is_knocked_out_adds_nothing():
     model, ids = build_bloom().double(), torch.randint(31, (1, T))
     with intervene(model, KnockOut(layer=0, head=1)):

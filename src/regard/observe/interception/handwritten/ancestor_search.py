@@ -23,17 +23,37 @@ def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
     That is so where the two were broadcast against each other, or were multiplied or subtracted entry by entry and the sum is
     over the last axis.
     """
+    meeting = find_meeting(frame, x)
+    if meeting is None:
+        return None
+    maker, tokens, size = meeting
+    if not is_pairing(frame, maker, tokens, size, x.shape[-1] if over_last and x.dim() else 0):
+        return None
+    first, second, *_ = {id(one): one for one, _ in tokens}.values()
+    return first, second
+
+
+def is_broadcast_pair(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x was made from tokens that were broadcast against each other, or added where one was before."""
+    meeting = find_meeting(frame, x)
+    if meeting is None:
+        return False
+    maker, tokens, size = meeting
+    role, is_broadcast = infer_role(maker.name), size > max(n for _, n in tokens)
+    was_broadcast = role is Role.ADD and any(is_expanded(frame, *one) for one in tokens)
+    return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
+
+
+def find_meeting(frame: ModuleFrame, x: Tensor) -> tuple[Operation, list[Sized], int] | None:
+    """Return the last operation that x was made by from two tensors of tokens, with these and the entries of its result."""
     ref, size = weakref.ref(x), x.numel()
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(ref)
         if not makers:
             return None
         tokens = find_token_inputs(frame, makers[-1])
-        different = {id(one): one for one, _ in tokens}
-        if len(different) > 1:
-            forms_pairs = is_pairing(frame, makers[-1], tokens, size, x.shape[-1] if over_last and x.dim() else 0)
-            first, second, *_ = different.values()
-            return (first, second) if forms_pairs else None
+        if len({id(one) for one, _ in tokens}) > 1:
+            return makers[-1], tokens, size
         if len(tokens) != 1 or infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM):
             return None
         ref, size = tokens[0]

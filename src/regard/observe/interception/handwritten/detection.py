@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_residual, is_routed
+from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
@@ -124,7 +124,7 @@ class HandwrittenTracker(Traces):
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
-            self.follow_softmax(role, name, args, kwargs, traced, results[0])
+            self.follow_softmax(frames[-1], role, name, args, kwargs, traced, results[0])
         elif not traced:
             if strip_affixes(name) in EDGE_SUMS:
                 return self.follow_edges(frames[-1], name, tensors)
@@ -197,7 +197,9 @@ class HandwrittenTracker(Traces):
         dims = tuple(places if n == axis else axes for n, axes in enumerate(before.dims))
         self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
 
-    def follow_softmax(self, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor) -> None:
+    def follow_softmax(
+        self, frame: ModuleFrame, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor
+    ) -> None:
         """Follow the result of a softmax or log-softmax."""
         axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
         extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
@@ -213,7 +215,11 @@ class HandwrittenTracker(Traces):
             dims = properties["dims"]
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
-            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name), **properties)
+            is_by_channel = not traced and scores_channels(frame, args, axis)
+            pairs, function = bool(scores) or is_by_channel, strip_affixes(name)
+            self.start(
+                y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
+            )
 
     def follow_product(
         self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor
@@ -276,7 +282,7 @@ class HandwrittenTracker(Traces):
         e = self.edges.find(frame, tensors)
         if e is None:
             return None
-        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_over_edges=True)
+        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_by_channel=True)
         return self.complete_call(self.traces[id(e)], e, None, "mul", name) if e in self.edges.weighted else None
 
     def start_scores(
@@ -397,14 +403,14 @@ class HandwrittenTracker(Traces):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if (
             trace.kind is not TraceKind.WEIGHTS
-            or (y.numel() <= trace.size and not trace.is_over_edges)
+            or (y.numel() <= trace.size and not trace.is_by_channel)
             or strip_affixes(name) not in ("mul", "multiply", "addcmul")
         ):
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and self.is_value(frames[-1], v, trace)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
         if values:
-            factors = (x, values[0]) if len(tensors) == 2 else None
+            factors = (x, values[0]) if len(tensors) == 2 and y.numel() > trace.size else None  # else they may be a mask too
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors), name)
         return bool(values)
 
@@ -491,6 +497,14 @@ def list_followable(result: Any) -> list[Tensor]:
 def is_maximum_of_two(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a function is torch.max of two tensors, which is torch.maximum."""
     return name == "max" and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
+
+
+def scores_channels(frame: ModuleFrame, args: Any, axis: Any) -> bool:
+    """Return whether a softmax over an axis before the last is of scores of pairs of tokens, one for each channel."""
+    x = args[0] if args else None
+    if not isinstance(x, Tensor) or x.dim() < 3 or type(axis) is not int or axis % x.dim() == x.dim() - 1:
+        return False
+    return is_broadcast_pair(frame, x)
 
 
 def find_dim(name: str, args: Any) -> Any:

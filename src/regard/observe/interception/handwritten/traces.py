@@ -73,7 +73,7 @@ class Trace(NamedTuple):
     picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
     has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
-    is_over_edges: bool = False  # whether they are summed by an index, each for an edge of a graph
+    is_by_channel: bool = False  # whether there may be a weight for each channel of the values
     version: int = 0  # of the tensor's numbers
 
     @property
