@@ -387,3 +387,27 @@ def test_a_prompt_of_embeddings_is_no_hindrance():
     with record(model) as recording:
         model.generate(inputs_embeds=model.transformer.wte(prompt), suppress_tokens=[0, 1, 2], **OPTIONS)
     assert recording.last.rows == [0, 1]
+
+
+@pytest.mark.parametrize("cache", [dynamic, static])
+def test_rows_of_a_prompt_that_was_read_before_record_are_rows(cache):
+    model, prompt = gpt2().double(), words(2, 7)
+    held = cache(model)
+    with torch.no_grad():
+        model(prompt[:, :5], **{CACHE: held})
+    with record(model) as recording:
+        output = model.generate(prompt, **{CACHE: held}, suppress_tokens=[0, 1, 2], disable_compile=True, **OPTIONS)
+    expected = record_full_forward(model, output.sequences[:, :-1]).map(1).dense()
+    assert recording.last.rows == [0, 1]
+    assert not recording.missed
+    assert (recording.map(1).dense() - expected[:, :, 5:]).abs().max() < EQUAL
+
+
+def test_rows_of_embeddings_with_their_token_ids_are_rows():
+    model, prompt = gpt2().double(), words(2, 7)
+    with record(model) as recording:
+        embeddings = model.transformer.wte(prompt)
+        output = model.generate(prompt, inputs_embeds=embeddings, suppress_tokens=[0, 1, 2], **OPTIONS)
+    assert output.sequences.shape[1] == 7 + STEPS
+    assert recording.last.rows == [0, 1]
+    assert not recording.missed

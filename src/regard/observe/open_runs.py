@@ -26,6 +26,7 @@ class OpenRun:
     roots: dict[str, int] = field(default_factory=dict)  # by outermost module: the number of its last forward in the run
     caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # arguments of its forwards
     tokens: dict[str, list[tuple[int, Tensor | None]]] = field(default_factory=dict)  # by root: step, (b, t) token ids
+    starts: dict[str, int] = field(default_factory=dict)  # by root: number of tokens in its cache before those that are known
     pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: address of its last keys
     last: int = 0  # the number of its last forward in the recording
 
@@ -37,14 +38,21 @@ class OpenRun:
         """Return whether a forward may continue this run: one of its caches is still alive, or it had none."""
         return not self.caches or any(one() is not None for one in self.caches)
 
-    def add_forward(self, root: str, forward: int, cache: Any, tokens: Tensor | None, known: int | None = None) -> None:
-        """Log a forward of a root module: its cache, and its tokens, appended after the first `known` (None: after all)."""
+    def add_forward(
+        self, root: str, forward: int, cache: Any, length: int | None, tokens: Tensor | None, known: int | None = None
+    ) -> None:
+        """Log a forward of a root module: its cache, and its tokens, appended after the first `known` (None: after all).
+
+        `length` is the number of tokens that the cache stated to hold before.
+        """
         self.last = forward
         if cache is not None and not self.has_cache(cache):
             self.caches = [one for one in self.caches if one() is not None] + [weakref.ref(cache)]
         parts = self.tokens.setdefault(root, [])
         if known is not None:
             self.tokens[root] = parts = list(truncate_tokens(parts, known))
+        if not parts or parts[-1][1] is None:  # join_tokens begins here
+            self.starts[root] = length or 0
         parts.append((self.roots[root], tokens))
 
     def count_tokens(self, root: str) -> int:
@@ -65,6 +73,7 @@ class OpenRun:
             Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media),
             dict(self.roots),
             tokens=tokens,
+            starts=dict(self.starts),
             last=self.last,
         )
 
@@ -82,8 +91,17 @@ class OpenRun:
         rows = self.join_tokens(root)
         if rows is None or len(rows) != 1 or len(sequences) != 1:
             return 0
-        n = min(rows.shape[1], sequences.shape[1])
-        return int((rows[0, :n] == sequences[0, :n].cpu()).cumprod(0).sum())
+        return max(int(same.cumprod(1).sum()) for same in self.compare_tokens(root, rows, sequences))
+
+    def compare_tokens(self, root: str, rows: Tensor, sequences: Tensor) -> Iterator[Tensor]:
+        """Yield which tokens (b, n) of the rows of a root module are those of sequences (b or 1, t).
+
+        The sequences that `generate` returned begin with the first token in the cache, or without those that a caller left out.
+        """
+        for start in dict.fromkeys((0, self.starts[root])):
+            n = min(rows.shape[1], sequences.shape[1] - start)
+            if n > 0 or not start:
+                yield rows[:, :n] == sequences[:, start : start + n].cpu()
 
     def count_rejected_tokens(self, root: str, sequences: Tensor) -> int:
         """Return how many of the last tokens that a root module has read are guesses that `generate` did not return.
@@ -114,10 +132,11 @@ class OpenRun:
         rows, found = self.join_tokens(root), list[int | None]()
         if rows is None or prompts < 1 or len(rows) % prompts or len(sequences) % prompts:
             return []
-        n, each = min(rows.shape[1], sequences.shape[1]), len(rows) // prompts
-        for number, sequence in enumerate(sequences.cpu()):
+        each = len(rows) // prompts
+        for number, sequence in enumerate(sequences.split(1)):
             first = number // (len(sequences) // prompts) * each
-            alike = (rows[first : first + each, :n] == sequence[:n]).all(1).nonzero().flatten() + first
+            same = [one.all(1) for one in self.compare_tokens(root, rows[first : first + each], sequence)]
+            alike = torch.stack(same).any(0).nonzero().flatten() + first
             found.append(next((row for row in alike.tolist() if row not in found), int(alike[0]) if len(alike) else None))
         return found
 

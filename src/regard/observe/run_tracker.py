@@ -262,7 +262,7 @@ class RunTracker:
         """Make this forward the next step of a run, of which the first `known` tokens remain; all of them by default."""
         self.runs.switch_to(running)
         running.roots[self.root] = running.roots.get(self.root, -1) + 1
-        running.add_forward(self.root, self.forwards, self.cache, self.tokens, known)
+        running.add_forward(self.root, self.forwards, self.cache, self.length, self.tokens, known)
         self.is_undecided = False
 
     def begin_forward(self, key: HistoryKey) -> None:
@@ -278,5 +278,5 @@ class RunTracker:
     def begin_root(self) -> None:
         """Make this forward the first of its module in the current run."""
         self.runs.current.roots[self.root] = 0
-        self.runs.current.add_forward(self.root, self.forwards, self.cache, self.tokens)
+        self.runs.current.add_forward(self.root, self.forwards, self.cache, self.length, self.tokens)
         self.is_undecided = False
