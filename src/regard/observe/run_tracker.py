@@ -147,9 +147,10 @@ class RunTracker:
     def decide_run_by_state(self, key: HistoryKey, initial: Tensor | None) -> None:
         """Decide by its first recurrence whether a forward continues a run or begins a new one.
 
-        A state that no recorded call has left decides nothing: self-attention may.
+        A state that no recorded call has left decides nothing: self-attention may. The run that had this forward's cache is
+        compared first: the states of others may be equal, as those of a short convolution over the same last tokens are.
         """
-        for running in self.runs:
+        for running in sorted(self.runs, key=lambda one: not one.has_cache(self.cache)):
             history = running.run.implicit_histories.get(key)
             is_same = history is not None and history.match_state(initial) is not None
             if is_same or (initial is None and running.has_cache(self.cache) and self.length):

@@ -151,6 +151,21 @@ def test_padding_beams_and_a_second_prompt_keep_their_rows_apart():
     assert (found - expected).abs().max() < EQUAL * expected.abs().max()
 
 
+def test_generations_that_take_turns_keep_their_own_states_where_those_of_the_first_layer_are_equal():
+    model, tokens = get("lfm2").build().double(), draw_tokens(batch=1)  # of convolutions, whose states are of the last words
+    with record(model) as recording:
+        sequence = generate(model, tokens, 7, guidance_scale=1.7)
+    assert not recording.missed
+    assert [run.map(1).shape[2:] for run in recording.runs] == [(7, 7), (19, 19)]
+    for found, read in zip(recording.runs, (sequence[:, 12:-1], sequence[:, :-1]), strict=True):
+        with record(model) as expected:
+            run(model, read)
+        for kind in ("self", "implicit"):
+            for layer in range(2):
+                ours, theirs = (one.map(layer, kind=kind).dense() for one in (found, expected))
+                assert (ours - theirs).abs().max() < EQUAL
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
 def test_values_after_beams_are_those_of_the_sequence_that_won(name):
     model, tokens = get(name).build(), draw_tokens()
