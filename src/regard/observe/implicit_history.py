@@ -64,6 +64,20 @@ class StoredRecurrence:
             step,
         )
 
+    def truncate(self, tokens: int) -> "StoredRecurrence":
+        """Return the call of a convolution reduced to its first tokens; the state that it left after them is not known."""
+        assert isinstance(self.mechanism, Convolution)
+        count = int((self.queries < tokens).sum())
+        return replace(
+            self,
+            mechanism=replace(self.mechanism, length=tokens),
+            values=self.values[:, :, :tokens],
+            queries=self.queries[:count],
+            outputs=self.outputs[:, :, :count],
+            gates=None if self.gates is None else self.gates[:, :, :count],
+            state=None,
+        )
+
 
 def identify_numbers(x: Tensor) -> tuple[Any, ...]:
     """Return what two tensors with the same numbers in the same memory have in common, whatever their axes of 1."""
@@ -95,6 +109,27 @@ class ImplicitHistory:
             for x in (*one.mechanism.tensors.values(), one.values, one.outputs, one.gates, one.state)
         ]
         return [x for x in found if x is not None]
+
+    @property
+    def total(self) -> int:
+        """The number of tokens."""
+        return sum(one.mechanism.rows for one in self.stored_calls)
+
+    @property
+    def can_be_cropped(self) -> bool:
+        """Whether a cache can cut its last tokens: those of a convolution, but not of a state that sums all tokens up."""
+        return all(isinstance(one.mechanism, Convolution) for one in self.stored_calls)
+
+    def crop(self, known: int) -> "ImplicitHistory":
+        """Return a history of the first `known` tokens of a convolution."""
+        shorter = replace(self, stored_calls=[])
+        for stored in self.stored_calls:
+            left = known - shorter.total
+            if left >= stored.mechanism.rows:
+                shorter.stored_calls.append(stored)
+            elif left > 0:
+                shorter.stored_calls.append(stored.truncate(left))
+        return shorter
 
     def match_state(self, initial: Tensor | None) -> RowMatch | None:
         """Return the row of the state that this history's last call left for each row of an initial state (b, n), if it did."""

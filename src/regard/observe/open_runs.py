@@ -121,6 +121,9 @@ class OpenRun:
             if (last.step, last.q.shape[2]) == (step, ids.shape[1]):
                 is_self = history.kind == "self"
                 self.run.histories[key] = history.crop(history.total - count) if is_self else history.drop_queries(count)
+        for key, implicit in self.run.implicit_histories.items():
+            if implicit.stored_calls[-1].step == step:
+                self.run.implicit_histories[key] = implicit.crop(implicit.total - count)
         self.tokens[root][-1] = step, ids[:, :-count]
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:

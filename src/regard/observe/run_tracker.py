@@ -84,7 +84,7 @@ class RunTracker:
         recent = [one for one in self.runs if one.last > since and one.run in among]
         longest = max(recent, key=lambda one: (one.count_generated_tokens(root, sequences), one.last), default=None)
         rejected = 0 if longest is None else longest.count_rejected_tokens(root, sequences)
-        if longest is not None and rejected and not longest.run.implicit_histories:
+        if longest is not None and rejected and all(one.can_be_cropped for one in longest.run.implicit_histories.values()):
             longest.cut_tokens(root, rejected)
         found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
         rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
@@ -127,6 +127,9 @@ class RunTracker:
         if self.is_undecided:
             self.decide_run_by_state(key, initial)
         history = self.run.implicit_histories.get(key)
+        if history is not None and self.is_cut(self.runs.current, history):
+            assert self.length is not None
+            return key, history.crop(self.length)
         if initial is None:
             if history is not None:
                 self.report(MissedCall(call.kernel, name, RESTARTED))
@@ -152,12 +155,23 @@ class RunTracker:
         """
         for running in sorted(self.runs, key=lambda one: not one.has_cache(self.cache)):
             history = running.run.implicit_histories.get(key)
+            if history is not None and self.is_cut(running, history):
+                assert self.length is not None
+                self.dropped = history.total - self.length
+                self.continue_run(running, self.length)
+                return
             is_same = history is not None and history.match_state(initial) is not None
             if is_same or (initial is None and running.has_cache(self.cache) and self.length):
                 self.continue_run(running)
                 return
         if initial is None:
             self.begin_forward(key)
+
+    def is_cut(self, running: OpenRun, history: ImplicitHistory) -> bool:
+        """Return whether a run's own cache has cut tokens of a convolution, whose state is that of the tokens that remain."""
+        if not self.length or not history.can_be_cropped or not running.has_cache(self.cache):
+            return False
+        return history.total > self.length or (history.total == self.length and history.stored_calls[-1].state is None)
 
     def update_parent_rows(self, rows: Tensor | None) -> None:
         """Set each row's parent row in the previous step, None if no row moved.

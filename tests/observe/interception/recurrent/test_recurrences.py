@@ -166,6 +166,43 @@ def test_generations_that_take_turns_keep_their_own_states_where_those_of_the_fi
                 assert (ours - theirs).abs().max() < EQUAL
 
 
+@pytest.mark.parametrize("end", [None, 41, 20])
+@pytest.mark.parametrize("prompt", [[5, 9] * 5, [5, 9, 33] * 4])
+def test_guesses_that_were_rejected_leave_convolutions(prompt, end):
+    model, tokens = get("lfm2").build().double(), torch.tensor([prompt])
+    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": end}
+    with record(model) as recording:
+        sequence = model.generate(tokens, prompt_lookup_num_tokens=4, **options)
+    assert torch.equal(sequence, model.generate(tokens, **options))
+    assert not recording.missed
+    assert recording.last.rows == [0]
+    read = sequence[:, : recording.map(0).shape[2]]
+    assert read.shape[1] >= sequence.shape[1] - 1
+    with record(model) as expected:
+        run(model, read)
+    for layer in range(2):
+        for kind in ("self", "implicit"):
+            assert (recording.map(layer, kind=kind).dense() - expected.map(layer, kind=kind).dense()).abs().max() < EQUAL
+        ours, theirs = (one.values(layer, kind="implicit") for one in (recording, expected))
+        assert (ours - theirs).abs().max() < EQUAL * theirs.abs().max()
+        assert recording.map(layer, kind="implicit").certificate().error < EQUAL
+
+
+def test_a_text_that_goes_on_after_rejected_guesses_continues_convolutions():
+    model, tokens = get("lfm2").build().double(), torch.tensor([[5, 9] * 5])
+    with record(model) as recording:
+        first = generate(model, tokens, 6, prompt_lookup_num_tokens=4, return_dict_in_generate=True)
+        more = torch.cat([first.sequences, torch.tensor([[7, 8]])], 1)
+        sequence = generate(model, more, 3, past_key_values=first.cache)
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    with record(model) as expected:
+        run(model, sequence[:, :-1])
+    for layer in range(2):
+        ours, theirs = (one.map(layer, kind="implicit") for one in (recording, expected))
+        assert (ours.dense() - theirs.dense()).abs().max() < EQUAL
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
 def test_values_after_beams_are_those_of_the_sequence_that_won(name):
     model, tokens = get(name).build(), draw_tokens()
