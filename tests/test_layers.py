@@ -60,12 +60,13 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "policy_audit.numba_kept_rows",
         "layers.numba_gelu",
         "matmul.numba_dequantize",
+        "matmul.numba_int16_panels",
         "matmul.numba_matmul",
         "matmul.numba_quantized",
         "matmul.numba_row_tiles",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_row_tiles"},
+    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_int16_panels", "matmul.numba_row_tiles"},
 }
 
 

@@ -12,15 +12,32 @@ numba = pytest.importorskip("numba", reason="the loops need numba, which is not 
 
 from bounds import gamma, unit_roundoff  # noqa: E402
 from regard.compiled import matrix_formats  # noqa: E402
-from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, LARGEST, count_shorts, describe_matrix, pad_columns  # noqa: E402
+from regard.compiled.kernel_choice import has_lookup_of_16_bits  # noqa: E402
+from regard.compiled.matrix_formats import (  # noqa: E402
+    BLOCK,
+    DTYPES,
+    GROUP,
+    LARGEST,
+    LARGEST_FOR_PANELS,
+    LARGEST_RESTORED,
+    count_shorts,
+    describe_matrix,
+    pad_columns,
+)
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
-from regard.matmul import numba_quantized, numba_row_tiles  # noqa: E402
+from regard.matmul import numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 INLINED = "is_restored", "multiply_matrix", "quantize_for", "quantize_vector", "round_vector", "sum_groups"
 is_restored, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
     numba.njit(getattr(numba_quantized, name).py_func) for name in INLINED
 )
+
+
+multiply_panels, quantize_for_panels = (
+    numba.njit(getattr(numba_int16_panels, name).py_func) for name in ("multiply_panels", "quantize_for_panels")
+)
+NEEDS_PANELS = pytest.mark.skipif(not has_lookup_of_16_bits(), reason="panels need registers of 32 numbers of 16 bits")
 
 
 def draw_matrix(dtype, rows, columns, dice):
@@ -95,6 +112,105 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
 
 
 PLACES = st.integers(0, 23)
+
+
+def multiply_by_panels(parts, x, first, last):
+    """What is written where, beside what was there; and the vectors of integers that meet the matrix, in float64."""
+    rows, (count, columns) = len(parts[0]), x.shape
+    integers, factors = np.full((count, count_shorts(columns)), 7, np.int16), np.full(count, 7, np.float32)
+    for one in range(count):
+        factors[one] = quantize_for_panels(x[one], one, count, integers)
+    out = np.full((count, rows), 7, np.float32)
+    multiply_panels(np.array(describe_matrix(parts), np.int64), columns, integers, factors, first, last, out)
+    padded, stored = pad_columns(columns), integers.ravel()
+    starts = range(0, padded, numba_int16_panels.COLUMNS)
+    places = [(count * c, min(numba_int16_panels.COLUMNS, padded - c)) for c in starts]
+    met = np.concatenate([stored[at : at + count * n].reshape(count, n) for at, n in places], 1)
+    assert not met[:, columns:].any()
+    return out, met[:, :columns] * factors[:, None].astype(np.float64)
+
+
+def find_panel_steps(parts):
+    """By how much neighbors differ among the integers that rows are restored to, in float64."""
+    if parts[0].dtype == torch.uint8:
+        return find_steps(parts[1]).numpy()
+    return (parts[1].double().abs() * (2**15 / round(LARGEST_RESTORED * 2**15 / (127 * 255)))).numpy()
+
+
+@NEEDS_PANELS
+@example(torch.int8, 521, 60, 1543, 0, 60, 0)
+@example(torch.uint8, 9, 259, 1543, 3, 259, 0)
+@given(
+    st.sampled_from(INTEGERS),
+    st.integers(1, 70),
+    st.integers(1, 230),
+    st.integers(1, 500) | st.sampled_from([192, 768, 1543]),
+    st.integers(0, 230),
+    st.integers(0, 230),
+    st.integers(0, 99),
+)
+def test_panels_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype, count, rows, columns, a, b, seed):
+    first, last = sorted((min(a, rows), min(b, rows)))
+    dice = torch.Generator().manual_seed(seed)
+    parts, numbers, largest = draw_matrix(dtype, rows, columns, dice)
+    x = torch.randn(count, columns, generator=dice).numpy()
+    found, met = multiply_by_panels(parts, x, first, last)
+    half = np.abs(x).max(1, keepdims=True) / LARGEST_FOR_PANELS / 2
+    assert (np.abs(met - x) <= half + gamma(torch.float32, 5) * np.abs(x)).all()
+    bias = 0 if parts[2] is None else parts[2].double().numpy()
+    expected, sizes, rounding = np.full((3, count, rows), 7.0)
+    expected[:, first:last] = (met @ numbers.T + bias)[:, first:last]
+    sizes[:, first:last] = (np.abs(met) @ largest.T + np.abs(bias))[:, first:last]
+    rounding[:, first:last] = np.abs(met).sum(1, keepdims=True) * find_panel_steps(parts)[first:last] / 2
+    rounding[:, :first] = rounding[:, last:] = sizes[:, :first] = sizes[:, last:] = 0
+    # the sum of a panel becomes float32 and is added to those before; three scales and a bias follow. The integers of int4 are
+    # those of numbers that are computed in float32: scale and offset times a factor, a product and a sum
+    terms = 6 + -(-columns // numba_int16_panels.COLUMNS) + 5
+    assert (np.abs(found - expected) <= gamma(torch.float32, terms) * (sizes + rounding) + rounding).all()
+
+
+@NEEDS_PANELS
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_largest_sums_of_panels_do_not_overflow(dtype, sign):
+    """All numbers are the largest that a format has: 127 times 255 in int8, -8 in int4."""
+    rows, columns = 49, 1536
+    parts = [torch.full((rows, columns), 127, dtype=torch.int8), torch.ones(rows), None]
+    parts.append(torch.full((rows, 32), 255, dtype=torch.uint8))
+    if dtype == torch.uint8:
+        scales = torch.zeros(rows, 2, columns // GROUP, dtype=torch.bfloat16)
+        scales[:, 0] = 1
+        parts = [torch.full((rows, columns // 2), 0x88, dtype=torch.uint8), scales, None, None]
+    found, met = multiply_by_panels(parts, np.full((9, columns), sign, np.float32), 0, rows)
+    expected = (-8 if dtype == torch.uint8 else 127 * 255) * met.sum(1)[:, None].repeat(rows, 1)
+    step = find_panel_steps(parts)[0] / 2 * np.abs(met).sum(1)[0] / np.abs(expected[0, 0])
+    np.testing.assert_allclose(found, expected, rtol=gamma(torch.float32, 16) + step)
+
+
+@NEEDS_PANELS
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", [0, 1])  # a scale, an offset
+def test_panels_keep_to_their_row_and_vector_what_is_not_finite(lost, part):
+    parts, _, _ = draw_matrix(torch.uint8, 9, 256, torch.Generator().manual_seed(0))
+    parts[1][3, part, 5] = lost
+    x = np.ones((16, 256), np.float32)
+    x[5, 7] = lost
+    found, _ = multiply_by_panels(parts, x, 0, 9)
+    assert not np.isfinite(found[:, 3]).any()
+    assert not np.isfinite(found[5]).any()
+    assert np.isfinite(np.delete(np.delete(found, 3, 1), 5, 0)).all()
+
+
+@NEEDS_PANELS
+def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
+    dice = torch.Generator().manual_seed(0)
+    for dtype in INTEGERS:
+        parts, _, _ = draw_matrix(dtype, 100, 259, dice)
+        x = torch.randn(531, 259, generator=dice).numpy()
+        whole, _ = multiply_by_panels(parts, x, 0, 100)
+        for one in (0, 8, 511, 512, 530):
+            np.testing.assert_array_equal(multiply_by_panels(parts, x[one : one + 1], 0, 100)[0][0], whole[one])
+            np.testing.assert_array_equal(multiply_by_panels(parts, x[one : one + 1], 50, 51)[0][0, 50], whole[one, 50])
 
 
 @example(torch.int8, 5, 11, 1543, 0, 11, 0)

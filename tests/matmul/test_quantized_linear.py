@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, gamma, sum_bound, unit_roundoff
 from regard.compiled import threads
-from regard.compiled.kernel_choice import count_least_restored_vectors, has_bfloat16_products
-from regard.compiled.matrix_formats import LARGEST, LARGEST_RESTORED
+from regard.compiled.kernel_choice import count_least_restored_vectors, count_least_vectors_for_panels, has_bfloat16_products
+from regard.compiled.matrix_formats import LARGEST, LARGEST_FOR_PANELS, LARGEST_RESTORED
 from regard.errors import ConfigError, ShapeError
 from regard.matmul import QuantizedLinear, round_for_product
 from regard.matmul.float32_linear import LEAST, load_compiled_products
@@ -40,6 +40,12 @@ def restores_rows(matrix, x):
     return matrix.values.dtype == torch.uint8 and matrix.can_run_compiled(x) and 0 < least * matrix.columns <= x.numel()
 
 
+def uses_panels(matrix, x):
+    """Whether a compiled product restores rows of integers to panels of integers."""
+    least = count_least_vectors_for_panels()
+    return matrix.can_run_compiled(x) and 0 < least * matrix.columns <= x.numel()
+
+
 def rounding(matrix, x):
     """How far float32 may be off: n products, a scale of each number, the bias, and what is rounded to bfloat16."""
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
@@ -60,12 +66,16 @@ def activation_bounds(matrix, x):
     if not uses_integers(matrix, x):
         return 0
     size = x.double().abs()
-    half = size.amax(-1, keepdim=True) / LARGEST / 2
+    half = size.amax(-1, keepdim=True) / (LARGEST_FOR_PANELS if uses_panels(matrix, x) else LARGEST) / 2
     found = half * dequantize(matrix).abs().sum(-1)
-    if restores_rows(matrix, x):  # then the numbers of a row are off as well
+    if matrix.values.dtype == torch.int8 and uses_panels(matrix, x):  # then the numbers of a row are off as well
+        largest = 127 * 255 * matrix.scales.double().abs()
+    elif restores_rows(matrix, x):
         scale, offset = matrix.scales.double().abs().unbind(1)
-        found = found + (size + half).sum(-1, keepdim=True) * (8 * scale + offset).amax(-1) / LARGEST_RESTORED / 2
-    return found
+        largest = (8 * scale + offset).amax(-1)
+    else:
+        return found
+    return found + (size + half).sum(-1, keepdim=True) * largest / LARGEST_RESTORED / 2
 
 
 @given(st.integers(1, 50), st.integers(1, 50) | st.sampled_from([768, 811]), st.floats(-6, 6), st.integers(0, 99))

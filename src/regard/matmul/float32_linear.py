@@ -84,5 +84,7 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()
     block = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))
-    work = load_compiled_products().multiply_shared
+    products = load_compiled_products()
+    by_panels = fields["format"] >= INT8 and 0 < kernel_choice.count_least_vectors_for_panels() <= count
+    work = products.multiply_shared_panels if by_panels else products.multiply_shared
     threads.run_callback(work, several, block=block, x=x, output=output, **fields, **sizes, **buffers)

@@ -7,7 +7,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from regard.compiled.bfloat16 import convert_to_float32, emit_bfloat16_bits, store_number
+from regard.compiled.bfloat16 import convert_to_float32, emit_bfloat16_bits, make_constant, store_number
 from regard.compiled.exponentials import SHORTS, emit_bfloat16_rounding
 from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, view_array
@@ -17,11 +17,12 @@ from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, LARGEST_R
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import ONE, reinterpret_as_float32, reinterpret_as_int32
-from regard.matmul.numba_row_tiles import make_shuffle_mask, repeat
+from regard.matmul.numba_row_tiles import emit_mask, load_register, make_shuffle_mask, repeat
 
 STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
 LEAST = np.float32(1e-35)  # rows of numbers below this count as zeros: LARGEST_RESTORED divided by less may be infinite
+INT8_FACTOR = round(LARGEST_RESTORED * 2**15 / (127 * 255))  # over 2**15: by what a product of int8 and a scale is multiplied
 LOOKS_UP = has_lookup_of_16_bits()
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
 
@@ -58,6 +59,39 @@ def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def restore_int8(context, numbers, group_scales, columns, out):
+    """Store columns of a row of int8 as integers up to LARGEST_RESTORED: times the scales of their groups INT8_FACTOR / 2**15.
+
+    All are addresses; the first column is a multiple of STEP. Whole registers are stored, which end in zeros.
+    """
+
+    def generate(context, builder, signature, arguments):
+        numbers, group_scales, columns, out = arguments
+        scales = builder.load(builder.inttoptr(group_scales, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
+        scales = builder.zext(scales, ir.VectorType(ir.IntType(16), GROUPS))
+        scales = builder.shuffle_vector(scales, scales, make_shuffle_mask([n // 2 for n in range(STEP)]))
+        kind = ir.FunctionType(WORDS, [WORDS, WORDS])  # (a b + 2**14) >> 15
+        multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.pmul.hr.sw.512")
+        even = builder.sub(columns, builder.urem(columns, SIZE(STEP)))
+
+        def emit_restored(p, rest=None):
+            mask = None if rest is None else emit_mask(builder, rest, STEP)
+            x = load_register(builder, builder.add(numbers, p), ir.IntType(8), STEP, mask)
+            found = builder.call(multiply, [builder.mul(builder.sext(x, WORDS), scales), make_constant(WORDS, INT8_FACTOR)])
+            at = builder.inttoptr(builder.add(out, builder.mul(p, SIZE(2))), WORDS.as_pointer())
+            builder.store(found, at, align=2)
+
+        with cgutils.for_range_slice(builder, SIZE(0), even, SIZE(STEP)) as (p, _):
+            emit_restored(p)
+        rest = builder.sub(columns, even)
+        with builder.if_then(builder.icmp_signed(">", rest, SIZE(0))):
+            emit_restored(even, rest)
+        return context.get_dummy_value()
+
+    return types.void(*4 * [types.int64]), generate
 
 
 @njit_inlined()
@@ -145,17 +179,31 @@ def find_largest(scales, offsets):
 
 
 @njit_inlined()
-def round_int4_row(pairs, scales, columns, out):
-    """Store a row of int4, at an address, as integers of 16 bits at another; return their scale, NaN if it is not finite."""
+def find_int4_factor(scales, columns):
+    """Return by what a row of int4 is multiplied to become integers of 16 bits, and their scale, NaN if it is not finite."""
     groups = columns // GROUP
     factors = view_array(scales, 2 * groups, np.uint16)
     top = find_largest(factors[:groups], factors[groups:])
     factor = np.float32(LARGEST_RESTORED) / top if LEAST < top < np.inf else np.float32(0)
-    for group in range(0, groups, 2):
-        scale, offset, other, last = read_two_groups(factors, group)
-        at = pairs + group * GROUP // 2
-        look_up_integers(at, scale * factor, offset * factor, other * factor, last * factor, out + 2 * group * GROUP)
-    return top / np.float32(LARGEST_RESTORED) if factor > 0 else np.float32(0) * top
+    return factor, top / np.float32(LARGEST_RESTORED) if factor > 0 else np.float32(0) * top
+
+
+@njit_inlined()
+def round_int4_groups(pairs, scales, columns, first, last, factor, out):
+    """Store an even number of groups of a row of int4, at an address, times a factor, as integers of 16 bits at another."""
+    factors = view_array(scales, 2 * (columns // GROUP), np.uint16)
+    for group in range(first, last, 2):
+        scale, offset, other, end = read_two_groups(factors, group)
+        at, to = pairs + group * GROUP // 2, out + 2 * (group - first) * GROUP
+        look_up_integers(at, scale * factor, offset * factor, other * factor, end * factor, to)
+
+
+@njit_inlined()
+def round_int4_row(pairs, scales, columns, out):
+    """Store a row of int4, at an address, as integers of 16 bits at another; return their scale, NaN if it is not finite."""
+    factor, scale = find_int4_factor(scales, columns)
+    round_int4_groups(pairs, scales, columns, 0, columns // GROUP, factor, out)
+    return scale
 
 
 @njit_inlined()

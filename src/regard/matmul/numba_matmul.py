@@ -3,10 +3,12 @@
 
 import numpy as np
 
+from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import FIELDS, FORMAT, INT8, MATRIX_FIELDS
 from regard.compiled.threads import Arguments, integer_fields
+from regard.matmul.numba_int16_panels import ROWS, multiply_panels, quantize_for_panels
 from regard.matmul.numba_quantized import multiply_matrix, quantize_for
 
 
@@ -25,22 +27,31 @@ ARGUMENTS = np.dtype(ProductArguments)
 TAKEN_VECTORS, MATRIX = ProductArguments.taken_vectors.offset, ProductArguments.numbers.offset
 
 
-@callback_with_cache(ProductArguments)
-def multiply_shared(place):
-    """Multiply a matrix by some vectors, which are first rounded for a matrix of integers.
-
-    The threads share the vectors, wait for one another, and then share the rows.
-    """
-    a = view_array(place, 1, ARGUMENTS)[0]
+@njit_inlined()
+def view_arguments(place):
+    """Return an array of the arguments at an address, the matrix and arrays of these, and the place of the vectors taken."""
+    arguments = view_array(place, 1, ARGUMENTS)
+    a = arguments[0]
     start = view_array(place, 1, np.int64).ctypes.data
     matrix = view_array(start + MATRIX, FIELDS, np.int64)
     x = view_array(a.x, (a.count, a.columns), np.float32)
     output = view_array(a.output, (a.count, a.rows), np.float32)
     integers = view_array(a.integers, (a.count, a.shorts), np.int16)
     factors = view_array(a.factors, a.count, np.float32)
+    return arguments, matrix, x, output, integers, factors, cast_to_pointer(start + TAKEN_VECTORS)
+
+
+@callback_with_cache(ProductArguments)
+def multiply_shared(place):
+    """Multiply a matrix by some vectors, which are first rounded for a matrix of integers.
+
+    The threads share the vectors, wait for one another, and then share the rows.
+    """
+    arguments, matrix, x, output, integers, factors, taken = view_arguments(place)
+    a = arguments[0]
     if matrix[FORMAT] >= INT8:
         while True:
-            one = atomic_increment(cast_to_pointer(start + TAKEN_VECTORS))
+            one = atomic_increment(taken)
             if one >= a.count:
                 break
             factors[one] = quantize_for(matrix, x[one], a.count, integers[one])
@@ -50,3 +61,22 @@ def multiply_shared(place):
         if first >= a.rows:
             return
         multiply_matrix(matrix, x, integers, factors, first, min(first + a.block, a.rows), output)
+
+
+@callback_with_cache(ProductArguments)
+def multiply_shared_panels(place):
+    """Do as `multiply_shared` with a matrix of integers, by panels of rows: for many vectors."""
+    arguments, matrix, x, output, integers, factors, taken = view_arguments(place)
+    a = arguments[0]
+    while True:
+        one = atomic_increment(taken)
+        if one >= a.count:
+            break
+        factors[one] = quantize_for_panels(x[one], one, a.count, integers)
+    wait_at_barrier(a.barrier)
+    block = (a.block + ROWS - 1) // ROWS * ROWS
+    while True:
+        first = atomic_increment(place) * block
+        if first >= a.rows:
+            return
+        multiply_panels(matrix, a.columns, integers, factors, first, min(first + block, a.rows), output)

@@ -35,17 +35,33 @@ LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less m
 
 
 @njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
-def quantize_vector(x, out):
-    """Quantize a vector to 16-bit integers; return their scale, NaN if a number is not finite. The padding of out becomes 0."""
+def find_quantization(x, largest):
+    """Return by what the numbers of a vector are multiplied to become integers up to the largest, and the scale of these.
+
+    Both are 0 for zeros; the scale is NaN if a number is not finite.
+    """
     numbers, bits = x.view(np.int32), np.int32(0)
     for c in range(len(numbers)):  # of the size: it grows with its bits, and LLVM vectorizes the maximum of integers
         bits = max(bits, numbers[c] & np.int32(0x7FFFFFFF))
     top = reinterpret_as_float32(np.int32(bits))
-    factor = np.float32(LARGEST) / top if LOW < top < np.inf else ZERO
+    factor = np.float32(largest) / top if LOW < top < np.inf else ZERO
+    return factor, top / np.float32(largest) if factor > ZERO else ZERO * top
+
+
+@njit_inlined(fastmath=REASSOCIATED)
+def store_integers(x, factor, out):
+    """Set out to the integers nearest to x times a factor, and to 0 after them."""
     for c in range(len(x)):
         out[c] = np.int16(np.rint(x[c] * factor))
-    out[len(x) : len(out) // SHORTS * BLOCK] = 0
-    return top / np.float32(LARGEST) if factor > ZERO else ZERO * top
+    out[len(x) :] = 0
+
+
+@njit_inlined()
+def quantize_vector(x, out):
+    """Quantize a vector to 16-bit integers; return their scale, NaN if a number is not finite. The padding of out becomes 0."""
+    factor, scale = find_quantization(x, LARGEST)
+    store_integers(x, factor, out[: len(out) // SHORTS * BLOCK])
+    return scale
 
 
 @njit_inlined()

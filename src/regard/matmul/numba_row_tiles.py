@@ -7,6 +7,7 @@ integers use an instruction that adds two at a time, where a processor has one.
 
 from typing import Any, NamedTuple
 
+import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -14,7 +15,12 @@ from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import make_constant
 from regard.compiled.intrinsics import emit_prefetch
-from regard.compiled.kernel_choice import count_least_restored_vectors, find_int16_instruction, has_float16_conversion
+from regard.compiled.kernel_choice import (
+    adds_int16_products,
+    count_least_restored_vectors,
+    find_int16_instruction,
+    has_float16_conversion,
+)
 from regard.compiled.matrix_formats import BFLOAT16, BLOCK, FLOAT16, FLOAT32, GROUP, GROUPS, INT4, INT8, SPAN
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, emit_multiply_add, emit_pair_multiply_add
 
@@ -38,6 +44,9 @@ STEP = {
     RESTORED: 2 * LANES,
 }  # columns read at a time
 PAIRWISE, CONVERTS = find_int16_instruction(), has_float16_conversion()
+ADDS_PAIRS = adds_int16_products()
+if ADDS_PAIRS:
+    llvmlite.binding.initialize_native_asmparser()  # which reads it in assembly
 
 
 @intrinsic
@@ -223,7 +232,7 @@ def emit_step(tile, p, sums, rest=None):
                 if kind == RESTORED_BFLOAT16:
                     new = emit_pair_multiply_add(builder, old, a, b)
                 elif kind in (INT8, RESTORED_INT16):
-                    new = builder.add(old, emit_pair_products(builder, a, b))
+                    new = emit_pair_sums(builder, old, a, b, is_alone=len(sums) == 1)
                 elif kind == INT4:
                     products = builder.sitofp(emit_pair_products(builder, a, b), VECTOR)
                     new = emit_multiply_add(builder, old, products, groups[r][half])
@@ -286,6 +295,17 @@ def emit_pair_products(builder, a, b):
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
     every = builder.mul(*(builder.sext(x, ir.VectorType(INT, 2 * LANES)) for x in (a, b)))
     return builder.add(*(builder.shuffle_vector(every, every, make_shuffle_mask(range(n, 2 * LANES, 2))) for n in (0, 1)))
+
+
+def emit_pair_sums(builder, old, a, b, is_alone=False):
+    """Emit old + a b + a' b' of two neighbors in each lane: by one instruction where there is one, unless the sum is alone.
+
+    It is written in assembly, since LLVM splits it again into a product and a sum if others follow. That is slower where many
+    sums take turns, and faster for one sum, which waits for the addition only.
+    """
+    if is_alone or not ADDS_PAIRS:
+        return builder.add(old, emit_pair_products(builder, a, b))
+    return builder.asm(ir.FunctionType(INTS, [INTS, PAIRS, PAIRS]), "vpdpwssd $3, $2, $0", "=v,0,v,v", [old, a, b], False)
 
 
 def load_register(builder, address, number, lanes, mask=None):

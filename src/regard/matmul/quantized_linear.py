@@ -39,7 +39,8 @@ class QuantizedLinear(nn.Module):
     x is used as it is, except for more than MOST_EXACT integers: then float32 vectors are rounded to integers of 16 bits, times
     a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs
     and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on; with AVX-512 but without such pairs,
-    the numbers of a row of int4 then are rounded to integers up to 1365, times a scale.
+    the numbers of a row of int4 then are rounded to integers up to 1365, times a scale. So are those of int8 for 64 vectors or
+    more where the processor adds pairs of 16-bit integers (AVX-512 VNNI); the vectors' own integers then are at most 8191.
     """
 
     def __init__(
