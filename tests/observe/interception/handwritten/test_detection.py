@@ -191,6 +191,37 @@ def test_a_weight_for_each_channel_that_is_multiplied_entry_by_entry_is_missed(f
     assert not recording.calls
 
 
+class NeighborTransformer(PointTransformer):
+    """Each point attends to the nearest ones, whose pairs and values an index picks."""
+
+    def weigh(self, x: Tensor, places: Tensor) -> Tensor:
+        pairs = self.one(x)[:, :, None] - self.other(x)[:, None] + places
+        return self.score(pairs.gather(2, self.find_nearest(x))).softmax(-2)
+
+    def find_nearest(self, x: Tensor) -> Tensor:
+        return torch.cdist(x[..., :D], x[..., :D]).topk(3, largest=False).indices[..., None].expand(-1, -1, -1, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.place(x[:, :, None, :D] - x[:, None, :, :D])
+        return self.multiply(self.weigh(x, places), (self.value(x)[:, None] + places).gather(2, self.find_nearest(x)))
+
+
+def test_a_weight_for_each_channel_of_picked_neighbors_is_recorded_query_by_query(float64):
+    part = NeighborTransformer(lambda weights, values: torch.einsum("bqkc,bqkc->bqc", weights, values))
+    x = torch.randn(B, T, C)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
+    weights = part.weigh(x, part.place(x[:, :, None, :D] - x[:, None, :, :D]))
+    expected = weights.flatten(0, 1).transpose(1, 2).unsqueeze(2)  # (b t, channels, 1, neighbors)
+    torch.testing.assert_close(recording.map(0).dense(), expected, rtol=0, atol=EQUAL)
+
+
+def test_a_weight_for_each_channel_of_picked_neighbors_that_is_multiplied_entry_by_entry_is_missed(float64):
+    model = nn.Sequential(NeighborTransformer(lambda weights, values: (weights * values).sum(2)))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert [one.module for one in recording.missed] == ["0"]
+    assert not recording.calls
+
+
 def test_a_head_that_is_knocked_out_adds_nothing():
     model, ids = build_bloom().double(), torch.randint(31, (1, T))
     with intervene(model, KnockOut(layer=0, head=1)):
