@@ -36,8 +36,8 @@ def exact(matrix, x):
 
 def restores_rows(matrix, x):
     """Whether a compiled product restores rows of int4: to bfloat16, to which it rounds vectors too, or to integers."""
-    least = count_least_restored_vectors()
-    return matrix.values.dtype == torch.uint8 and matrix.can_run_compiled(x) and 0 < least * matrix.columns <= x.numel()
+    least, is_int4 = count_least_restored_vectors(), matrix.values.dtype == torch.uint8
+    return is_int4 and matrix.can_run_compiled(x) and not uses_panels(matrix, x) and 0 < least * matrix.columns <= x.numel()
 
 
 def uses_panels(matrix, x):
@@ -68,13 +68,13 @@ def activation_bounds(matrix, x):
     size = x.double().abs()
     half = size.amax(-1, keepdim=True) / (LARGEST_FOR_PANELS if uses_panels(matrix, x) else LARGEST) / 2
     found = half * dequantize(matrix).abs().sum(-1)
-    if matrix.values.dtype == torch.int8 and uses_panels(matrix, x):  # then the numbers of a row are off as well
+    if not uses_panels(matrix, x) and not restores_rows(matrix, x):
+        return found
+    if matrix.values.dtype == torch.int8:  # then the numbers of a row are off as well
         largest = 127 * 255 * matrix.scales.double().abs()
-    elif restores_rows(matrix, x):
+    else:
         scale, offset = matrix.scales.double().abs().unbind(1)
         largest = (8 * scale + offset).amax(-1)
-    else:
-        return found
     return found + (size + half).sum(-1, keepdim=True) * largest / LARGEST_RESTORED / 2
 
 
