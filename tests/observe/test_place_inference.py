@@ -8,6 +8,8 @@ from torch import nn
 from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
+    SamConfig,
+    SamModel,
     SamVisionConfig,
     SamVisionModel,
     SwinConfig,
@@ -198,6 +200,21 @@ def test_words_and_learned_queries_that_are_as_many_as_the_patches_have_no_place
     recording = run(Reading().eval(), given)
     assert recording.axis_places("read", kind="cross") == recording.axis_places("cross", kind="cross") == ([], [])
     assert (recording.places or {}) == ({} if words == 16 else {"attn_pool": PatchGrid(4, 4, 0)})
+
+
+def test_patches_that_look_at_other_tokens_keep_their_places():
+    torch.manual_seed(0)
+    sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "num_pos_feats": 4}
+    vision = {**SMALL, **sizes, "global_attn_indexes": [0, 1]}
+    prompts = {"hidden_size": 8, "image_size": 32, "patch_size": 4, "mask_input_channels": 4}
+    decoder = {"hidden_size": 8, "num_attention_heads": 2, "mlp_dim": 16, "iou_head_hidden_dim": 8}
+    config = SamConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=decoder)
+    given = {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.rand(1, 1, 2, 2)}
+    recording = run(SamModel(config).eval(), given)
+    layers = [call.name for call in recording.calls if call.name.endswith("token_to_image")]
+    assert len(layers) == 3
+    for layer in layers:
+        assert recording.axis_places(layer, kind="cross") == ([], [PatchGrid(8, 8, 0)])
 
 
 def test_the_padded_windows_of_sam_are_found_too():

@@ -104,8 +104,8 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
 def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], keys: Keys) -> Found:
     """Return the grid of each layer of a tower, and of each layer of cross attention to its patches.
 
-    Keys of cross attention that are as many as the tokens of a prompt, or as what an earlier layer's queries made (all but
-    a class token), may be these.
+    Keys of cross attention that are as many as the tokens of a prompt, or as what an earlier layer's queries made of the
+    patches (all but a class token), may be these. Patches that look at other tokens remain patches.
     """
     found: Found = {}
     others = set(media.lengths)
@@ -113,7 +113,7 @@ def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str]
         grid = None
         if kind == CROSS:
             grid = None if sizes[2] in others else tower.find_grid(sizes[2])
-            others |= {sizes[1], sizes[1] - 1} if sizes[1] > 1 else set()
+            others |= {sizes[1], sizes[1] - 1} if grid is not None and sizes[1] > 1 else set()
         elif tower.has_layer(name) and sizes[1] == sizes[2]:
             grid = tower.find_windows(name, keys[name, kind], media.images)
             grid = tower.find_grid(sizes[2]) if grid is None and sizes[0] == media.images else grid
