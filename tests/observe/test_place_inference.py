@@ -202,6 +202,27 @@ def test_words_and_learned_queries_that_are_as_many_as_the_patches_have_no_place
     assert (recording.places or {}) == ({} if words == 16 else {"attn_pool": PatchGrid(4, 4, 0)})
 
 
+class Pooling(nn.Module):
+    """Queries look at patches, beside a mask of the pixels or a prompt that is not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.queries = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 3, 8))
+        self.pool = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, pixels, other):
+        x = self.cut(pixels).flatten(2).mT
+        return self.pool(self.queries.expand(len(x), -1, -1), x, x)[0]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_patches_beside_a_mask_of_as_many_rows_of_pixels_or_nested_words_have_their_places(is_nested):
+    words = torch.nested.nested_tensor([torch.ones(5, 8), torch.ones(3, 8)], layout=torch.jagged)
+    other = words if is_nested else torch.ones(2, 16, 16)
+    recording = run(Pooling().eval(), {"pixels": torch.randn(2, 3, 16, 16), "other": other})
+    assert recording.axis_places("pool", kind="cross") == ([], [PatchGrid(4, 4, 0)])
+
+
 def test_patches_that_look_at_other_tokens_keep_their_places():
     torch.manual_seed(0)
     sizes = {"image_size": 32, "patch_size": 4, "output_channels": 8, "num_pos_feats": 4}

@@ -42,7 +42,7 @@ def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
         return Media(len(grids), None, 3, grids, *text)
     if pixels is not None and pixels.dim() >= 4:
         size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        lengths = measure_sequences([one for one in arguments.values() if one is not pixels])
+        lengths = measure_sequences([one for one in arguments.values() if one is not pixels], size)
         return Media(int(pixels.shape[:-3].numel()), size, int(pixels.shape[-3]), (), *text, lengths=lengths)
     return Media(0, None, 3, (), *text) if text[0] else None
 
@@ -65,14 +65,17 @@ def bind_arguments(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**{str(n): value for n, value in enumerate(args)}, **dict(zip(names, args, strict=False)), **kwargs}
 
 
-def measure_sequences(values: Any) -> tuple[int, ...]:
-    """Return the number of tokens of each tensor (b, t, ...) among values, and among the lists that they hold."""
+def measure_sequences(values: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    """Return the number of tokens of each tensor (b, t, ...) among values, and among the lists that they hold.
+
+    A tensor (b, height, width) of the size of the images is a mask of their pixels.
+    """
     found: list[int] = []
     for value in values:
-        if isinstance(value, Tensor) and value.dim() in (2, 3):
+        if isinstance(value, Tensor) and value.dim() in (2, 3) and not value.is_nested and value.shape[1:] != size:
             found.append(int(value.shape[1]))
         elif isinstance(value, (list, tuple)):
-            found.extend(measure_sequences(value))
+            found.extend(measure_sequences(value, size))
     return tuple(dict.fromkeys(found))
 
 
