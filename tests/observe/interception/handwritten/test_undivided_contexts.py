@@ -98,6 +98,53 @@ def test_contexts_that_are_joined_before_the_division_have_no_note():
     assert not recording.notes
 
 
+def divide_by_a_channel(e: Tensor, v: Tensor, split: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    context, sums = split(e @ torch.cat([v, torch.ones_like(v[..., :1])], -1))
+    return context / sums
+
+
+def divide_heads(context: Tensor, sums: Tensor) -> Tensor:
+    return torch.stack([context.select(1, n) / sums.select(1, n) for n in range(H)], 1)
+
+
+def write_rows(e: Tensor, v: Tensor, copies: bool) -> Tensor:
+    contexts = torch.empty_like(v)
+    for start in range(0, T, 2):
+        rows = slice(start, start + 2)
+        if copies:
+            contexts[:, :, rows].copy_(e[:, :, rows] @ v)
+        else:
+            contexts[:, :, rows] = e[:, :, rows] @ v
+    return contexts / total(e)
+
+
+def join_into(e: Tensor, v: Tensor) -> Tensor:
+    contexts = torch.empty_like(v)
+    torch.cat([rows @ v for rows in e.split(2, -2)], -2, out=contexts)
+    return contexts / total(e)
+
+
+PARTS = {
+    "split": lambda e, v: divide_by_a_channel(e, v, lambda x: x.split([D, 1], -1)),
+    "narrow": lambda e, v: divide_by_a_channel(e, v, lambda x: (x.narrow(-1, 0, D), x.narrow(-1, D, 1))),
+    "heads": lambda e, v: torch.stack([one / sums for one, sums in zip((e @ v).unbind(1), total(e).unbind(1), strict=True)], 1),
+    "selected": lambda e, v: divide_heads(e @ v, total(e)),
+    "filled": lambda e, v: (e @ v).nan_to_num(0).masked_fill(torch.eye(T, D).bool(), 0) / total(e),
+    "stacked rows": lambda e, v: torch.vstack([e[n : n + 1] @ v[n : n + 1] for n in range(B)]) / total(e),
+    "written rows": lambda e, v: write_rows(e, v, False),
+    "copied rows": lambda e, v: write_rows(e, v, True),
+    "joined into a tensor": join_into,
+}
+
+
+@pytest.mark.parametrize("divide", PARTS.values(), ids=PARTS)
+def test_contexts_that_are_split_or_written_before_the_division_have_no_note(divide):
+    with torch.no_grad():
+        recording, *_ = record_exponentials(divide)
+    assert recording.calls
+    assert not recording.notes
+
+
 def weigh_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Shift each block of keys by its maximum, and weigh the contexts at the end, as memory-efficient attention does."""
     parts = [scores(q, block) for block in k.split(2, -2)]

@@ -22,8 +22,10 @@ BY_MORE = "its context is divided by more than the sums of its weights, as with 
 UNFOLLOWED = "what its context is divided by is not followed through {}; in the map it is the sums of its weights"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
-JOINS = {"cat", "concat", "concatenate", "stack"}
-LAYOUTS = VIEWS | PERMUTES | COPIES | {"getitem"}
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
+PARTS = {"getitem", "narrow", "select", "split", "split_with_sizes", "tensor_split", "chunk", "unbind"}
+LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS
+FILLS = {"masked_fill", "nan_to_num"}  # what they write is no context, whose divisor does not matter
 ENDS = {"linear", "matmul", "mm", "bmm", "addmm", "add"}  # whose input is a context that nothing divides any more
 ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the root of the number of its terms
 
@@ -67,11 +69,16 @@ class UndividedContexts:
             return
         found = self.contexts[args[places[0]]]
         other = next((x for n, x in enumerate(args) if n != places[0] and isinstance(x, Tensor)), None)
-        if (core in LAYOUTS or name in LAYOUTS) and isinstance(result, Tensor) and places[0] == 0:
+        if (core in LAYOUTS or name in LAYOUTS) and places[0] == 0:
             divisor = found.divisor.clone() if is_in_place(name) else found.divisor
-            self.contexts[result] = found._replace(divisor=func(divisor, *args[1:], **kwargs))
-        elif core == "copy" and isinstance(result, Tensor) and result.shape == found.divisor.shape:
+            parts = func(divisor, *args[1:], **kwargs)
+            for y, part in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
+                self.contexts[y] = found._replace(divisor=part)
+        elif core in FILLS and places[0] == 0 and result.shape == found.divisor.shape:
             self.contexts[result] = found
+        elif core in ("copy", "setitem"):
+            if places[-1]:  # else other numbers are written into the context
+                self.follow_written(self.contexts[args[places[-1]]], name, args)
         elif core == "einsum":
             sums = func(*(found.divisor if n == places[0] else x for n, x in enumerate(args)))
             if is_one(sums.masked_fill(sums == 0, 1), found.keys):  # else it is a projection, or divides by something else
@@ -83,6 +90,27 @@ class UndividedContexts:
         elif core not in ENDS:
             self.note(found, UNFOLLOWED.format(core))
 
+    def follow_written(self, context: UndividedContext, name: str, args: Any) -> None:
+        """Follow a tensor into which a context is written, args[0]; its other numbers have no divisor.
+
+        A view is written into the tensor that it is of.
+        """
+        x, buffer = args[0], args[0] if args[0]._base is None or name == "__setitem__" else args[0]._base
+        before = self.contexts.get(buffer)
+        calls, keys = ((), 0) if before is None else (before.calls, before.keys)
+        divisor = torch.zeros_like(buffer, dtype=context.divisor.dtype, requires_grad=False)
+        if before is not None:
+            divisor.copy_(before.divisor)
+        if name == "__setitem__":
+            divisor[args[1]] = context.divisor
+        else:
+            offset = x.storage_offset() - buffer.storage_offset()
+            part = divisor if x is buffer else divisor.as_strided(x.shape, x.stride(), offset)
+            part.copy_(context.divisor)
+            self.contexts[x] = context._replace(divisor=part)
+        calls = tuple(dict.fromkeys((*calls, *context.calls)))
+        self.contexts[buffer] = UndividedContext(calls, divisor, max(keys, context.keys))
+
     def follow_joined(self, func: Callable[..., Any], core: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow contexts that a function of this name joins; other tensors among them are not to be divided."""
         entries = next((x for x in args if isinstance(x, list | tuple)), ())
@@ -91,7 +119,7 @@ class UndividedContexts:
         if found and core in JOINS and isinstance(result, Tensor):
             calls = tuple(dict.fromkeys(call for one in found for call in one.calls))
             divisors = [torch.ones_like(x) if one is None else one.divisor for x, one in zip(entries, contexts, strict=True)]
-            divisor = func(divisors, *args[1:], **kwargs)
+            divisor = func(divisors, *args[1:], **{key: value for key, value in kwargs.items() if key != "out"})
             self.contexts[result] = UndividedContext(calls, divisor, max(one.keys for one in found))
         else:
             for one in found:
