@@ -480,3 +480,19 @@ def test_heads_beside_windows_of_pixels_in_one_axis_are_split_off():
     with torch.no_grad(), record(model) as recording:
         model(torch.randn(5, 2, 7, 6).double())
     torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=1e-12)
+
+
+def test_heads_beside_the_batch_are_split_off_where_a_mask_comes_before_the_tokens():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(6, 18)
+
+        def forward(self, mask, x):
+            b, t, _ = x.shape
+            q, k, v = self.qkv(x).reshape(b, t, 3, 3, 2).permute(2, 0, 3, 1, 4).reshape(3, b * 3, t, 2).unbind(0)
+            return F.scaled_dot_product_attention(q, k, v, mask[0])
+
+    with torch.no_grad(), record(model := Masked()) as recording:
+        model(torch.ones(1, 1, 7, 7).bool().tril(), torch.randn(5, 7, 6))
+    assert recording.map(0).shape == (5, 3, 7, 7)

@@ -95,7 +95,7 @@ def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:
         n, t = query.shape[:2]
         inputs = (one.input_tensors for one in reversed(STATE.frames))
         tensors = next((tensors for tensors in inputs if all(unwrap_tensor(x) is not query for x in tensors)), [])
-        for x in tensors:
+        for x in sorted(tensors, key=Tensor.dim):  # (b, t, c) before a mask (1, 1, q, k)
             pairs = (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ((x.shape[0], x.shape[1:-1].numel()),) * (x.dim() == 4)
             for b, tokens in pairs:
                 if tokens == t and b and n % b == 0:
