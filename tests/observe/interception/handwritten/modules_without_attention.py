@@ -140,6 +140,11 @@ class Mix(nn.Module):
             return x * self.other(x)[..., :C].softmax(-1) + x
         if self.style == "gated channels":
             return x * (self.other(x)[..., :C].tanh() * x.sigmoid()).softmax(1)
+        if self.style == "wide channels":
+            return ((self.other(x) + self.other(x.flip(1))).softmax(1) * self.other(x)).sum(1)
+        if self.style == "bins":
+            enlarged = F.interpolate(x[:, : T // 2].mT, T) + x.mT  # (b, c, t)
+            return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
         assert self.style == "one pooled row"
         weights = self.score(x.tanh() * x.sigmoid())[..., :1].softmax(1)
         return torch.bmm(weights.mT, x).squeeze(1), (weights * x).sum(1)
@@ -242,6 +247,8 @@ def list_modules() -> dict[str, nn.Module]:
             "places",
             "channels",
             "gated channels",
+            "wide channels",
+            "bins",
             "one pooled row",
         ],
         Algebra: [

@@ -10,6 +10,7 @@ from regard.observe.interception.provenance import JOINS, LEARNED, PICKS, TOKEN,
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
 CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
+REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
 
@@ -40,7 +41,7 @@ def is_broadcast_pair(frame: ModuleFrame, x: Tensor) -> bool:
         return False
     maker, tokens, size = meeting
     role, is_broadcast = infer_role(maker.name), size > max(n for _, n in tokens)
-    was_broadcast = role is Role.ADD and any(is_expanded(frame, *one) for one in tokens)
+    was_broadcast = role is Role.ADD and any(is_repeated(frame, *one) for one in tokens)
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
@@ -91,6 +92,17 @@ def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:
 def is_expanded(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
     """Return whether a tensor has more entries than the tensor it was made from."""
     return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
+
+
+def is_repeated(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+    """Return whether a tensor was expanded by broadcasting or by picking, and not by a layer that has more features."""
+    return any(max(maker.sizes, default=size) < size and repeats(maker) for maker in frame.find_makers(x))
+
+
+def repeats(maker: Operation) -> bool:
+    """Return whether an operation makes a larger result of entries that it broadcasts or picks."""
+    is_by_entry = infer_role(maker.name) in (Role.ADD, Role.MULTIPLY)
+    return not maker.child and (is_by_entry or maker.name in PICKS or strip_affixes(maker.name) in REPEATS)
 
 
 def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
