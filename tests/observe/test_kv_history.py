@@ -387,6 +387,19 @@ def test_a_cache_that_overwrites_its_oldest_slot_begins_maps_of_the_keys_that_it
     assert (recording.map(0).dense()[:, :, -1:] - attention.weights[-1]).abs().max() < EQUAL
 
 
+def round_older_and_cut(cached):
+    """All keys but the last two rounded; without the last one if there are nine."""
+    rounded = torch.cat([(cached[..., :-2, :] * 16).round() / 16, cached[..., -2:, :]], 3)
+    return rounded[..., :8, :] if cached.shape[3] == 9 else rounded
+
+
+def test_a_cache_that_rounds_its_older_keys_and_is_cut_continues_its_run():
+    with pytest.warns(UserWarning, match="its cache returns keys that differ"):
+        recording, _ = PrunedAttention.run(round_older_and_cut)
+    assert len(recording.runs) == 1
+    assert [call.map.shape[-1] for call in recording.calls] == [7, 8, 9, 9, 9]
+
+
 @torch.no_grad()
 def test_rows_that_stay_equal_are_not_measured_step_by_step(monkeypatch):
     measured, measure_rows = [], kv_history.measure_rows

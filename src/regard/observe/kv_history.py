@@ -188,15 +188,17 @@ class KVHistory:
     def check_cut_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
         """Return a match pruned if a cache does not hold the history's first keys, to which it seems to have been cut.
 
-        A ring of slots, the oldest of which a new key overwrites, has the others at their places.
+        A ring of slots, the oldest of which a new key overwrites, has the others at their places. A cache that rounds all
+        keys but the last ones differs in most of them.
         """
         theirs = get_keys(match.slot)
         if match.is_pruned or self.has_same_keys(match, theirs):
             return match
         ours, theirs = (x.float().transpose(1, 2).flatten(2) for x in (self.join_matched_keys(match), theirs))
-        tolerance = SIMILAR if match.distance > KEY_TOLERANCE else KEY_TOLERANCE
-        is_changed = (ours - theirs).norm(dim=-1) > tolerance * theirs.norm(dim=-1)  # (b, n)
-        return match._replace(is_pruned=bool(is_changed.any()))
+        apart, sizes = (ours - theirs).norm(dim=-1), theirs.norm(dim=-1)  # (b, n)
+        is_changed = apart > KEY_TOLERANCE * sizes
+        rounds = match.distance > KEY_TOLERANCE or bool((2 * is_changed.sum(1) > is_changed.shape[1]).any())
+        return match._replace(is_pruned=bool((apart > SIMILAR * sizes if rounds else is_changed).any()))
 
     def is_nearest(self, match: CacheMatch, same: RowMatch, oldest: Tensor) -> bool:
         """Return whether the key that a match takes for a cache's oldest one (b, g, d) is the nearest to it in each head."""
