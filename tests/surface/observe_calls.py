@@ -216,6 +216,7 @@ CALLS = [
         lambda: {"rows": 2, "columns": 3, "window": 2},
         **{name: COUNT | constant(zero=0) for name in ("rows", "columns", "window")},
         shift=COUNT,
+        shifts_first=SCALARS | constant(a_number=1),
     ),
     *(
         method(f"PatchGrid.{name}", grid, lambda: {"size": 7}, size=COUNT | constant(short=5))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
-from regard.mechanism.arguments import check_count, check_integer, check_number, check_sequence, describe_value
+from regard.mechanism.arguments import check_count, check_flag, check_integer, check_number, check_sequence, describe_value
 
 MAX_SPECIAL_TOKENS = 16  # before the patches, where `start` is not given: a class token and registers are fewer
 CROSS = "cross"  # the name in `recording.places` of the keys of all cross attention
@@ -61,6 +61,7 @@ class PatchGrid:
         check_sides(rows, columns)
         check_count("window", window, most=MAX_SIDE)
         check_count("shift", shift, 0, most=MAX_SIDE)
+        check_flag("shifts_first", shifts_first)
         patches = torch.arange(rows * columns).view(rows, columns)
         shifted = patches.roll((-shift, -shift), (0, 1)) if shifts_first else patches
         padded = F.pad(shifted, (0, -columns % window, 0, -rows % window), value=EMPTY)
