@@ -173,6 +173,13 @@ def test_in_cross_attention_the_first_word_is_as_good_as_any():
     assert find_strongest_link(m, "cross")[:2] == (0, 0)
 
 
+def test_a_first_token_that_sees_itself_alone_has_no_strongest_link():
+    bias = torch.zeros(1, 1, 3, 3).masked_fill(~torch.ones(3, 3).tril().bool(), -torch.inf)
+    m = AttentionMap(torch.eye(3)[None, None] * 2, torch.eye(3)[None, None], bias=bias, scale=1)
+    assert int(m.dense()[0, 0].amax(1).argmax()) == 0
+    assert find_strongest_link(m)[:2] == (1, 1)
+
+
 def test_after_padding_on_the_left_the_strongest_link_is_neither_of_padding_nor_on_the_first_token():
     scores = torch.zeros(1, 1, 6, 6)
     scores[..., 2] = scores[..., 1, 0] = 9  # the first token; and padding, which looks at padding

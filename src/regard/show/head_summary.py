@@ -94,16 +94,17 @@ def render_links(recording: Recording, heads: Heads, width: int, kind: str = "se
 def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
     """Return query, key and weight of the largest weight of a head.
 
-    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are. Those
-    whose weights are NaN, or that are padding, come last.
+    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are; then
+    the first token, which may see itself alone. Those whose weights are NaN, or that are padding, come last.
     """
     look = MapView(head, own=kind == "self")
     largest = look.statistics.largest[0, 0].nan_to_num(-1).where(look.is_counted[0, 0], -1)
-    is_trivial = largest - torch.maximum(look.first_token_weight[0, 0], look.diagonal(0)[0, 0]) < WEIGHT_TOLERANCE
     if kind == "cross":  # the first word of another text is not special
-        is_trivial = torch.zeros_like(is_trivial)
-    is_trivial |= largest < 0
-    query = int((largest if is_trivial.all() else largest.masked_fill(is_trivial, -1)).argmax())
+        query = int(largest.argmax())
+    else:
+        is_trivial = largest - torch.maximum(look.first_token_weight[0, 0], look.diagonal(0)[0, 0]) < WEIGHT_TOLERANCE
+        is_first = look.positions[0] == look.first_token_indices[0]
+        query = int((largest - 2.0 * is_trivial - 2.0 * is_first - 8.0 * (largest < 0)).argmax())
     row = head[0, 0, query]
     return query, int(row.argmax()), float(row.max())
 
