@@ -31,7 +31,18 @@ from regard.compiled.register_tiles import LANES, SIZE
 from regard.compiled.vectors import REASSOCIATED, ZERO
 from regard.matmul.numba_dequantize import INT8_FACTOR, find_int4_factor, restore_int8, round_int4_groups
 from regard.matmul.numba_quantized import find_quantization, store_integers
-from regard.matmul.numba_row_tiles import INT, INTS, PAIRS, VECTOR, emit_pair_sums, make_shuffle_mask, make_sums, repeat
+from regard.matmul.numba_row_tiles import (
+    INT,
+    INTS,
+    PAIRS,
+    SHORT,
+    VECTOR,
+    emit_pair_sums,
+    load_register,
+    make_shuffle_mask,
+    make_sums,
+    repeat,
+)
 
 REGISTERS, VECTORS = 3, 8  # of a tile: their products fill 24 registers, with the pairs that they read 28
 ROWS = REGISTERS * LANES  # of a panel
@@ -52,7 +63,7 @@ def transpose_pairs(context, rows, step, columns, panel):
         with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(2 * LANES)) as (p, _):
             here = builder.add(rows, builder.mul(p, SIZE(2)))
             places = [builder.add(here, builder.mul(step, SIZE(r))) for r in range(LANES)]
-            block = [builder.load(builder.inttoptr(place, INTS.as_pointer()), align=4) for place in places]
+            block = [load_register(builder, place, INT, LANES) for place in places]
             to = builder.add(panel, builder.mul(p, SIZE(2 * ROWS)))
             for n, pairs in enumerate(emit_transposed(builder, block)):
                 place = builder.add(to, SIZE(4 * ROWS * n))
@@ -102,23 +113,18 @@ def emit_panel_tile(builder, vectors, panel, pairs, out):
     sums = [make_sums(builder, INTS, REGISTERS) for _ in vectors]
     with cgutils.for_range(builder, pairs) as loop:
         here = builder.add(panel, builder.mul(loop.index, SIZE(4 * ROWS)))
-        rows = [load_pairs(builder, builder.add(here, SIZE(4 * LANES * n)), INTS) for n in range(REGISTERS)]
+        rows = [load_register(builder, builder.add(here, SIZE(4 * LANES * n)), SHORT, 2 * LANES) for n in range(REGISTERS)]
         for start, totals in zip(vectors, sums, strict=True):
-            pair = load_pairs(builder, builder.add(start, builder.mul(loop.index, SIZE(4))), INT)
-            pair = builder.bitcast(repeat(builder, pair, LANES), PAIRS)
+            place = builder.inttoptr(builder.add(start, builder.mul(loop.index, SIZE(4))), INT.as_pointer())
+            pair = builder.bitcast(repeat(builder, builder.load(place, align=4), LANES), PAIRS)
             for row, total in zip(rows, totals, strict=True):
-                new = emit_pair_sums(builder, builder.load(total), pair, builder.bitcast(row, PAIRS))
+                new = emit_pair_sums(builder, builder.load(total), pair, row)
                 builder.store(new, total)
     for v, totals in enumerate(sums):
         for n, total in enumerate(totals):
             place = builder.inttoptr(builder.add(out, SIZE(4 * (ROWS * v + LANES * n))), VECTOR.as_pointer())
             new = builder.fadd(builder.load(place, align=4), builder.sitofp(builder.load(total), VECTOR))
             builder.store(new, place, align=4)
-
-
-def load_pairs(builder, address, kind):
-    """Load numbers of a type from an address."""
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
 
 
 @njit_inlined(fastmath=REASSOCIATED)

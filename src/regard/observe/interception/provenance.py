@@ -16,7 +16,8 @@ FRESH = {  # results with the shape of a tensor, but not its numbers
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
-PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # look-ups in a table
+GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}  # entries of their first argument
+PICKS = GATHERS | {"embedding"}  # look-ups in a table
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 SERIAL = count()

@@ -5,7 +5,7 @@ import weakref
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.provenance import JOINS, LEARNED, PICKS, TOKEN, ModuleFrame, Operation, TensorOrRef
+from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, PICKS, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
@@ -63,7 +63,7 @@ def find_meeting(frame: ModuleFrame, x: Tensor) -> tuple[Operation, list[Sized],
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
     """Return the arguments of an operation that hold tokens, with their numbers of entries; not an index that picks entries."""
-    inputs = list(zip(maker.given, maker.sizes, strict=False))[: 1 if maker.name in PICKS - {"embedding"} else None]
+    inputs = list(zip(maker.given, maker.sizes, strict=False))[: 1 if maker.name in GATHERS else None]
     return [(one, size) for one, size in inputs if frame.find_contents(one) >= LEARNED]
 
 

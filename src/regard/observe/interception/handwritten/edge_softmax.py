@@ -9,11 +9,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import MAX_VISITED
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
-from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
+from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, Operation
 
 EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
 EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce"}
-GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}
 LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
 
 TensorRef = weakref.ref[Tensor]
