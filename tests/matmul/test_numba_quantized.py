@@ -25,18 +25,21 @@ from regard.compiled.matrix_formats import (  # noqa: E402
     pad_columns,
 )
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
-from regard.matmul import numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
+from regard.matmul import numba_amx, numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
 
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
-INLINED = "is_restored", "multiply_matrix", "quantize_for", "quantize_vector", "round_vector", "sum_groups"
-is_restored, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
+INLINED = "is_restored", "is_rounded", "multiply_matrix", "quantize_for", "quantize_vector", "round_vector", "sum_groups"
+is_restored, is_rounded, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
     numba.njit(getattr(numba_quantized, name).py_func) for name in INLINED
 )
+uses_tiles = numba.njit(numba_amx.uses_tiles.py_func)
 
 
 multiply_panels, quantize_for_panels = (
     numba.njit(getattr(numba_int16_panels, name).py_func) for name in ("multiply_panels", "quantize_for_panels")
 )
+TILED = (torch.bfloat16, torch.uint8)
+NEEDS_TILES = pytest.mark.skipif(not numba_amx.HAS_TILES, reason="this processor multiplies no tiles of bfloat16 (AMX)")
 NEEDS_PANELS = pytest.mark.skipif(not has_lookup_of_16_bits(), reason="panels need registers of 32 numbers of 16 bits")
 
 
@@ -79,10 +82,10 @@ def multiply(parts, x, first, last, run=multiply_matrix):
     of = np.array(describe_matrix(parts), np.int64)
     integers, factors = np.full((count, count_shorts(columns)), 7, np.int16), np.full(count, 7, np.float32)
     met = x.astype(np.float64)
-    if parts[0].dtype in INTEGERS:
+    if is_rounded(of, columns, count):
         for one in range(count):
-            factors[one] = quantize_for(of, x[one], count, integers[one])
-    if is_restored(of, count) and MULTIPLIES_PAIRS:
+            factors[one] = quantize_for(of, x, one, integers)
+    if uses_tiles(of, columns, count) or (is_restored(of, count) and MULTIPLIES_PAIRS):
         met = torch.from_numpy(x).bfloat16().double().numpy()
     elif parts[0].dtype in INTEGERS:
         met = integers[:, :columns].astype(np.float64) * factors[:, None].astype(np.float64)
@@ -102,8 +105,9 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
     # int8 is summed exactly in a lane of a span: a float32, times the scale of its group; then all spans and lanes are added
     added = -(-columns // 768) * (16 // LANES) + math.log2(LANES)
     terms = 5 + (added if dtype == torch.int8 else columns)  # two scales meet, then both, then the bias
-    restores, rounding = is_restored(np.array(describe_matrix(parts)), count), np.zeros_like(sizes)  # of the rows
-    if restores and MULTIPLIES_PAIRS:
+    of, rounding = np.array(describe_matrix(parts)), np.zeros_like(sizes)  # of the rows
+    restores = is_restored(of, count)
+    if dtype == torch.uint8 and (uses_tiles(of, columns, count) or (restores and MULTIPLIES_PAIRS)):
         rounding = unit_roundoff(torch.bfloat16) * sizes
     elif restores:
         steps = find_steps(parts[1]).numpy()[first:last]
@@ -213,6 +217,69 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
             np.testing.assert_array_equal(multiply_by_panels(parts, x[one : one + 1], 50, 51)[0][0, 50], whole[one, 50])
 
 
+@NEEDS_TILES
+@given(
+    st.sampled_from(TILED),
+    st.integers(10, 70),
+    st.integers(1, 80),
+    st.sampled_from([64, 128, 576, 768]),
+    st.integers(0, 80),
+    st.integers(0, 80),
+    st.integers(0, 99),
+)
+def test_tiles_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype, count, rows, columns, a, b, seed):
+    parts, _, _ = draw_matrix(dtype, rows, columns, torch.Generator())
+    assert uses_tiles(np.array(describe_matrix(parts)), columns, count)
+    assert_is_product(dtype, count, rows, columns, *sorted((min(a, rows), min(b, rows))), seed)
+
+
+@NEEDS_TILES
+@pytest.mark.parametrize("dtype", TILED)
+def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
+    dice = torch.Generator().manual_seed(0)
+    parts, _, _ = draw_matrix(dtype, 101, 320, dice)
+    x = torch.randn(70, 320, generator=dice).numpy()
+    whole, _ = multiply(parts, x, 0, 101)
+    for count in (10, 16, 33):
+        np.testing.assert_array_equal(multiply(parts, x[:count], 0, 101)[0], whole[:count])
+        np.testing.assert_array_equal(multiply(parts, x[-count:], 50, 51)[0][:, 50], whole[-count:, 50])
+
+
+@NEEDS_TILES
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", TILED)
+def test_tiles_keep_to_their_row_and_vector_what_is_not_finite(dtype, lost):
+    parts, _, _ = draw_matrix(dtype, 40, 256, torch.Generator().manual_seed(0))
+    numbers = parts[0] if dtype == torch.bfloat16 else parts[1].flatten(1)
+    x = np.ones((35, 256), np.float32)
+    numbers[3, 5], numbers[17, 5], x[5, 7], x[34, 255] = lost, lost, lost, lost
+    found, _ = multiply(parts, x, 0, 40)
+    assert not np.isfinite(found[:, [3, 17]]).any()
+    assert not np.isfinite(found[[5, 34]]).any()
+    assert np.isfinite(np.delete(np.delete(found, [3, 17], 1), [5, 34], 0)).all()
+
+
+@NEEDS_TILES
+def test_the_tile_registers_of_a_thread_stay_configured_as_they_were():
+    """Other libraries, which configure them once, are called by the same threads."""
+    of_config = numba.njit(configure_and_multiply)
+    parts, _, _ = draw_matrix(torch.bfloat16, 40, 64, torch.Generator().manual_seed(0))
+    x, out = np.ones((10, 64), np.float32), np.empty((10, 40), np.float32)
+    integers, config = np.zeros((10, count_shorts(64)), np.int16), np.zeros(64, np.uint8)
+    for rows in (0, 7):
+        config[:], after = 0, np.full(64, 9, np.uint8)
+        config[0], config[16:18:2], config[48] = bool(rows), 4 * rows, rows
+        of_config(np.array(describe_matrix(parts)), x, integers, config, after, out)
+        np.testing.assert_array_equal(after, config)
+
+
+def configure_and_multiply(matrix, x, integers, config, after, out):
+    numba_amx.load_tile_config(config.ctypes.data)
+    multiply_matrix(matrix, x, integers, x[0], 0, out.shape[1], out)
+    numba_amx.store_tile_config(after.ctypes.data)
+    numba_amx.load_tile_config(np.zeros(64, np.uint8).ctypes.data)
+
+
 @example(torch.int8, 5, 11, 1543, 0, 11, 0)
 @given(
     st.sampled_from(list(DTYPES)),
@@ -250,7 +317,7 @@ def test_a_row_has_the_same_sum_beside_any_others():
     dice = torch.Generator().manual_seed(0)
     for dtype in DTYPES:
         parts, _, _ = draw_matrix(dtype, 23, 259, dice)
-        x = torch.randn(7, 259, generator=dice).numpy()
+        x = torch.randn(7, 259, generator=dice).numpy()  # so many columns fill no tiles, for which vectors are rounded
         expected = multiply(parts, x, 0, 23)[0][2]
         for vectors, place in [(x, 2), (x[2:3], 0)]:
             whole, _ = multiply(parts, vectors, 0, 23)

@@ -1,6 +1,7 @@
 """A matrix in fewer bits: how far each number is off, and that all routes compute with the same numbers."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -36,8 +37,9 @@ def exact(matrix, x):
 
 def restores_rows(matrix, x):
     """Whether a compiled product restores rows of int4: to bfloat16, to which it rounds vectors too, or to integers."""
-    least, is_int4 = count_least_restored_vectors(), matrix.values.dtype == torch.uint8
-    return is_int4 and matrix.can_run_compiled(x) and not uses_panels(matrix, x) and 0 < least * matrix.columns <= x.numel()
+    if not matrix.can_run_compiled(x) or uses_panels(matrix, x) or matrix.values.dtype != torch.uint8:
+        return False
+    return matrix.uses_tiles(x) or 0 < count_least_restored_vectors() * matrix.columns <= x.numel()
 
 
 def uses_panels(matrix, x):
@@ -51,6 +53,7 @@ def rounding(matrix, x):
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
     halves = 2 + (matrix.values.dtype != torch.bfloat16) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
     halves = halves or 2 * (restores_rows(matrix, x) and has_bfloat16_products())
+    halves = halves or (matrix.can_run_compiled(x) and matrix.uses_tiles(x))  # x alone: W is bfloat16
     return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + gamma(torch.bfloat16, halves)) * size
 
 
@@ -210,6 +213,17 @@ def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, bia
     assert torch.equal(matrix(x), matrix(x.float()).bfloat16())
 
 
+@pytest.mark.parametrize("n", [80, 96, 100, 192, 257, 768])
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_a_vector_that_is_no_number_leaves_the_outputs_of_the_others_finite(to, n):
+    """Red where oneDNN multiplies by AMX what does not fill its tiles: 80, 100 and 257 columns."""
+    matrix, x = QuantizedLinear.from_weight(numbers(1024, n), numbers(1024), to), numbers(139, n)
+    for vector, column in ((0, 0), (16, 0), (32, 0), (77, n // 2), (138, n - 1)):
+        hit = x.clone()
+        hit[vector, column] = math.nan
+        assert matrix(hit).isnan().any(-1).nonzero().flatten().tolist() == [vector], column
+
+
 @pytest.mark.parametrize("to", INTEGERS)
 @given(st.integers(1, 40), st.integers(1, 6) | st.just(25), st.floats(-6, 6), st.integers(0, 99))
 def test_restored_numbers_are_those_of_float32_rounded_once(to, rows, blocks, size, seed):
@@ -239,7 +253,7 @@ def test_rows_for_onednn_are_contiguous(to, n):
 @pytest.mark.parametrize("to", WEIGHTS)
 def test_compiled_products_read_no_weights_on_another_device(to, monkeypatch):
     """They would read addresses of the other device."""
-    monkeypatch.setattr("regard.matmul.quantized_linear.is_bfloat16_product_faster", lambda: True)
+    monkeypatch.setattr("regard.matmul.quantized_linear.is_bfloat16_product_faster", lambda columns: True)
     matrix, few, many = QuantizedLinear.from_weight(numbers(523, 192), to=to), numbers(3, 192), numbers(139, 192)
     assert matrix.is_bfloat16_faster(many) == (to != "float16")
     assert matrix.can_run_compiled(few) == bool(threads.can_run_loops() and threads.find_barrier_address())

@@ -21,6 +21,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 
+from regard.compiled.processor import read_features
+
 UNREADABLE = AttributeError, ImportError, IndexError, EOFError, UnpicklingError  # what unpickling raises
 SHARED_FOLDERS = Path(__file__).parent, Path(__file__).parents[1] / "matmul"  # whose functions others inline
 PATIENCE_SECONDS = 120.0  # for another process that compiles the same function; after it both do
@@ -65,7 +67,13 @@ class LoopCache(FunctionCache):
         self._lock = None  # while this process compiles the function
 
     def _index_key(self, sig, codegen):
-        return sig, codegen.magic_tuple(), *map(checksum_folder, SHARED_FOLDERS), *make_function_key(self._py_func)
+        return (
+            sig,
+            codegen.magic_tuple(),
+            *sorted(read_features()),
+            *map(checksum_folder, SHARED_FOLDERS),
+            *make_function_key(self._py_func),
+        )
 
     def load_overload(self, sig, target_context):
         """Return the compiled function of a signature; if there is none, log that it has to be compiled and return None."""

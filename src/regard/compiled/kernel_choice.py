@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 from regard.compiled import processor, threads
+from regard.compiled.matrix_formats import TILE_COLUMNS
 
 
 def count_float32_lanes() -> int:
@@ -28,12 +29,32 @@ def has_bfloat16_products() -> bool:
     return count_float32_lanes() == 16 and "avx512bf16" in processor.read_features()
 
 
-def is_bfloat16_product_faster() -> bool:
+def is_bfloat16_product_faster(columns: int) -> bool:
     """Return whether oneDNN's product of bfloat16 is faster than its float32 one, and each output depends on its vector alone.
 
-    On an AMD EPYC of family 26 (Zen 5) it takes half of the time. With AMX, oneDNN's product spreads NaN to other vectors.
+    On an AMD EPYC of family 26 (Zen 5) it takes half of the time, on an Intel Xeon with AMX 0.2 to 0.4. With AMX, oneDNN's
+    product spreads NaN to the vector before unless the columns of the matrix fill its tiles, 32 in each.
     """
-    return has_bfloat16_products() and has_onednn_linear() and not has_tiles()
+    return has_bfloat16_products() and has_onednn_linear() and not (has_tiles() and columns % TILE_COLUMNS)
+
+
+def count_least_vectors_in_bfloat16(dtype: torch.dtype) -> float:
+    """Return from how many vectors on oneDNN's product of bfloat16 is the fastest for a matrix of numbers of a dtype.
+
+    Measured on an AMD EPYC of family 26 (Zen 5) and, with AMX, whose compiled products of tiles are as fast for 32 vectors, on
+    an Intel Xeon of family 6, model 207.
+    """
+    counts = {torch.bfloat16: (33, 64), torch.int8: (128, 64), torch.uint8: (48, 64)}
+    return counts[dtype][has_tiles()] if dtype in counts else math.inf
+
+
+def count_least_vectors_for_tiles(dtype: torch.dtype) -> int:
+    """Return from how many vectors on compiled products of a matrix of a dtype multiply tiles of bfloat16 (AMX); 0 if never.
+
+    On an Intel Xeon of family 6, model 207, 16 vectors take 0.66 of the time of sums in registers in bfloat16 and 0.55 in int4,
+    32 vectors 0.45 and 0.35. int8, which has to be restored too, gains nothing up to 32 vectors.
+    """
+    return {torch.bfloat16: 6, torch.uint8: 10}.get(dtype, 0) if has_tiles() and has_bfloat16_products() else 0
 
 
 def has_onednn_linear() -> bool:
@@ -55,9 +76,10 @@ def count_least_vectors_for_panels() -> int:
     """Return from how many vectors on int8 and int4 are multiplied by panels of restored rows; 0 if never.
 
     On an Intel Xeon (Cascade Lake), 1,000 vectors take 0.6 of the time of tiles of rows in int8 and 0.5 in int4; at 64 vectors
-    both take about as long. Processors with AMX add pairs by the same instruction; they were not measured.
+    both take about as long. With AMX, they multiply what oneDNN's product of bfloat16 cannot.
     """
-    return 64 if adds_int16_products() and has_lookup_of_16_bits() and not is_bfloat16_product_faster() else 0
+    can_add_pairs = adds_int16_products() and has_lookup_of_16_bits()
+    return 64 if can_add_pairs and (has_tiles() or not has_bfloat16_products() or not has_onednn_linear()) else 0
 
 
 def has_lookup_of_16_bits() -> bool:
@@ -152,7 +174,9 @@ def list_choices() -> dict[str, str]:
         library = "oneDNN" if math.isinf(limit) else f"oneDNN up to {limit}, {library}"
     few, more = ("compiled for a few vectors, ", " for more") if usable else ("", "")
     panels = f", restored from {count_least_vectors_for_panels()} vectors on" if count_least_vectors_for_panels() else ""
-    many = ", oneDNN for more" if is_bfloat16_product_faster() else panels
+    is_in_bfloat16 = has_bfloat16_products() and has_onednn_linear()
+    many = ", oneDNN of bfloat16 for more" if is_in_bfloat16 else panels
+    in_tiles = f"by AMX from {count_least_vectors_for_tiles(torch.bfloat16)} vectors on, " if usable and has_tiles() else ""
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
     whole = "; without a mask torch's kernel" if has_tiles() or is_intel_without_tiles() else ""
     tiles = "torch's kernel by AMX; masks in training: " if has_tiles() else ""
@@ -164,7 +188,7 @@ def list_choices() -> dict[str, str]:
         "attention, additive": f"compiled loops of {bits}" if usable else "torch",
         "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"{few}{library}{more}",
-        "products, bfloat16": f"{few}{'oneDNN of bfloat16' if is_bfloat16_product_faster() else 'widened to float32'}{more}",
+        "products, bfloat16": f"{few}{in_tiles}{'oneDNN of bfloat16' if is_in_bfloat16 else 'widened to float32'}{more}",
         "products, int8": (f"compiled, {bytes_by}" if usable else "torch, widened to float32") + many,
         "generation": "a step of GPT-2, Llama, Mistral or Qwen2 in one compiled call"
         if usable and threads.find_barrier_address()

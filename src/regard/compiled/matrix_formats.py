@@ -17,6 +17,7 @@ GROUPS, SPAN = 16, 768  # of int8
 LARGEST = 32767  # largest integer of a quantized vector
 LARGEST_RESTORED = 1365  # of a row restored to integers: the SPAN / 16 products in a lane of 16 stay below 2**31
 PANEL_PAIRS, LARGEST_FOR_PANELS = 96, 8191  # columns / 2 of a panel of restored rows; a sum of its products stays below 2**31
+TILE_COLUMNS = 32  # of a row of bfloat16 that a tile register (AMX) holds
 SHORTS = BLOCK + 2 * BLOCK // GROUP  # 16-bit numbers for a block of a quantized vector, with the sum of each group in float32
 MATRIX_FIELDS = ("numbers", "scales", "bias", "group_scales", "format")  # of a matrix: addresses, 0 for none, and its format
 NUMBERS, SCALES, BIAS, GROUP_SCALES, FORMAT, FIELDS = range(6)  # their places, and their number

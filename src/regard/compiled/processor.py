@@ -5,6 +5,7 @@ an AVX2 processor, to test its kernels on a newer one or to share one cache amon
 with a name alone numba adds the features of this machine.
 """
 
+import ctypes
 import importlib
 import importlib.util
 import platform
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 CPUINFO = Path("/proc/cpuinfo")
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux's number of the call on x86-64, and what it is given
 LLVM_NAMES = {  # torch's name: LLVM's name
     "fma3": "fma",
     "avx512_vpopcntdq": "avx512vpopcntdq",
@@ -26,7 +28,8 @@ SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
-AMX = BFLOAT16 | {"amx-tile", "amx-bf16", "amx-int8"}
+TILES = frozenset({"amx-tile", "amx-bf16", "amx-int8"})
+AMX = BFLOAT16 | TILES
 PROCESSORS = {  # instruction sets by LLVM's processor names; any other name stands for SSE
     **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
     **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),
@@ -65,8 +68,20 @@ def narrow_features(host: frozenset[str], name: str | None, listed: str | None) 
 
 @cache
 def read_host_features() -> frozenset[str]:
-    """Return the instruction sets of this machine's processor."""
-    return frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
+    """Return the instruction sets of this machine's processor that this process may use."""
+    found = frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
+    return found if "amx-tile" not in found or request_tiles() else found - TILES
+
+
+def request_tiles() -> bool:
+    """Ask Linux to let this process use the tile registers of AMX, and return whether it does.
+
+    Source: Linux's Documentation/arch/x86/xstate.rst.
+    """
+    if platform.system() != "Linux":
+        return False
+    call = ctypes.CDLL(None).syscall
+    return bool(call(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 
 
 def rename_feature(name: str) -> str:

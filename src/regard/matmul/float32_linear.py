@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
-from regard.compiled.matrix_formats import INT8, MATRIX_FIELDS, count_shorts, describe_matrix
+from regard.compiled.matrix_formats import BFLOAT16, INT8, MATRIX_FIELDS, count_shorts, describe_matrix
 
 MOST = 4  # largest number of vectors for the compiled product
 LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
@@ -79,7 +79,7 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
-    if fields["format"] >= INT8:
+    if fields["format"] >= INT8 or fields["format"] == BFLOAT16:
         integers, factors = x.new_empty(count, shorts, dtype=torch.int16), x.new_empty(count)
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()

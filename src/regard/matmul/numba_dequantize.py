@@ -14,7 +14,7 @@ from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.kernel_choice import has_lookup_of_16_bits
 from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, LARGEST_RESTORED, SPAN
-from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, broadcast_lanes
+from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, BFloat16Type, broadcast_lanes
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import ONE, reinterpret_as_float32, reinterpret_as_int32
 from regard.matmul.numba_row_tiles import emit_mask, load_register, make_shuffle_mask, repeat
@@ -54,11 +54,21 @@ def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
             with cgutils.for_range_slice(builder, first, last, SIZE(STEP)) as (p, _):
                 at = builder.inttoptr(builder.add(numbers, p), ir.VectorType(ir.IntType(8), STEP).as_pointer())
                 found = builder.fmul(builder.sitofp(builder.load(at, align=1), factors.type), factors)
-                found, at = emit_bfloat16_bits(builder, found), builder.add(out, builder.mul(p, SIZE(2)))
+                found, at = emit_step_rounding(builder, found), builder.add(out, builder.mul(p, SIZE(2)))
                 builder.store(found, builder.inttoptr(at, found.type.as_pointer()), align=2)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def emit_step_rounding(builder, x):
+    """Emit the bfloat16 numbers nearest to STEP numbers, by the processor's instruction if there is one."""
+    if not MULTIPLIES_PAIRS:
+        return emit_bfloat16_bits(builder, x)
+    low, high = (builder.shuffle_vector(x, x, make_shuffle_mask(range(n, n + LANES))) for n in (0, LANES))
+    kind = ir.FunctionType(ir.VectorType(BFloat16Type(), STEP), [VECTOR, VECTOR])
+    rounded = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512")
+    return builder.bitcast(builder.call(rounded, [high, low]), WORDS)
 
 
 @intrinsic

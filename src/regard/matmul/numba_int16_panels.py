@@ -38,8 +38,8 @@ from regard.matmul.numba_row_tiles import (
     SHORT,
     VECTOR,
     emit_pair_sums,
+    emit_transposed,
     load_register,
-    make_shuffle_mask,
     make_sums,
     repeat,
 )
@@ -71,20 +71,6 @@ def transpose_pairs(context, rows, step, columns, panel):
         return context.get_dummy_value()
 
     return types.void(*4 * [types.int64]), generate
-
-
-def emit_transposed(builder, block):
-    """Emit the transpose of as many registers as one has lanes: at each step, of blocks twice as large."""
-    block, size = list(block), 1
-    while size < len(block):
-        low = [n if not n & size else n - size + len(block) for n in range(len(block))]
-        high = [n + size if not n & size else n + len(block) for n in range(len(block))]
-        for n in range(len(block)):
-            if not n & size:
-                pair = block[n], block[n + size]
-                block[n], block[n + size] = (builder.shuffle_vector(*pair, make_shuffle_mask(x)) for x in (low, high))
-        size *= 2
-    return block
 
 
 @intrinsic

@@ -6,16 +6,16 @@ import numpy as np
 from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.matrix_formats import FIELDS, FORMAT, INT8, MATRIX_FIELDS
+from regard.compiled.matrix_formats import FIELDS, MATRIX_FIELDS
 from regard.compiled.threads import Arguments, integer_fields
 from regard.matmul.numba_int16_panels import ROWS, multiply_panels, quantize_for_panels
-from regard.matmul.numba_quantized import multiply_matrix, quantize_for
+from regard.matmul.numba_quantized import is_rounded, multiply_matrix, quantize_for
 
 
 class ProductArguments(Arguments):
     """The counts of blocks of rows and of vectors taken so far; the matrix; sizes; the rows of a block; addresses.
 
-    The rest is for a matrix of integers, for which the vectors are rounded first: OpenMP's barrier and two buffers.
+    The rest is for a matrix that reads the vectors rounded: OpenMP's barrier and two buffers.
     """
 
     _fields_ = integer_fields(
@@ -43,18 +43,18 @@ def view_arguments(place):
 
 @callback_with_cache(ProductArguments)
 def multiply_shared(place):
-    """Multiply a matrix by some vectors, which are first rounded for a matrix of integers.
+    """Multiply a matrix by some vectors, which are first rounded if it reads them so.
 
     The threads share the vectors, wait for one another, and then share the rows.
     """
     arguments, matrix, x, output, integers, factors, taken = view_arguments(place)
     a = arguments[0]
-    if matrix[FORMAT] >= INT8:
+    if is_rounded(matrix, a.columns, a.count):
         while True:
             one = atomic_increment(taken)
             if one >= a.count:
                 break
-            factors[one] = quantize_for(matrix, x[one], a.count, integers[one])
+            factors[one] = quantize_for(matrix, x, one, integers)
         wait_at_barrier(a.barrier)
     while True:
         first = atomic_increment(place) * a.block

@@ -26,6 +26,7 @@ from regard.compiled.matrix_formats import (
 )
 from regard.compiled.register_tiles import MULTIPLIES_PAIRS
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, reinterpret_as_float32
+from regard.matmul.numba_amx import HAS_TILES, multiply_by_tiles, round_for_tiles, uses_tiles
 from regard.matmul.numba_dequantize import restore_int4_row
 from regard.matmul.numba_row_tiles import LEAST_RESTORED, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
 
@@ -116,12 +117,21 @@ def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out
 
 
 @njit_inlined()
-def quantize_for(matrix, x, count, out):
-    """Round one of several vectors for a matrix of integers, to integers or to bfloat16; return its scale."""
+def is_rounded(matrix, columns, count):
+    """Return whether a matrix reads so many vectors rounded, as `quantize_for` does it."""
+    return matrix[FORMAT] >= INT8 or (HAS_TILES and uses_tiles(matrix, columns, count))
+
+
+@njit_inlined()
+def quantize_for(matrix, x, one, integers):
+    """Round one of some vectors for a matrix, to integers or to bfloat16; return its scale."""
+    out, count = integers[one], len(x)
+    if HAS_TILES and uses_tiles(matrix, x.shape[1], count):  # nothing of it is compiled without tiles
+        return round_for_tiles(x[one], one, count, integers)
     restores = is_restored(matrix, count)
     if restores and MULTIPLIES_PAIRS:
-        return round_vector(x, out)
-    scale = quantize_vector(x, out)
+        return round_vector(x[one], out)
+    scale = quantize_vector(x[one], out)
     if matrix[FORMAT] == INT4 and not restores:
         sum_groups(out)
     return scale
@@ -131,14 +141,16 @@ def quantize_for(matrix, x, count, out):
 def multiply_matrix(matrix, x, integers, factors, first, last, out):
     """Set out[v, row] = matrix[row] x[v] + bias[row] for the rows from first to last.
 
-    x is (count, columns), out (count, rows), both contiguous. A matrix of integers reads, instead of x, integers
+    x is (count, columns), out (count, rows), both contiguous. If `is_rounded`, a matrix reads, instead of x, integers
     (count, count_shorts(columns)) and their scales `factors`, which `quantize_for` computes.
     """
     kind, count, columns, rows = matrix[FORMAT], len(x), x.shape[1], out.shape[1]
     is_integer = kind >= INT8
     vectors, size = (integers.ctypes.data, 2 * integers.shape[1]) if is_integer else (x.ctypes.data, 4 * columns)
     width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
-    if is_restored(matrix, count):
+    if HAS_TILES and uses_tiles(matrix, columns, count):
+        multiply_by_tiles(matrix, columns, integers, count, first, last, out)
+    elif is_restored(matrix, count):
         multiply_restored_rows(matrix, width, vectors, size, count, first, last, out)
     else:
         groups = matrix[GROUP_SCALES if kind == INT8 else SCALES]

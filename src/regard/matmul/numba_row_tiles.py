@@ -345,3 +345,17 @@ def repeat(builder, x, lanes):
 def make_shuffle_mask(places):
     """Return the constant that selects these lanes in a shuffle."""
     return ir.Constant(ir.VectorType(INT, len(places)), list(places))
+
+
+def emit_transposed(builder, block):
+    """Emit the transpose of as many registers as one has lanes: at each step, of blocks twice as large."""
+    block, size = list(block), 1
+    while size < len(block):
+        low = [n if not n & size else n - size + len(block) for n in range(len(block))]
+        high = [n + size if not n & size else n + len(block) for n in range(len(block))]
+        for n in range(len(block)):
+            if not n & size:
+                pair = block[n], block[n + size]
+                block[n], block[n + size] = (builder.shuffle_vector(*pair, make_shuffle_mask(x)) for x in (low, high))
+        size *= 2
+    return block

@@ -6,7 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.compiled.kernel_choice import is_bfloat16_product_faster
+from regard.compiled.kernel_choice import (
+    count_least_vectors_for_tiles,
+    count_least_vectors_in_bfloat16,
+    is_bfloat16_product_faster,
+)
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
 from regard.errors import ConfigError, ShapeError
 from regard.matmul.dequantized_weight import DequantizedWeight
@@ -16,11 +20,6 @@ WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.i
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
 MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
 ROWS = 1024  # rows widened at a time
-LEAST_COUNT = {
-    torch.bfloat16: 33,
-    torch.int8: 128,
-    torch.uint8: 48,
-}  # fewest vectors for bfloat16 products, by dtype
 MOST_EXACT = 2**14  # most integers of a matrix with which vectors are used as they are; compiled products of more are faster
 NARROW = (torch.bfloat16, torch.float16)  # dtypes of vectors that are widened for compiled products
 HALVES = (torch.float32, torch.bfloat16)  # what such products read
@@ -37,10 +36,14 @@ class QuantizedLinear(nn.Module):
     offset in scales (rows, 2, n / 32), bfloat16. Source of these groups: Q4_1 of llama.cpp.
 
     x is used as it is, except for more than MOST_EXACT integers: then float32 vectors are rounded to integers of 16 bits, times
-    a scale each. Where the processor multiplies pairs of bfloat16, many vectors are rounded to bfloat16, and so are the outputs
-    and W, unless W is float16: is_bfloat16_faster. Of int4, W and vectors are from 12 on; with AVX-512 but without such pairs,
-    the numbers of a row of int4 then are rounded to integers up to 1365, times a scale. So are those of int8 for 64 vectors or
-    more where the processor adds pairs of 16-bit integers (AVX-512 VNNI); the vectors' own integers then are at most 8191.
+    a scale each. More is rounded for many vectors, by what the processor multiplies:
+
+    - Pairs of bfloat16: x, W unless it is float16, and the outputs are rounded to bfloat16 (is_bfloat16_faster); from 12
+      vectors on, x and W of int4 are.
+    - Tiles of bfloat16 (AMX): so are x, and W of int4, for fewer vectors (uses_tiles).
+    - AVX-512 alone: from 12 vectors on, the numbers of a row of int4 are rounded to integers up to 1365, times a scale.
+    - Pairs of 16-bit integers added to a sum (AVX-512 VNNI): from 64 vectors on, those of int8 too, and the vectors to
+      integers up to 8191.
     """
 
     def __init__(
@@ -152,12 +155,12 @@ class QuantizedLinear(nn.Module):
 
     def is_bfloat16_faster(self, x: Tensor) -> bool:
         """Return whether the product is faster in bfloat16, with an error that W's own rounding outweighs or equals."""
-        kind = self.values.dtype
-        if kind not in LEAST_COUNT or x.numel() < LEAST_COUNT[kind] * self.columns or len(self.values) * self.columns < LEAST:
+        least = count_least_vectors_in_bfloat16(self.values.dtype)
+        if x.numel() < least * self.columns or len(self.values) * self.columns < LEAST:
             return False
         floats = [x] if self.bias is None else [x, self.bias]
         fits = x.shape[-1] == self.columns and self.is_on_device(x.device)
-        return fits and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster()
+        return fits and can_bypass_torch(*floats, dtypes=HALVES) and is_bfloat16_product_faster(self.columns)
 
     def is_on_device(self, device: torch.device) -> bool:
         """Return whether all tensors of the layer are on a device."""
@@ -171,13 +174,18 @@ class QuantizedLinear(nn.Module):
             return False
         if not self.is_on_device(x.device):  # torch raises the error
             return False
-        if kind.is_floating_point and x.numel() > MOST * self.columns:
+        if kind.is_floating_point and x.numel() > MOST * self.columns and not self.uses_tiles(x):
             return False
         can_read_groups = self.scales is not None and self.scales.dtype == torch.bfloat16
         if kind == torch.uint8 and not can_read_groups:
             return False
         floats = [x, *(one for one in (self.bias, self.scales if kind == torch.int8 else None) if one is not None)]
         return can_bypass_torch(*floats) and load_compiled_products() is not None and threads.find_barrier_address() != 0
+
+    def uses_tiles(self, x: Tensor) -> bool:
+        """Return whether the compiled product rounds x to bfloat16, and W if it is int4, and multiplies tiles of them."""
+        least = count_least_vectors_for_tiles(self.values.dtype)
+        return 0 < least * self.columns <= x.numel() and self.columns % BLOCK == 0
 
     def dequantize_rows(self, index: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return W[index]."""

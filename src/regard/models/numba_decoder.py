@@ -15,7 +15,7 @@ import numpy as np
 from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
-from regard.compiled.matrix_formats import BLOCK, FIELDS, FORMAT, INT8, NUMBERS, SHORTS
+from regard.compiled.matrix_formats import BLOCK, FIELDS, NUMBERS, SHORTS
 from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
 from regard.compiled.vectors import (
     HALF,
@@ -29,7 +29,7 @@ from regard.compiled.vectors import (
     exponentiate_with_sums,
     hyperbolic_tangent,
 )
-from regard.matmul.numba_quantized import multiply_matrix, quantize_for
+from regard.matmul.numba_quantized import is_rounded, multiply_matrix, quantize_for
 
 # The model's parts by position: FIELDS numbers of a matrix, two addresses of a norm. All keys and values follow the layers.
 HEAD, NORM, FIRST = 0, FIELDS, FIELDS + 2
@@ -216,12 +216,12 @@ def attend_heads(a, layer, buffers):
 
 @njit_inlined()
 def quantize_vectors(x, matrix, buffers, place):
-    """Quantize vectors for a matrix of integers: return them, (count, shorts), and set their scales."""
+    """Round vectors for a matrix that reads them so: return them, (count, shorts), and set their scales."""
     shorts = (x.shape[1] + BLOCK - 1) // BLOCK * SHORTS
     integers = buffers.integers[place, : len(x) * shorts].reshape(len(x), shorts)
-    if matrix[FORMAT] >= INT8:
+    if is_rounded(matrix, x.shape[1], len(x)):
         for one in range(len(x)):
-            buffers.factors[place, one] = quantize_for(matrix, x[one], len(x), integers[one])
+            buffers.factors[place, one] = quantize_for(matrix, x, one, integers)
     return integers
 
 
