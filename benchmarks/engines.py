@@ -1,12 +1,15 @@
 """Who generates beside regard: programs that take GPT-2's weights, each with what it needs prepared beforehand.
 
 ONNX Runtime and OpenVINO run one graph, written here with onnx's helper; llama.cpp reads a GGUF file that gguf writes.
-Each only where it is installed, which is said.
+Each only where it is installed, which is said. On an Intel processor with AMX, gcc 12 removes what llama.cpp writes into the
+configuration of the tile registers, as `_tile_loadconfig` reads only its start by the compiler's knowledge: the first product
+then is an illegal instruction. In `ggml-cpu/amx/mmq.cpp`, `asm volatile("ldtilecfg %0" :: "m"(tc));` in its place is right.
 """
 
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -320,4 +323,15 @@ def evaluate(by: str, weights: str, reader: Any, every: Any) -> Contender:
             found.append(torch.tensor(every.scores[: len(row)]))
         return torch.stack(found)
 
-    return Contender(by, weights, lambda given, new: torch.tensor([list(steps(given, new))]), logits, most_rows=1)
+    def tokens(given: Tensor, new: int) -> Tensor:
+        return torch.tensor([list(steps(given, new))])
+
+    # It configures the tiles of AMX once for each thread, and torch's products clear them: llama.cpp has threads of its own.
+    pool = ThreadPoolExecutor(1)
+    return Contender(
+        by,
+        weights,
+        lambda given, new: pool.submit(tokens, given, new).result(),
+        lambda given: pool.submit(logits, given).result(),
+        most_rows=1,
+    )
