@@ -161,3 +161,18 @@ def test_numbas_own_settings_are_followed(setting, lanes):
 
 def test_every_task_has_a_kernel_in_words():
     assert all(kernel_choice.list_choices().values())
+
+
+def test_compiled_products_use_no_tiles_that_linux_refuses(monkeypatch):
+    monkeypatch.setattr(processor, "read_features", lambda: AMX)
+    for is_allowed in (True, False):
+        kernel_choice.can_use_tiles.cache_clear()
+        monkeypatch.setattr(processor, "request_tiles", lambda is_allowed=is_allowed: is_allowed)
+        assert kernel_choice.can_use_tiles() == is_allowed
+        assert (kernel_choice.count_least_vectors_for_tiles(torch.bfloat16) > 0) == is_allowed
+        assert kernel_choice.has_tiles()  # torch's products ask for themselves
+    kernel_choice.can_use_tiles.cache_clear()
+    monkeypatch.setattr(processor, "read_features", lambda: AVX512)
+    monkeypatch.setattr(processor, "request_tiles", lambda: pytest.fail("a processor without AMX has nothing to ask for"))
+    assert not kernel_choice.can_use_tiles()
+    kernel_choice.can_use_tiles.cache_clear()

@@ -220,7 +220,7 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
 @NEEDS_TILES
 @given(
     st.sampled_from(TILED),
-    st.integers(10, 70),
+    st.integers(6, 70),
     st.integers(1, 80),
     st.sampled_from([64, 128, 576, 768]),
     st.integers(0, 80),
@@ -229,7 +229,7 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
 )
 def test_tiles_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype, count, rows, columns, a, b, seed):
     parts, _, _ = draw_matrix(dtype, rows, columns, torch.Generator())
-    assert uses_tiles(np.array(describe_matrix(parts)), columns, count)
+    assert uses_tiles(np.array(describe_matrix(parts)), columns, count) == (dtype == torch.bfloat16 or count >= 10)
     assert_is_product(dtype, count, rows, columns, *sorted((min(a, rows), min(b, rows))), seed)
 
 
@@ -274,10 +274,10 @@ def test_the_tile_registers_of_a_thread_stay_configured_as_they_were():
 
 
 def configure_and_multiply(matrix, x, integers, config, after, out):
-    numba_amx.load_tile_config(config.ctypes.data)
+    numba_amx.load_tile_config(config)
     multiply_matrix(matrix, x, integers, x[0], 0, out.shape[1], out)
-    numba_amx.store_tile_config(after.ctypes.data)
-    numba_amx.load_tile_config(np.zeros(64, np.uint8).ctypes.data)
+    numba_amx.store_tile_config(after)
+    numba_amx.load_tile_config(np.zeros(64, np.uint8))
 
 
 @example(torch.int8, 5, 11, 1543, 0, 11, 0)

@@ -264,6 +264,16 @@ def test_compiled_products_read_no_weights_on_another_device(to, monkeypatch):
         setattr(matrix, name, own)
 
 
+@pytest.mark.parametrize("inner", [515, 512])
+def test_a_vector_stays_float32_before_a_layer_whose_product_of_bfloat16_is_no_faster(inner, monkeypatch):
+    """oneDNN's product of 515 columns spreads NaN on processors with AMX."""
+    monkeypatch.setattr("regard.matmul.quantized_linear.is_bfloat16_product_faster", lambda columns: columns % 32 == 0)
+    up, down = (QuantizedLinear.from_weight(numbers(*size), to="bfloat16") for size in ((inner, 256), (256, inner)))
+    x = numbers(64, 256)
+    assert round_for_product(x, up).dtype == torch.bfloat16
+    assert round_for_product(x, up, down).dtype == (torch.bfloat16 if inner == 512 else torch.float32)
+
+
 def test_what_is_too_large_for_float16_is_said():
     with pytest.raises(ConfigError, match=r"1e\+05 is too large for float16\. Use bfloat16"):
         QuantizedLinear.from_weight(torch.full((2, 3), 1e5), to="float16")

@@ -26,7 +26,7 @@ from generate.small_models import (
     tokens_are_decided,
 )
 from regard.compiled import threads
-from regard.compiled.kernel_choice import count_least_restored_vectors
+from regard.compiled.kernel_choice import count_least_restored_vectors, count_least_vectors_for_tiles
 from regard.generate import Lookup, PrefixCache, quantise
 from regard.generate.kv_cache import Cache
 from regard.matmul import QuantizedLinear
@@ -112,6 +112,23 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
             for row, length in enumerate(lengths):
                 stop = length + turns * new
                 assert_within(a[row, :, :stop], b[row, :, :stop], cache_bound(model, step))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [6, 11, 17, 32])
+@pytest.mark.parametrize("to", ["bfloat16", "int4"])
+def test_it_is_the_model_where_blocks_of_columns_are_whole(to, count):
+    """They fill tiles of bfloat16 (AMX), for which both round their vectors."""
+    model = gpt2(dtype=torch.float32, loud=4.0, **SIZES | {"heads": 2, "width": 256, "inner": 320})
+    model, tokens = quantise(model, to), torch.tensor(rows(count, vocabulary=307))
+    ours, theirs = fill_cache(model, 3, room=40), fill_cache(model, 3, room=40)
+    assert model.blocks[0].down.uses_tiles(torch.ones(count, 320)) == (0 < count_least_vectors_for_tiles(WEIGHTS[to]) <= count)
+    ours.wanted = theirs.wanted = count  # all
+    with torch.no_grad():
+        one = CompiledDecoder(model, describe_gpt2)
+        assert one.can_run(tokens, ours)
+        bound = rounding_bound(model, lambda same: same(tokens, fill_cache(same, 3, room=40)), half_step_of_bfloat16)
+        assert_within(one(tokens, ours), model(tokens, theirs), bound)
 
 
 @pytest.mark.slow

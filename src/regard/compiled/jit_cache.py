@@ -21,7 +21,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 
-from regard.compiled.processor import read_features
+from regard.compiled.kernel_choice import can_use_tiles
 
 UNREADABLE = AttributeError, ImportError, IndexError, EOFError, UnpicklingError  # what unpickling raises
 SHARED_FOLDERS = Path(__file__).parent, Path(__file__).parents[1] / "matmul"  # whose functions others inline
@@ -70,7 +70,7 @@ class LoopCache(FunctionCache):
         return (
             sig,
             codegen.magic_tuple(),
-            *sorted(read_features()),
+            can_use_tiles(),  # which Linux may allow one process and refuse another
             *map(checksum_folder, SHARED_FOLDERS),
             *make_function_key(self._py_func),
         )

@@ -35,7 +35,8 @@ def is_bfloat16_product_faster(columns: int) -> bool:
     On an AMD EPYC of family 26 (Zen 5) it takes half of the time, on an Intel Xeon with AMX 0.2 to 0.4. With AMX, oneDNN's
     product spreads NaN to the vector before unless the columns of the matrix fill its tiles, 32 in each.
     """
-    return has_bfloat16_products() and has_onednn_linear() and not (has_tiles() and columns % TILE_COLUMNS)
+    spreads_nan = "amx-bf16" in processor.read_host_features() and columns % TILE_COLUMNS > 0
+    return has_bfloat16_products() and has_onednn_linear() and not spreads_nan
 
 
 def count_least_vectors_in_bfloat16(dtype: torch.dtype) -> float:
@@ -54,7 +55,7 @@ def count_least_vectors_for_tiles(dtype: torch.dtype) -> int:
     On an Intel Xeon of family 6, model 207, 16 vectors take 0.66 of the time of sums in registers in bfloat16 and 0.55 in int4,
     32 vectors 0.45 and 0.35. int8, which has to be restored too, gains nothing up to 32 vectors.
     """
-    return {torch.bfloat16: 6, torch.uint8: 10}.get(dtype, 0) if has_tiles() and has_bfloat16_products() else 0
+    return {torch.bfloat16: 6, torch.uint8: 10}.get(dtype, 0) if can_use_tiles() else 0
 
 
 def has_onednn_linear() -> bool:
@@ -76,7 +77,7 @@ def count_least_vectors_for_panels() -> int:
     """Return from how many vectors on int8 and int4 are multiplied by panels of restored rows; 0 if never.
 
     On an Intel Xeon (Cascade Lake), 1,000 vectors take 0.6 of the time of tiles of rows in int8 and 0.5 in int4; at 64 vectors
-    both take about as long. With AMX, they multiply what oneDNN's product of bfloat16 cannot.
+    both take about as long. With AMX, they multiply what oneDNN's product of bfloat16 does not.
     """
     can_add_pairs = adds_int16_products() and has_lookup_of_16_bits()
     return 64 if can_add_pairs and (has_tiles() or not has_bfloat16_products() or not has_onednn_linear()) else 0
@@ -162,8 +163,15 @@ def is_intel_without_tiles() -> bool:
 
 
 def has_tiles() -> bool:
-    """Return whether the processor multiplies tiles of bfloat16 (AMX): torch's products use them, the compiled loops do not."""
+    """Return whether the processor multiplies tiles of bfloat16 (AMX), as torch's products do."""
     return "amx-bf16" in processor.read_features()
+
+
+@cache
+def can_use_tiles() -> bool:
+    """Return whether compiled products can multiply tiles of bfloat16 (AMX): Linux has to allow it."""
+    has_instructions = {"amx-tile", "amx-bf16"} <= processor.read_features() and has_bfloat16_products()
+    return has_instructions and processor.request_tiles()
 
 
 def list_choices() -> dict[str, str]:
@@ -176,7 +184,7 @@ def list_choices() -> dict[str, str]:
     panels = f", restored from {count_least_vectors_for_panels()} vectors on" if count_least_vectors_for_panels() else ""
     is_in_bfloat16 = has_bfloat16_products() and has_onednn_linear()
     many = ", oneDNN of bfloat16 for more" if is_in_bfloat16 else panels
-    in_tiles = f"by AMX from {count_least_vectors_for_tiles(torch.bfloat16)} vectors on, " if usable and has_tiles() else ""
+    in_tiles = f"by AMX from {count_least_vectors_for_tiles(torch.bfloat16)} vectors on, " if usable and can_use_tiles() else ""
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
     whole = "; without a mask torch's kernel" if has_tiles() or is_intel_without_tiles() else ""
     tiles = "torch's kernel by AMX; masks in training: " if has_tiles() else ""

@@ -28,8 +28,7 @@ SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
-TILES = frozenset({"amx-tile", "amx-bf16", "amx-int8"})
-AMX = BFLOAT16 | TILES
+AMX = BFLOAT16 | {"amx-tile", "amx-bf16", "amx-int8"}
 PROCESSORS = {  # instruction sets by LLVM's processor names; any other name stands for SSE
     **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
     **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),
@@ -68,20 +67,19 @@ def narrow_features(host: frozenset[str], name: str | None, listed: str | None) 
 
 @cache
 def read_host_features() -> frozenset[str]:
-    """Return the instruction sets of this machine's processor that this process may use."""
-    found = frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
-    return found if "amx-tile" not in found or request_tiles() else found - TILES
+    """Return the instruction sets of this machine's processor."""
+    return frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
 
 
+@cache
 def request_tiles() -> bool:
-    """Ask Linux to let this process use the tile registers of AMX, and return whether it does.
+    """Ask Linux to let this process use the tile registers of AMX, and return whether it does; call it on x86-64 only.
 
     Source: Linux's Documentation/arch/x86/xstate.rst.
     """
     if platform.system() != "Linux":
         return False
-    call = ctypes.CDLL(None).syscall
-    return bool(call(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 
 
 def rename_feature(name: str) -> str:

@@ -79,7 +79,7 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
-    if fields["format"] >= INT8 or fields["format"] == BFLOAT16:
+    if fields["format"] >= INT8 or (fields["format"] == BFLOAT16 and kernel_choice.can_use_tiles()):
         integers, factors = x.new_empty(count, shorts, dtype=torch.int16), x.new_empty(count)
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()

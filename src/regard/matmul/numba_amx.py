@@ -25,7 +25,7 @@ from regard.compiled.matrix_formats import (
     SCALES,
     TILE_COLUMNS,
 )
-from regard.compiled.register_tiles import SIZE
+from regard.compiled.register_tiles import SIZE, get_data_pointer
 from regard.compiled.vectors import ONE
 from regard.matmul.numba_dequantize import dequantize_int4_row
 from regard.matmul.numba_row_tiles import INT, emit_transposed, load_register
@@ -45,25 +45,28 @@ def call_amx(builder, name, *arguments):
 
 
 @intrinsic
-def load_tile_config(context, address):
-    """Configure this thread's tile registers by 64 bytes at an address; zeros release them."""
-
-    def generate(context, builder, signature, arguments):
-        call_amx(builder, "ldtilecfg", builder.inttoptr(arguments[0], POINTER))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+def load_tile_config(context, config):
+    """Configure this thread's tile registers by an array of 64 bytes; zeros release them."""
+    return make_config_intrinsic(config, "ldtilecfg")
 
 
 @intrinsic
-def store_tile_config(context, address):
-    """Store the configuration of this thread's tile registers at an address; zeros if there is none."""
+def store_tile_config(context, config):
+    """Set an array of 64 bytes to the configuration of this thread's tile registers; zeros if there is none."""
+    return make_config_intrinsic(config, "sttilecfg")
+
+
+def make_config_intrinsic(config, name):
+    """Return an intrinsic's signature and code generator: LLVM's intrinsic of a name, called with the bytes of an array.
+
+    The array lives until it returns, which its address alone would not ensure.
+    """
 
     def generate(context, builder, signature, arguments):
-        call_amx(builder, "sttilecfg", builder.inttoptr(arguments[0], POINTER))
+        call_amx(builder, name, builder.bitcast(get_data_pointer(context, builder, config, arguments[0]), POINTER))
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return types.void(config), generate
 
 
 @intrinsic
@@ -109,17 +112,18 @@ def emit_tile_products(builder, rows, step, row_tiles, vectors, strides, steps, 
 
 
 @intrinsic
-def transpose_sums(context, sums):
-    """Transpose EDGE x EDGE numbers of 32 bits at an address, in place."""
+def transpose_sums(context, sums, out, step):
+    """Store the transpose of EDGE x EDGE numbers of 32 bits, at an address, at another, its rows `step` bytes apart."""
 
     def generate(context, builder, signature, arguments):
-        places = [builder.add(arguments[0], SIZE(4 * EDGE * n)) for n in range(EDGE)]
-        block = emit_transposed(builder, [load_register(builder, place, INT, EDGE) for place in places])
-        for place, one in zip(places, block, strict=True):
+        sums, out, step = arguments
+        rows = [load_register(builder, builder.add(sums, SIZE(4 * EDGE * n)), INT, EDGE) for n in range(EDGE)]
+        for n, one in enumerate(emit_transposed(builder, rows)):
+            place = builder.add(out, builder.mul(step, SIZE(n)))
             builder.store(one, builder.inttoptr(place, one.type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return types.void(*3 * [types.int64]), generate
 
 
 @njit_inlined()
@@ -135,13 +139,13 @@ def round_for_tiles(x, one, count, pairs):
 
     pairs holds them by tiles of EDGE vectors, fewer in the last: of a tile, two columns of each vector, then the next two.
     """
-    first = one // EDGE * EDGE
-    several, numbers = min(EDGE, count - first), pairs.reshape(-1).view(np.uint16)
-    start = first * len(x) + 2 * (one - first)
-    for c in range(0, len(x), 2):
-        place = start + several * c
-        store_number(numbers, place, x[c])
-        store_number(numbers, place + 1, x[c + 1])
+    first, rounded = one // EDGE * EDGE, np.empty(len(x), np.uint16)
+    for c in range(len(x)):
+        store_number(rounded, c, x[c])
+    several, words = min(EDGE, count - first), pairs.reshape(-1).view(np.uint32)
+    start, both = first * len(x) // 2 + one - first, rounded.view(np.uint32)
+    for c in range(len(both)):
+        words[start + several * c] = both[c]
     return ONE
 
 
@@ -158,7 +162,7 @@ def set_tile_config(config, rows, vectors):
     for n in range(4):
         is_used = heights[4 + n // 2] and sizes[6 + n % 2]
         heights[n], sizes[n] = heights[4 + n // 2] if is_used else 0, sizes[6 + n % 2] if is_used else 0
-    load_tile_config(config.ctypes.data)
+    load_tile_config(config)
 
 
 @njit_inlined()
@@ -175,10 +179,13 @@ def store_sums(sums, out):
     vectors, rows = out.shape
     for r in range(0, rows, EDGE):
         for v in range(0, vectors, EDGE):
-            tile, some = sums[r // EDGE, v // EDGE], min(EDGE, rows - r)
-            transpose_sums(tile.ctypes.data)
-            for n in range(min(EDGE, vectors - v)):
-                out[v + n, r : r + some] = tile[n, :some]
+            tile, height, width = sums[r // EDGE, v // EDGE], min(EDGE, rows - r), min(EDGE, vectors - v)
+            if height == width == EDGE:
+                transpose_sums(tile.ctypes.data, out[v:, r:].ctypes.data, out.strides[0])
+                continue
+            transpose_sums(tile.ctypes.data, tile.ctypes.data, 4 * EDGE)
+            for n in range(width):
+                out[v + n, r : r + height] = tile[n, :height]
 
 
 @njit_inlined()
@@ -187,14 +194,14 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
 
     The bias is not added.
     """
-    is_restored, step = matrix[FORMAT] == INT4, 2 * columns
-    restored = np.empty((BLOCK_ROWS if is_restored else 0, columns), np.uint16)
+    is_int4, step = matrix[FORMAT] == INT4, 2 * columns
+    restored = np.empty((BLOCK_ROWS if is_int4 else 0, columns), np.uint16)
     sums = np.empty((2, 2, EDGE, EDGE), np.float32)
     before, config = np.empty(64, np.uint8), np.empty(64, np.uint8)
-    store_tile_config(before.ctypes.data)
+    store_tile_config(before)
     for row in range(first, last, BLOCK_ROWS):
         some, place = min(BLOCK_ROWS, last - row), matrix[NUMBERS] + step * row
-        if is_restored:
+        if is_int4:
             restore_int4_rows(matrix, columns, row, row + some, restored)
             place = restored.ctypes.data
         for one in range(0, count, BLOCK_VECTORS):
@@ -206,4 +213,4 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
             strides = 4 * tile, 4 * (several - EDGE)
             multiply_tiles(place, step, (some + EDGE - 1) // EDGE, vectors, strides, columns // TILE_COLUMNS, sums.ctypes.data)
             store_sums(sums, out[one : one + several, row : row + some])
-    load_tile_config(before.ctypes.data)
+    load_tile_config(before)

@@ -18,7 +18,7 @@ from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
-MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first
+MOST = 16  # vectors up to which numbers of 16 bits are widened in registers; for more, the matrix is widened first, or tiled
 ROWS = 1024  # rows widened at a time
 MOST_EXACT = 2**14  # most integers of a matrix with which vectors are used as they are; compiled products of more are faster
 NARROW = (torch.bfloat16, torch.float16)  # dtypes of vectors that are widened for compiled products
@@ -38,8 +38,8 @@ class QuantizedLinear(nn.Module):
     x is used as it is, except for more than MOST_EXACT integers: then float32 vectors are rounded to integers of 16 bits, times
     a scale each. More is rounded for many vectors, by what the processor multiplies:
 
-    - Pairs of bfloat16: x, W unless it is float16, and the outputs are rounded to bfloat16 (is_bfloat16_faster); from 12
-      vectors on, x and W of int4 are.
+    - Pairs of bfloat16: x, W and the outputs are rounded to bfloat16, except of float16 (is_bfloat16_faster); of int4, x and W
+      are from 12 vectors on.
     - Tiles of bfloat16 (AMX): so are x, and W of int4, for fewer vectors (uses_tiles).
     - AVX-512 alone: from 12 vectors on, the numbers of a row of int4 are rounded to integers up to 1365, times a scale.
     - Pairs of 16-bit integers added to a sum (AVX-512 VNNI): from 64 vectors on, those of int8 too, and the vectors to
@@ -169,7 +169,7 @@ class QuantizedLinear(nn.Module):
     def can_run_compiled(self, x: Tensor) -> bool:
         """Return whether the compiled product reads this matrix, and is faster than the others."""
         kind = self.values.dtype
-        least = LEAST if kind.is_floating_point else MOST_EXACT + 1
+        least = LEAST if kind.is_floating_point and not self.uses_tiles(x) else MOST_EXACT + 1
         if x.shape[-1] != self.columns or not x.numel() or len(self.values) * self.columns < least or kind not in DTYPES:
             return False
         if not self.is_on_device(x.device):  # torch raises the error
@@ -216,9 +216,10 @@ def round_for_product(x: Tensor, *layers: nn.Module | None) -> Tensor:
     What is computed from its outputs is then in bfloat16 too: the layers are those that read x, or what was computed from it.
     """
     first = layers[0]
-    if not isinstance(first, QuantizedLinear) or not all(isinstance(layer, QuantizedLinear) for layer in layers):
+    if not isinstance(first, QuantizedLinear) or not first.is_bfloat16_faster(x):
         return x
-    return x.bfloat16() if first.is_bfloat16_faster(x) else x
+    can_multiply = all(isinstance(layer, QuantizedLinear) and is_bfloat16_product_faster(layer.columns) for layer in layers)
+    return x.bfloat16() if can_multiply else x
 
 
 def check_group_scales(values: Tensor, scales: Tensor | None, group_scales: Tensor | None) -> Tensor | None:

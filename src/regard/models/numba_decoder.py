@@ -74,7 +74,7 @@ class DecoderBuffers(NamedTuple):
     normed: Any  # (count, width), of this thread
     scores: Any  # (capacity,), of this thread
     factors: Any  # (2, count), of this thread: the scales of quantized vectors, for a matrix and for the gate beside it
-    integers: Any  # (2, count * shorts), of this thread: quantized vectors with the sums of their groups
+    integers: Any  # (2, count * shorts), of this thread: quantized vectors with the sums of their groups, or rounded ones
     positions: Any  # (count,)
 
 
