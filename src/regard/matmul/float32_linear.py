@@ -15,7 +15,6 @@ from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
 from regard.compiled.matrix_formats import BFLOAT16, INT8, MATRIX_FIELDS, count_shorts, describe_matrix
 
-MOST = 4  # largest number of vectors for the compiled product
 LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
 
 
@@ -27,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not can_use_fast_product(x, weight, bias):
         return F.linear(x, weight, bias)
-    if x.numel() <= MOST * weight.shape[1] and load_compiled_products() is not None:
+    if x.numel() <= kernel_choice.count_most_compiled_vectors() * weight.shape[1] and load_compiled_products() is not None:
         output = x.new_empty(*x.shape[:-1], len(weight))
         launch_product([weight, None, bias, None], x, output)
         return output
