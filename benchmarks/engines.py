@@ -1,9 +1,9 @@
 """Who generates beside regard: programs that take GPT-2's weights, each with what it needs prepared beforehand.
 
 ONNX Runtime and OpenVINO run one graph, written here with onnx's helper; llama.cpp reads a GGUF file that gguf writes.
-Each only where it is installed, which is said. On an Intel processor with AMX, gcc 12 removes what llama.cpp writes into the
-configuration of the tile registers, as `_tile_loadconfig` reads only its start by the compiler's knowledge: the first product
-then is an illegal instruction. In `ggml-cpu/amx/mmq.cpp`, `asm volatile("ldtilecfg %0" :: "m"(tc));` in its place is right.
+Each only where it is installed, which is said. On an Intel processor with AMX, gcc 12 takes
+`_tile_loadconfig` to read 8 bytes, and removes what llama.cpp writes into the rest of the configuration: its first product is
+an illegal instruction. In `ggml-cpu/amx/mmq.cpp`, write `asm volatile("ldtilecfg %0" :: "m"(tc));` in its place.
 """
 
 import importlib.util

@@ -79,8 +79,8 @@ def count_least_vectors_for_panels() -> int:
     On an Intel Xeon (Cascade Lake), 1,000 vectors take 0.6 of the time of tiles of rows in int8 and 0.5 in int4; at 64 vectors
     both take about as long. With AMX, they multiply what oneDNN's product of bfloat16 does not.
     """
-    can_add_pairs = adds_int16_products() and has_lookup_of_16_bits()
-    return 64 if can_add_pairs and (has_tiles() or not has_bfloat16_products() or not has_onednn_linear()) else 0
+    is_needed = has_tiles() or not is_bfloat16_product_faster(TILE_COLUMNS)
+    return 64 if adds_int16_products() and has_lookup_of_16_bits() and is_needed else 0
 
 
 def has_lookup_of_16_bits() -> bool:
@@ -192,7 +192,7 @@ def list_choices() -> dict[str, str]:
         library = "oneDNN" if math.isinf(limit) else f"oneDNN up to {limit}, {library}"
     few, more = ("compiled for a few vectors, ", " for more") if usable else ("", "")
     panels = f", restored from {count_least_vectors_for_panels()} vectors on" if count_least_vectors_for_panels() else ""
-    is_in_bfloat16 = has_bfloat16_products() and has_onednn_linear()
+    is_in_bfloat16 = is_bfloat16_product_faster(TILE_COLUMNS)
     many = ", oneDNN of bfloat16 for more" if is_in_bfloat16 else panels
     in_tiles = f"by AMX from {count_least_vectors_for_tiles(torch.bfloat16)} vectors on, " if usable and can_use_tiles() else ""
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"

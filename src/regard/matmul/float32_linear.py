@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.compiled import kernel_choice, threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
-from regard.compiled.matrix_formats import BFLOAT16, INT8, MATRIX_FIELDS, count_shorts, describe_matrix
+from regard.compiled.matrix_formats import INT8, MATRIX_FIELDS, count_shorts, describe_matrix
 
 LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
 
@@ -78,7 +78,9 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     fields = dict(zip(MATRIX_FIELDS, describe_matrix(matrix), strict=True))
     sizes = {"rows": rows, "columns": columns, "count": count, "shorts": shorts}
     buffers: dict[str, Any] = {}
-    if fields["format"] >= INT8 or (fields["format"] == BFLOAT16 and kernel_choice.can_use_tiles()):
+    numbers = matrix[0]
+    assert numbers is not None
+    if fields["format"] >= INT8 or 0 < kernel_choice.count_least_vectors_for_tiles(numbers.dtype) <= count:
         integers, factors = x.new_empty(count, shorts, dtype=torch.int16), x.new_empty(count)
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()
