@@ -59,6 +59,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "policy_audit.numba_chosen_keys",
         "policy_audit.numba_kept_rows",
         "layers.numba_gelu",
+        "matmul.numba_amx",
         "matmul.numba_dequantize",
         "matmul.numba_int16_panels",
         "matmul.numba_matmul",
@@ -66,7 +67,13 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
         "matmul.numba_row_tiles",
         "train.fused_loops",
     },
-    "llvmlite": {"compiled", "matmul.numba_dequantize", "matmul.numba_int16_panels", "matmul.numba_row_tiles"},
+    "llvmlite": {
+        "compiled",
+        "matmul.numba_amx",
+        "matmul.numba_dequantize",
+        "matmul.numba_int16_panels",
+        "matmul.numba_row_tiles",
+    },
 }
 
 
