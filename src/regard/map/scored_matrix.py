@@ -23,8 +23,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of scores, entry by en
     "square": torch.square,
     "silu": F.silu,
     "gelu": F.gelu,
+    "identity": lambda scores: scores,
 }
-SOFTMAX = "softmax"
+SOFTMAX, IDENTITY = "softmax", "identity"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -66,6 +66,8 @@ class AttentionFunctionMode(TorchFunctionMode):
                 handwritten_call = None
                 if self.undivided:
                     self.follow_undivided(func, name, args, kwargs, outputs)
+                if self.tracker.linear:
+                    self.follow_linear(func, name, args, kwargs, outputs)
                 if kernel:
                     report_missed(name, BY_ITSELF)
                 elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
@@ -98,6 +100,18 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.undivided.follow_function(*call)
         except Exception:
             self.undivided.contexts.clear()
+
+    def follow_linear(self, *call: Any) -> None:
+        """Follow the outputs of linear attention. A failure must not stop the model: they are read as they are so far."""
+        try:
+            self.tracker.linear.follow_function(*call)
+        except Exception:
+            self.tracker.linear.contexts.clear()
+
+    def read_linear(self, frame: ModuleFrame) -> None:
+        """Pass the linear attention of a module that ends to the watchers."""
+        for found in self.tracker.linear.take_calls(frame):
+            dispatch_call(found.kernel, lambda: None, found.read)
 
     def report_undivided(self) -> None:
         """Report each call whose context was not divided by the sums of its weights, as its map is."""

@@ -75,3 +75,10 @@ def strip_affixes(name: str) -> str:
     """Return a function's name without operator, private and in-place affixes: `__iadd__` is `add`. Cached per name."""
     found = ARITHMETIC.match(name)
     return found[1] if found else name.strip("_")
+
+
+@cache
+def find_activation_name(class_name: str) -> str:
+    """Return the name of the nonlinear function that a module of this class computes, if it is named alike; else nothing."""
+    name = class_name.lower()
+    return name if ROLES.get(name) is Role.NONLINEAR else ""

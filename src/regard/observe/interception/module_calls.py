@@ -15,6 +15,7 @@ from torch._C import _push_on_torch_function_stack as push
 from torch.nn.utils.parametrize import ParametrizationList
 
 from regard.observe.interception.attention_call import MissedCall
+from regard.observe.interception.function_roles import find_activation_name
 from regard.observe.interception.patching import AttributePatch
 from regard.observe.interception.provenance import PARAMETRIZES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens, report_token_mixer
@@ -53,7 +54,7 @@ def build_patches() -> list[AttributePatch]:
             with torch._C.DisableTorchFunction():
                 if passes and isinstance(args[0], Tensor):
                     STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
-                name = PARAMETRIZES if type(self) is ParametrizationList else ""
+                name = PARAMETRIZES if type(self) is ParametrizationList else find_activation_name(type(self).__name__)
                 frames[-1].log_operation(args, kwargs, output, name, child=True)
         return output
 
@@ -85,9 +86,11 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
+        if STATE.frames and STATE.mode.tracker.linear:  # no frames if the recording ended meanwhile
+            STATE.mode.read_linear(frame)
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
-        if len(STATE.frames) == 1 and STATE.mode.undivided:  # no frames if the recording ended meanwhile
+        if len(STATE.frames) == 1 and STATE.mode.undivided:
             STATE.mode.report_undivided()
         return result
     finally:

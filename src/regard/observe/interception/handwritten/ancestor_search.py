@@ -166,3 +166,33 @@ def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
             queue += [other for maker in makers for other in maker.given if id(other) not in visited]
         queue = outer_tensors
     return ids
+
+
+def is_feature_map(frame: ModuleFrame, x: Sized) -> bool:
+    """Return whether a nonlinear function of each entry made x, up to layouts, factors, sums and joins.
+
+    What another module has made counts if it is at least 0 and no mask.
+    """
+    queue, visited = [x], set[int]()
+    while queue and len(visited) < MAX_VISITED:
+        one, size = queue.pop()
+        if id(one) in visited:
+            continue
+        visited.add(id(one))
+        makers = frame.find_makers(one)
+        if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
+            return True
+        if not makers or makers[-1].child:
+            tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
+            if tensor is not None and has_features(tensor):
+                return True
+        for maker in makers:
+            if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
+                inputs = zip(maker.given, maker.sizes, strict=False)  # a smaller tensor is a norm or a factor
+                queue += [(other, n) for other, n in inputs if n >= size or maker.name in JOINS]
+    return False
+
+
+def has_features(x: Tensor) -> bool:
+    """Return whether all numbers are at least 0, and some are neither 0 nor 1."""
+    return x.is_floating_point() and bool((x >= 0).all()) and not bool(((x == 0) | (x == 1)).all())

@@ -20,6 +20,7 @@ from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, Edge
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_product, label_sum
+from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
     follow_places,
@@ -86,12 +87,14 @@ class HandwrittenTracker(Traces):
         super().__init__()
         self.used = UsedWeights()
         self.edges = EdgeExponentials()
+        self.linear = LinearContexts()
 
     def clear(self) -> None:
         """Forget all followed tensors."""
         super().clear()
         self.used.clear()
         self.edges.weighted.clear()
+        self.linear.clear()
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed, nor used weights."""
@@ -237,9 +240,12 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not frames[-1].multiplies_scores
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                frames[-1].multiplies_scores = True  # linear attention in either order, or other algebra
+                if self.linear.start_call(frames[-1], self.table, name, args, kwargs, x, trace, y):
+                    self.drop(y)
+                    return None
+                frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
         if len(token_operands) > 1:

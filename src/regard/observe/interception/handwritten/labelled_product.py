@@ -80,21 +80,53 @@ def label_matmul(a: Tensor, b: Tensor) -> LabelledProduct:
 
 def label_einsum(equation: str, a: Tensor, b: Tensor) -> LabelledProduct | None:
     """Return the labels of an einsum of two operands; None if an operand has a letter twice."""
+    labels, result = label_terms(equation, [a, b])
+    return LabelledProduct((a, b), (labels[0], labels[1]), result) if labels else None
+
+
+def label_terms(equation: str, operands: Sequence[Tensor]) -> tuple[list[Labels], Labels]:
+    """Return the labels of each operand of an einsum and of the result; none if an operand has a letter twice."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != 2:
-        return None
+    if len(terms) != len(operands):
+        return [], []
     if not arrow:
         letters = [letter for letter in left if letter in string.ascii_letters]
         right = "..." * ("..." in left) + "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
-    first, second = (label_term(term, x.dim()) for term, x in zip(terms, (a, b), strict=True))
-    if len(set(first)) < len(first) or len(set(second)) < len(second):
-        return None
-    ellipsis_labels = sorted({label for label in (*first, *second) if isinstance(label, int)})
+    labels = [label_term(term, x.dim()) for term, x in zip(terms, operands, strict=True)]
+    if any(len(set(one)) < len(one) for one in labels):
+        return [], []
+    ellipsis_labels = sorted({label for one in labels for label in one if isinstance(label, int)})
     result: Labels = []
     for part in right.replace("...", " ").partition(" "):
         result += ellipsis_labels if part == " " else list(part)
-    return LabelledProduct((a, b), (first, second), result)
+    return labels, result
+
+
+def separate_factors(
+    name: str, args: Any, kwargs: Any, x: Tensor
+) -> tuple[LabelledProduct | None, list[tuple[Tensor, Labels]]]:
+    """Return the product of x with the operand that it is summed with, and the other factors of an einsum with their labels.
+
+    None if there is no such operand, or if an einsum sums over an axis of a factor too.
+    """
+    operands = find_operands(name, args, kwargs)
+    if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
+        return label_product(name, args, kwargs), []
+    labels, result = label_terms(args[0], operands)
+    own = next((one for one, y in zip(labels, operands, strict=False) if y is x), [])
+    pairs = [(y, one) for y, one in zip(operands, labels, strict=False) if y is not x]
+    summed = [one for one in pairs if not set(own) & set(one[1]) <= set(result)]
+    factors = [one for one in pairs if set(one[1]) <= set(result)]
+    if len(summed) != 1 or len(factors) < len(pairs) - 1 or not set(result) <= {*own, *summed[0][1]}:
+        return None, []
+    return LabelledProduct((x, summed[0][0]), (own, summed[0][1]), result), factors
+
+
+def align_labels(x: Tensor, labels: Labels, result: Labels) -> Tensor:
+    """Return a tensor with the dimensions of a result, of size 1 where it has none with that label."""
+    order = sorted(range(x.dim()), key=lambda n: result.index(labels[n]))
+    return x.permute(order).reshape([x.shape[labels.index(label)] if label in labels else 1 for label in result])
 
 
 def label_term(term: str, rank: int) -> Labels:

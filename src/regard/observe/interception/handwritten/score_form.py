@@ -38,6 +38,7 @@ class StepKind(Enum):
     ADD = auto()
     FILL = auto()  # writes a number where a table is True
     TANH = auto()
+    CUMSUM = auto()  # a running sum along an axis, which scores of a softmax do not have
     SINK = auto()  # one more term of the softmax's sum, which is no key
 
 
@@ -150,6 +151,9 @@ def extend_form(
         return form
     if core == "tanh":
         return form.add_step(StepKind.TANH)
+    if core == "cumsum":
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        return form.add_step(StepKind.CUMSUM, None, (dims[axis],)) if type(axis) is int else None
     if core == "neg":
         return form.add_step(StepKind.MULTIPLY, -1.0)
     if core in ("masked_fill", "where", "setitem"):

@@ -1,0 +1,169 @@
+"""Linear attention written out by hand: keys are multiplied with values first, and queries with the sums over all keys.
+
+``o_i = r_i q_iᵀ Σ_j k_j v_jᵀ`` has the matrix ``M_ij = r_i q_i · k_j``, of queries and keys as a feature map made them; with a
+running sum over the keys, later keys have 0. r_i is what the layer multiplied its row by, as one over the sum of the weights.
+"""
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.map.linear_recurrence import LinearRecurrence
+from regard.map.scored_matrix import IDENTITY, ScoredMatrix
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
+from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
+
+CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
+TITLE = "linear attention"
+SAMPLED_ROWS = 4  # of each matrix, compared with the layer's own output
+ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
+
+
+class ChainRoles(NamedTuple):
+    """The queries, keys and values of two products in a row, with their axes; queries and keys are multiplied over features."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_dims: Dims
+    k_dims: Dims
+    v_dims: Dims
+    features: set[int]
+    keys: set[int]
+
+
+@dataclass(eq=False)
+class LinearCall:
+    """A call of linear attention: q, k (b, h, n, d), v (b, h, n, e), and the output as far as it was followed.
+
+    columns are those of the values that the output has; row_scale is (b, h, q).
+    """
+
+    kernel: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool
+    outputs: Tensor
+    columns: Tensor
+    row_scale: Tensor
+    eps: float
+
+    def read(self) -> RecurrenceCall:
+        """Return the call in terms of a recording. Raises UnreadableError if its formula differs from the layer's output."""
+        values = self.v.detach()[..., self.columns].contiguous()
+        q, k, n, t = self.q.detach(), self.k.detach(), self.q.shape[2], self.k.shape[2]
+        self.compare_output(values)
+        row_scale = None if bool((self.row_scale == 1).all()) else self.row_scale.to(score_dtype(q.dtype))
+        mechanism: LinearRecurrence | ScoredMatrix
+        if self.is_causal:
+            mechanism = LinearRecurrence(decay=k.new_zeros(1, 1, 1, 1), q=q, k=k, gate=row_scale)
+        else:
+            mechanism = ScoredMatrix(q=q, k=k, activation=IDENTITY, row_scale=row_scale, title=TITLE)
+        factors = RecurrenceFactors(mechanism, values, self.outputs, sample_state(values))
+        initial = sample_state(values[:, :, : t - n]) if 0 < n < t else None
+        return RecurrenceCall(self.kernel, initial, lambda: factors, must_continue=False)
+
+    def compare_output(self, values: Tensor) -> None:
+        """Compare sampled rows of the matrix times values with the layer's output. Raises UnreadableError if they differ."""
+        n, t = self.q.shape[2], self.k.shape[2]
+        rows = torch.linspace(0, n - 1, min(n, SAMPLED_ROWS), device=self.q.device).long()
+        seen = torch.arange(t, device=rows.device) <= rows.unsqueeze(-1) if self.is_causal else rows.new_ones(1).bool()
+        q, k, v = self.q.detach()[:, :, rows].double(), self.k.detach().double(), values.double()
+        scale = self.row_scale[:, :, rows].double().unsqueeze(-1)
+        found = (q @ k.mT).masked_fill_(~seen, 0) @ v * scale
+        size = (q.abs() @ k.abs().mT).masked_fill_(~seen, 0) @ v.abs() * scale.abs()
+        difference = (found - self.outputs[:, :, rows].double()).abs()
+        if bool((difference > ROUNDINGS * self.eps * size).any()):  # not where the layer's own output is NaN
+            raise UnreadableError(f"its formula differs from its output by {float(difference.nan_to_num(0).amax()):.2g}")
+
+
+def find_roles(table: AxisTable, form: ScoreForm, q: Tensor, q_dims: Dims, dims: Dims) -> ChainRoles | None:
+    """Return the roles of the operands of a form's product and of q, by which this was multiplied; None if they have none.
+
+    `dims` are the axes of the last product. The axis that this sums is one of the keys alone, and the first one or a running
+    sum sums that of the tokens.
+    """
+    features = list_axes(table, q_dims) - list_axes(table, dims)
+    a, b = list_axes(table, form.a_dims), list_axes(table, form.b_dims)
+    keys = (a & b) - list_axes(table, form.dims)
+    for step in form.steps:
+        keys |= list_axes(table, step.dims) if step.kind is StepKind.CUMSUM else set()
+    sides = (form.a, form.a_dims, a), (form.b, form.b_dims, b)
+    for (k, k_dims, own), (v, v_dims, others) in permutations(sides):
+        if features and features <= own - others:
+            return ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys)
+    return None
+
+
+def list_axes(table: AxisTable, dims: Dims) -> set[int]:
+    """Return all axes of a tensor, where those that were split are their parts."""
+    return {axis for axes in table.expand_dims(dims) for axis in axes}
+
+
+def has_moved_axes(table: AxisTable, form: ScoreForm, dims: Dims) -> bool:
+    """Return whether a tensor with these axes has one that neither operand of its form has, as where entries were moved."""
+    return not list_axes(table, dims) <= list_axes(table, form.a_dims) | list_axes(table, form.b_dims)
+
+
+def select_axes(table: AxisTable, dims: Dims, axes: set[int]) -> Axes:
+    """Return those of some axes that a tensor has, in its order."""
+    return tuple(axis for one in table.expand_dims(dims) for axis in one if axis in axes)
+
+
+def read_call(
+    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, dims: Dims, y: Tensor, kernel: str
+) -> tuple[LinearCall, Tensor]:
+    """Return the call whose output y has the axes `dims`, and the place of each entry of y in (b, h, q, e).
+
+    Raises UnreadableError if the products of keys with values were changed otherwise than by factors and a running sum.
+    """
+    if product.added is not None:
+        raise UnreadableError(CHANGED.format("an addition"))
+    own, of_keys, of_values = (
+        list_axes(table, one) - roles.features - roles.keys for one in (roles.q_dims, roles.k_dims, roles.v_dims)
+    )
+    batch = of_keys | (own & of_values)
+    is_causal = bool(roles.keys & list_axes(table, dims))
+    queries = select_axes(table, dims, roles.keys if is_causal else own - batch)
+    width = select_axes(table, dims, of_values - batch)
+    features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
+    rows = [select_axes(table, (axes,), batch) for axes in dims]
+    first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys))
+    groups = (*first, queries, width)
+    outputs = table.arrange(y.detach(), dims, groups)
+    q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))
+    v = table.arrange(roles.v, roles.v_dims, (*first, keys, width))
+    k = table.arrange(roles.k, roles.k_dims, (*first, keys, features))
+    k = k if product.factor == 1 else k * product.factor
+    assert trace.form is not None
+    for step in trace.form.steps:
+        if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor):
+            k = k * table.arrange(step.operand, step.dims, (*first, keys, features))
+        elif step.kind is StepKind.MULTIPLY and isinstance(step.operand, float):
+            k = k * step.operand
+        elif step.kind is not StepKind.CUMSUM:
+            raise UnreadableError(CHANGED.format(step.kind.name.lower()))
+    q, k, v = (x.expand(*outputs.shape[:2], -1, -1) for x in (q, k, v))
+    call = LinearCall(
+        kernel=kernel,
+        q=q,
+        k=k,
+        v=v,
+        is_causal=is_causal,
+        outputs=outputs,
+        columns=torch.arange(v.shape[3], device=y.device),
+        row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(y.dtype)),
+        eps=max(trace.eps, torch.finfo(y.dtype).eps),
+    )
+    places = torch.arange(outputs.numel(), device=y.device).view(outputs.shape)
+    return call, table.restore(places, groups, dims, y.shape)

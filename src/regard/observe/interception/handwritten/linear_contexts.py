@@ -1,0 +1,141 @@
+"""The outputs of linear attention, from the product that completes a call until its module ends.
+
+What a layer multiplies or divides the rows of its output by, as a normalizer, is followed through every change of layout. That
+a product is linear attention is known by the feature maps of its queries and keys, not by names.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.observe.interception.attention_call import CallAdapter
+from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
+from regard.observe.interception.handwritten.labelled_product import align_labels, separate_factors
+from regard.observe.interception.handwritten.linear_attention import CHANGED, LinearCall, find_roles, has_moved_axes, read_call
+from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.undivided_contexts import PARTS
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+
+
+class PlacedEntries(NamedTuple):
+    """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that."""
+
+    call: LinearCall
+    places: Tensor
+
+
+class FoundCall(NamedTuple):
+    """A call that a module has made, and why it cannot be read, if so."""
+
+    frame: "weakref.ref[ModuleFrame]"
+    kernel: str
+    call: LinearCall | None
+    reason: str = ""
+
+    def read(self) -> tuple[RecurrenceCall, CallAdapter]:
+        """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
+        if self.call is None:
+            raise UnreadableError(self.reason)
+        return self.call.read(), CallAdapter(lambda: None)
+
+
+class LinearContexts:
+    """The linear attention of the modules that run."""
+
+    def __init__(self) -> None:
+        self.found: list[FoundCall] = []
+        self.contexts = WeakTensorKeyDictionary()
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self.found.clear()
+        self.contexts.clear()
+
+    def take_calls(self, frame: ModuleFrame) -> list[FoundCall]:
+        """Return the calls of a module that ends, and forget them."""
+        ended = [one for one in self.found if one.frame() is frame]
+        self.found = [one for one in self.found if one not in ended]
+        return ended
+
+    def start_call(
+        self, frame: ModuleFrame, table: AxisTable, name: str, args: Any, kwargs: Any, x: Tensor, trace: Trace, y: Tensor
+    ) -> bool:
+        """Start a call if y is a product of queries with x, products of keys with values; return whether it is one."""
+        product, factors = separate_factors(name, args, kwargs, x)
+        if product is None:
+            return False
+        place = 0 if product.operands[0] is x else 1
+        q, kernel = product.operands[1 - place], f"by hand: linear attention, {strip_affixes(name)}"
+        if not is_feature_map(frame, (weakref.ref(q), q.numel())):
+            return False
+        try:
+            if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
+                meeting = find_meeting(frame, x)
+                if meeting is None or not any(is_feature_map(frame, one) for one in meeting[1]):
+                    return False
+                raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
+            dims = product.build_dims(table, {place: trace.dims})
+            roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
+            if roles is None or not is_feature_map(frame, (weakref.ref(roles.k), roles.k.numel())):
+                return False
+            call, places = read_call(table, roles, trace, product, dims[2], y, kernel)
+        except UnreadableError as error:
+            self.found.append(FoundCall(weakref.ref(frame), kernel, None, str(error)))
+            return True
+        self.found.append(FoundCall(weakref.ref(frame), kernel, call))
+        self.contexts[y] = context = PlacedEntries(call, places)
+        for factor, labels in factors:
+            self.multiply_rows(context, y, align_labels(factor, labels, product.result))
+        return True
+
+    def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Follow the output of a call through a function that changes its layout, or multiplies or divides its rows."""
+        place = next((n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts), None)
+        if place is None:
+            return
+        context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)
+        if core in PRODUCTS | QUOTIENTS and len(args) == 2 and not (core in QUOTIENTS and (place or kwargs)):
+            by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
+            if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
+                self.contexts[result] = context
+        elif core in VIEWS:
+            self.contexts[result] = context._replace(places=context.places.reshape(result.shape))
+        elif core in COPIES:
+            self.contexts[result] = context
+        elif core in PERMUTES | PARTS and place == 0:
+            parts = func(context.places, *args[1:], **kwargs)
+            for y, places in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
+                self.contexts[y] = context._replace(places=places)
+
+    def multiply_rows(self, context: PlacedEntries, y: Tensor, by: Tensor) -> bool:
+        """Multiply the rows of a call by factors that broadcast to its output y; return whether there is one for each row.
+
+        y has entries of all rows, in the same columns of each.
+        """
+        call, places = context
+        rows, e = call.row_scale.numel(), call.v.shape[3]
+        if y.shape != places.shape or not places.numel() or places.numel() % rows:
+            return False
+        order = places.flatten().argsort()
+        grid = places.flatten()[order].view(rows, -1)
+        factor, outputs = (x.detach().expand(y.shape).reshape(-1)[order].view(grid.shape) for x in (by, y))
+        if not torch.equal(grid, grid[0] + e * torch.arange(rows, device=grid.device).unsqueeze(-1)):
+            return False  # some rows alone
+        if not torch.equal(factor, factor[:, :1].expand(factor.shape)):
+            return False  # a gate of each channel
+        shape = call.row_scale.shape
+        call.row_scale = call.row_scale * factor[:, 0].view(shape)
+        call.outputs, call.columns = outputs.view(*shape, -1), grid[0]
+        return True

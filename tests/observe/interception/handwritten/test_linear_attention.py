@@ -1,0 +1,270 @@
+"""Linear attention that a layer writes out is recorded whatever it is called: rows times values are the layer's output."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from observe.recording_checks import EQUAL, record_and_compare
+from regard.map.linear_recurrence import LinearRecurrence
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, H, T, D, E, EPS = 2, 3, 13, 5, 7, 1e-5
+Form = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def divide_by_column_of_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As LiteMLA of EfficientViT writes it. https://arxiv.org/abs/2205.14756"""
+    context = q @ (k.transpose(-1, -2) @ F.pad(v, (0, 1), mode="constant", value=1.0))
+    return context[..., :-1] / (context[..., -1:] + EPS)
+
+
+def divide_by_row_of_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same with tokens last, as EfficientViT's own repository writes it."""
+    context = (F.pad(v.mT, (0, 0, 0, 1), value=1.0) @ k) @ q.mT
+    return (context[..., :-1, :] / (context[..., -1:, :] + EPS)).mT
+
+
+def divide_by_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = q @ (k.mT @ v)
+    return context / (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+
+
+def multiply_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As fast-transformers and LoFTR write it, with heads behind tokens. https://arxiv.org/abs/2006.16236"""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    context = torch.einsum("nshd,nshm->nhmd", k, v / T)
+    z = 1 / (torch.einsum("nlhd,nhd->nlh", q, k.sum(dim=1)) + EPS)
+    return (torch.einsum("nlhd,nhmd,nlh->nlhm", q, context, z) * T).transpose(1, 2).contiguous()
+
+
+def multiply_by_einsum_of_factors_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As performer-pytorch writes it."""
+    inverse = 1.0 / torch.einsum("...nd,...d->...n", q, k.sum(dim=-2).type_as(q))
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    return torch.einsum("...de,...nd,...n->...ne", context, q, inverse)
+
+
+def scale_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ ((k.mT @ v) * (torch.arange(1, H + 1) / T).view(H, 1, 1))
+
+
+def reorder_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ (k.mT @ v).flip(-2)
+
+
+def divide_heads_side_by_side(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = (q @ (k.mT @ v)).transpose(1, 2).contiguous()
+    context /= (q @ k.sum(-2).unsqueeze(-1)).transpose(1, 2)
+    return context.transpose(1, 2)
+
+
+NOT_CAUSAL: dict[str, Form] = {
+    "a column of ones": divide_by_column_of_ones,
+    "a row of ones": divide_by_row_of_ones,
+    "a sum of keys": divide_by_sum,
+    "an einsum of three": multiply_by_einsum,
+    "an einsum of three, products first": multiply_by_einsum_of_factors_first,
+    "a factor for each head": scale_products,
+    "features in another order": reorder_features,
+    "heads side by side": divide_heads_side_by_side,
+}
+
+
+def sum_up_outer_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(dim=2)
+    return torch.einsum("bhnd,bhnde->bhne", q, state) / (q * k.cumsum(-2)).sum(-1, keepdim=True)
+
+
+class Squared(nn.Module):
+    """A feature map in a module of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x) * F.relu(x)
+
+
+FEATURES: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+    "relu": lambda: F.relu,
+    "a module": nn.ReLU,
+    "elu + 1": lambda: lambda x: F.elu(x) + 1,
+    "a module that may be negative": nn.GELU,
+    "a module of its own": Squared,
+    "exp and an epsilon": lambda: lambda x: D**-0.5 * ((x - x.amax(-1, keepdim=True).detach()).exp() + 1e-4),
+    "relu, then rotated": lambda: lambda x: x.relu() * 0.6 + torch.cat([-x.relu()[..., 2:], x.relu()[..., :2]], -1) * 0.8,
+}
+
+
+class Mixer(nn.Module):
+    """Queries, keys and values by heads, without a name that states what it is."""
+
+    def __init__(self, form: Form, feature_map: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.num_heads, self.form, self.feature_map = H, form, feature_map
+        self.one, self.two, self.three = nn.Linear(11, H * D), nn.Linear(11, H * D), nn.Linear(11, H * E)
+        self.values, self.output = torch.empty(0), torch.empty(0)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        context = x if context is None else context
+        q, k, v = (
+            part(y).unflatten(-1, (H, -1)).transpose(1, 2)
+            for part, y in ((self.one, x), (self.two, context), (self.three, context))
+        )
+        output = self.form(self.feature_map(q), self.feature_map(k), v)
+        self.values, self.output = v.detach(), output.detach()
+        return output.transpose(1, 2).flatten(2)
+
+
+def check_map(mixer: Mixer, x: Tensor, *context: Tensor) -> None:
+    recording, _ = record_and_compare(mixer, lambda m: m(x, *context))
+    (call,) = recording.calls
+    assert call.kind == "implicit"
+    assert call.map.shape == (*mixer.output.shape[:3], mixer.values.shape[2])
+    torch.testing.assert_close(call.map.dense() @ call.map.values, mixer.output, rtol=0, atol=EQUAL)
+    assert call.map.certificate().error < EQUAL
+
+
+@pytest.mark.parametrize("form", NOT_CAUSAL)
+def test_rows_times_values_are_the_output_of_every_form(form):
+    check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(B, T, 11))
+
+
+@pytest.mark.parametrize("feature_map", FEATURES)
+def test_rows_times_values_are_the_output_with_every_feature_map(feature_map):
+    check_map(Mixer(divide_by_column_of_ones, FEATURES[feature_map]()), torch.randn(B, T, 11))
+
+
+def test_rows_of_a_running_sum_see_no_later_key():
+    mixer = Mixer(sum_up_outer_products, F.softplus)
+    check_map(mixer, torch.randn(B, T, 11))
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    assert isinstance(recording.map(0, kind="implicit").mechanism, LinearRecurrence)
+    assert not recording.map(0, kind="implicit").dense().triu(1).any()
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(2, 9), st.sampled_from(sorted(NOT_CAUSAL)))
+def test_queries_may_be_of_another_sequence(b, n, t, form):
+    if form != "an einsum of three":
+        check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(b, n, 11), torch.randn(b, t, 11))
+
+
+def test_a_saved_map_is_the_same(tmp_path):
+    recording, _ = record_and_compare(Mixer(divide_by_sum, F.softplus), lambda m: m(torch.randn(B, T, 11)))
+    recording.save(tmp_path / "recording")
+    found, loaded = (one.map(0, kind="implicit") for one in (recording, regard.load(tmp_path / "recording")))
+    assert torch.equal(loaded.dense(), found.dense())
+    assert repr(loaded) == repr(found)
+
+
+class LiteMLA(nn.Module):
+    """Multi-scale linear attention on pixels, as timm's efficientvit_mit.py writes it."""
+
+    def __init__(self, heads: int, dim: int, scale: int = 5) -> None:
+        super().__init__()
+        total, self.dim, self.eps = heads * dim, dim, 1e-5
+        self.qkv = nn.Conv2d(total, 3 * total, 1, bias=False)
+        depthwise = nn.Conv2d(3 * total, 3 * total, scale, padding=scale // 2, groups=3 * total)
+        self.aggreg = nn.ModuleList([nn.Sequential(depthwise, nn.Conv2d(3 * total, 3 * total, 1, groups=3 * heads))])
+        self.kernel_func, self.proj = nn.ReLU(inplace=False), nn.Conv2d(2 * total, total, 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dtype = v.dtype
+        q, k, v = q.float(), k.float(), v.float()
+        out = q @ (k.transpose(-1, -2) @ v)
+        return (out[..., :-1] / (out[..., -1:] + self.eps)).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, _, height, width = x.shape
+        scales = [self.qkv(x)]
+        for op in self.aggreg:
+            scales.append(op(scales[0]))
+        joined = torch.cat(scales, dim=1).reshape(b, -1, 3 * self.dim, height * width).transpose(-1, -2)
+        q, k, v = joined.chunk(3, dim=-1)
+        q, k = self.kernel_func(q), self.kernel_func(k)
+        with torch.autocast(device_type=v.device.type, enabled=False):
+            out = self.attend(q, k, F.pad(v, (0, 1), mode="constant", value=1.0))
+        return self.proj(out.transpose(-1, -2).reshape(b, -1, height, width))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_attention_of_pixels_is_recorded_in_half_precision_too(dtype):
+    model = nn.Sequential(nn.Conv2d(3, 24, 1), LiteMLA(3, 8)).to(dtype)
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(2, 3, 5, 6, dtype=dtype)))
+    (call,) = recording.calls
+    assert call.map.shape == (2, 6, 30, 30)
+    assert call.map.certificate().error < 1e-5
+
+
+def shift_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ ((k.mT @ v) + 1)
+
+
+def add_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ ((k.mT @ v) + (k.flip(-2).mT @ v))
+
+
+def keep_a_state(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state, outputs = q.new_zeros(B, H, D, E), []
+    for n in range(T):
+        state = 0.9 * state + torch.einsum("bhd,bhe->bhde", k[:, :, n], v[:, :, n])
+        outputs.append(torch.einsum("bhd,bhde->bhe", q[:, :, n], state))
+    return torch.stack(outputs, 2)
+
+
+def write_keys_afterwards(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = q @ (k.mT @ v)
+    k.mul_(2)
+    return context
+
+
+@pytest.mark.parametrize("form", [shift_products, add_products, keep_a_state, write_keys_afterwards])
+def test_what_cannot_be_read_exactly_is_missed_with_its_reason(form):
+    mixer = Mixer(form, lambda x: F.elu(x) + 1)
+    with torch.no_grad():
+        recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.calls
+    for missed in recording.missed:
+        assert missed.kernel.startswith("by hand: linear attention")
+        assert "linear attention" in missed.reason or "differs" in missed.reason
+
+
+def gate_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return divide_by_sum(q, k, v) * v[..., :1, :].sigmoid()
+
+
+def test_a_gate_of_each_channel_is_not_part_of_the_map():
+    mixer = Mixer(gate_channels, F.softplus)
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").row_sums(), torch.ones(B, H, T), rtol=0, atol=EQUAL)
+    assert recording.map(0, kind="implicit").certificate().error < EQUAL
+
+
+class Algebra(nn.Module):
+    """Products in a row that are no linear attention: of tensors that no feature map made, of parameters, and masks."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.project, self.table = style, nn.Linear(11, 3 * D), nn.Parameter(torch.rand(D, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        if self.style == "without feature maps":
+            return q @ (k.mT @ v)
+        if self.style == "normed":
+            q, k = (one * (one.square().mean(-1, keepdim=True) + 1e-5).rsqrt() for one in (q, k))
+            return q @ (k.mT @ v)
+        if self.style == "a learned table":
+            return self.table.relu().mT @ (self.table.relu() @ v.relu())
+        assert self.style == "segments"
+        segments = F.one_hot(torch.arange(T) // 3).to(x.dtype).expand(len(x), -1, -1)
+        return segments @ (segments.mT @ v)
+
+
+@pytest.mark.parametrize("style", ["without feature maps", "normed", "a learned table", "segments"])
+def test_other_products_in_a_row_are_not_recorded(style):
+    recording, _ = record_and_compare(nn.Sequential(Algebra(style)), lambda m: m(torch.randn(B, T, 11)))
+    assert not recording.calls
