@@ -58,6 +58,24 @@ class GraphAttention(nn.Module):
         return self.add(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES).mean(1)
 
 
+class SenderAttention(nn.Module):
+    """Scores are of the sender alone, computed for each node or for each edge."""
+
+    def __init__(self, add: Add, scores_nodes: bool) -> None:
+        super().__init__()
+        self.project, self.add, self.scores_nodes = nn.Linear(C, H * D), add, scores_nodes
+        self.sends = nn.Parameter(torch.randn(H, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).unflatten(-1, (H, D))
+        scores = (x * self.sends).sum(-1)[SENDERS] if self.scores_nodes else (x[SENDERS] * self.sends).sum(-1)
+        scores = F.leaky_relu(scores, 0.2)
+        places = RECEIVERS.unsqueeze(-1).expand_as(scores)
+        largest = scores.new_full((NODES, H), -torch.inf).scatter_reduce(0, places, scores.detach(), "amax")
+        weights = divide_by_sums((scores - largest.index_select(0, RECEIVERS)).exp(), self.add, RECEIVERS, NODES)
+        return self.add(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES).flatten(1)
+
+
 class VectorAttention(nn.Module):
     """A network scores each channel of the difference of two tokens, as in a point transformer."""
 
@@ -108,6 +126,13 @@ def test_attention_of_a_graph_with_added_scores_is_missed(name, divides_after):
     recording = record_module(GraphAttention(SUMS[name], divides_after), missing=True)
     assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
     assert recording.missed[0].kernel == f"by hand: exp, mul and {name}"
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("scores_nodes", [False, True])
+def test_attention_of_a_graph_with_scores_of_the_sender_alone_is_missed(name, scores_nodes):
+    recording = record_module(SenderAttention(SUMS[name], scores_nodes), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
 
 
 @pytest.mark.parametrize("name", SUMS)

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -31,7 +32,7 @@ class EdgeExponentials:
                 continue
             e = find_exponentials(frame, weakref.ref(x))
             if e is not None:
-                return e if scores_picked_pairs(frame, weakref.ref(e)) else None
+                return e if scores_edges(frame, weakref.ref(e)) else None
             for factor in list_factors(frame, weakref.ref(x)):
                 e = find_exponentials(frame, factor)
                 if e is not None:
@@ -72,14 +73,22 @@ def is_layout(maker: Operation) -> bool:
     return bool(maker.given and LAYOUTS & {maker.name, strip_affixes(maker.name)})
 
 
-def scores_picked_pairs(frame: ModuleFrame, x: TensorRef) -> bool:
-    """Return whether a tensor was computed from tokens that two indices picked: those that send, and those that receive."""
+def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether a tensor was computed from tokens that two indices picked, senders and receivers, or one more than once.
+
+    An index that picks each token once at most leaves out padding, for one.
+    """
     indices = {
-        id(maker.given[1])
+        id(maker.given[1]): maker.given[1]
         for maker in list_makers(frame, x)
         if maker.name in GATHERS and len(maker.given) > 1 and is_token(frame, maker.given[0])
     }
-    return len(indices) > 1
+    return len(indices) > 1 or any(has_repeats(index()) for index in indices.values())
+
+
+def has_repeats(index: Tensor | None) -> bool:
+    """Return whether an index has a number more than once; False if it was freed, or is a mask."""
+    return index is not None and index.dtype != torch.bool and index.dim() > 0 and len(index.unique(dim=0)) < len(index)
 
 
 def is_token(frame: ModuleFrame, x: TensorRef) -> bool:
