@@ -25,7 +25,7 @@ from regard.observe.interception.handwritten.handwritten_call import Handwritten
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.plain_tensors import unwrap_tensor
-from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
 from regard.observe.interception.thread_state import STATE, dispatch_call, explain_error, find_name, infer_once, report_missed
@@ -63,6 +63,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
                 outputs = args[0] if result is None else result
+                args, kwargs = list_tensors_by_place(name, args, kwargs)
                 handwritten_call = None
                 if self.undivided:
                     self.follow_undivided(func, name, args, kwargs, outputs)

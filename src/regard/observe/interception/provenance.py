@@ -226,6 +226,15 @@ def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
     return tensors
 
 
+def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a function of this name as it is usually called: `tensors` by place, operands in no list."""
+    if "tensors" in kwargs:
+        return (kwargs["tensors"], *args), {key: value for key, value in kwargs.items() if key != "tensors"}
+    if name == "einsum" and len(args) == 2 and isinstance(args[1], list | tuple):
+        return (args[0], *args[1]), kwargs
+    return args, kwargs
+
+
 @cache
 def is_in_place(name: str) -> bool:
     """Return whether the function of this name writes into its first argument."""

@@ -1,5 +1,7 @@
 """Every form of attention written out by hand is recorded as what it computes, or is in missed by the name of its module."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -191,6 +193,50 @@ def test_every_module_with_scores_of_another_kind_is_recorded_as_its_softmax(par
         found = call.map.dense().flatten().sort().values  # in whatever order the module has its axes
         same = [one for one in said.results if one.numel() == found.numel()]
         assert any((one.double().flatten().sort().values - found).abs().max() < 1e-6 for one in same)
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "einsum of a list": lambda q, k: torch.einsum("bqd,bkd->bqk", [q, k]) / 3,
+    "addcdiv to a mask": lambda q, k: torch.addcdiv(MASK, q @ k.mT, torch.tensor(3.0)),
+    "a product added in place": lambda q, k: (q @ k.mT).addcmul_(MASK, torch.tensor(2.0), value=0.5),
+    "addcmul to a mask": lambda q, k: torch.addcmul(MASK, torch.tensor(0.3), q @ k.mT, value=0.5),
+    "a product added": lambda q, k: torch.addcmul(q @ k.mT, MASK, torch.tensor(2.0)),
+    "a quotient added": lambda q, k: torch.addcdiv(q @ k.mT, MASK, torch.tensor(0.5)),
+}
+MASK = torch.zeros(T, T, dtype=torch.float64).masked_fill(torch.ones(T, T).triu(1).bool(), -1e9)
+
+
+class Stepwise(nn.Module):
+    """Scores that one function scales and masks."""
+
+    def __init__(self, score: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.score, self.weights = nn.Linear(C, C), nn.Linear(C, C), score, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.score(self.q(x), self.k(x)).softmax(-1)
+        self.weights = weights.detach()
+        return weights @ x
+
+
+@pytest.mark.parametrize("score", STEPS)
+def test_steps_that_one_function_makes_of_scores_are_part_of_the_formula(score):
+    part = Stepwise(STEPS[score])
+    with torch.no_grad():
+        recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
+    assert not recording.notes
+    torch.testing.assert_close(recording.map(0).dense().squeeze(1), part.weights, rtol=0, atol=EQUAL)
+
+
+def test_a_join_by_keyword_is_the_same_as_by_place():
+    torch.manual_seed(3)
+    recordings = []
+    for join in (lambda *parts: torch.cat(parts, -1), lambda *parts: torch.cat(tensors=parts, dim=-1)):
+        part = Stepwise(lambda q, k, join=join: join(q @ k.mT, torch.zeros(B, T, 1)))
+        part.forward = lambda x, part=part: part.score(part.q(x), part.k(x)).softmax(-1)[..., :-1] @ x
+        recordings.append(record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))[0])
+    assert [[(call.kind, call.map.shape) for call in one.calls] for one in recordings] == [[("self", (B, 1, T, T))]] * 2
+    assert recordings[0].notes == recordings[1].notes
 
 
 class BothDirections(nn.Module):

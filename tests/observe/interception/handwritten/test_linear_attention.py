@@ -64,6 +64,15 @@ def divide_heads_side_by_side(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return context.transpose(1, 2)
 
 
+def divide_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = torch.einsum("bhnd,bhde->bnhe", [q, torch.einsum("bhnd,bhne->bhde", [k, v])])
+    return torch.einsum("bnhe,bhn->bhne", [context, 1 / torch.einsum("bhnd,bhd->bhn", q, k.sum(-2))])
+
+
+def divide_by_addcdiv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.addcdiv(torch.zeros(()), q @ (k.mT @ v), (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True), value=0.3)
+
+
 NOT_CAUSAL: dict[str, Form] = {
     "a column of ones": divide_by_column_of_ones,
     "a row of ones": divide_by_row_of_ones,
@@ -72,6 +81,8 @@ NOT_CAUSAL: dict[str, Form] = {
     "an einsum of three, products first": multiply_by_einsum_of_factors_first,
     "a factor for each head": scale_products,
     "features in another order": reorder_features,
+    "an einsum of lists": divide_by_einsum,
+    "addcdiv": divide_by_addcdiv,
     "heads side by side": divide_heads_side_by_side,
 }
 

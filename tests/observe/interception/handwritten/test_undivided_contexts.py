@@ -47,6 +47,12 @@ DIVIDED_BY_SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "with a column of ones": lambda e, v: divide_by_last(e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)),
     "written into a tensor": lambda e, v: torch.empty_like(v).copy_(e @ v) / total(e),
     "by einsum": lambda e, v: torch.einsum("bhtd,bht->bhtd", e @ v, 1 / e.sum(-1)),
+    "by einsum of a list": lambda e, v: torch.einsum(
+        "bhtd,bht->bhtd", [torch.einsum("bhqk,bhkd->bhqd", [e, v]), 1 / e.sum(-1)]
+    ),
+    "by addcdiv": lambda e, v: torch.addcdiv(torch.zeros(()), e @ v, total(e)),
+    "by addcdiv in place": lambda e, v: torch.zeros_like(v).addcdiv_(e @ v, total(e)),
+    "by addcmul": lambda e, v: torch.addcmul(torch.zeros(()), 1 / total(e), e @ v),
     "repeated for each entry": lambda e, v: (e @ v).contiguous() / total(e).expand(*e.shape[:-1], v.shape[-1]),
 }
 NOT_DIVIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -56,6 +62,7 @@ NOT_DIVIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "by means": lambda e, v: (e / e.mean(-1, keepdim=True)) @ v,
     "by roots": lambda e, v: (e / total(e).sqrt()) @ v,
     "by sums of all queries": lambda e, v: (e / e.sum((-1, -2), keepdim=True)) @ v,
+    "by addcdiv with twice their sums": lambda e, v: torch.addcdiv(torch.zeros(()), e @ v, 2 * total(e)),
     "by sums of other rows": lambda e, v: (e @ v) / total(e).roll(1, -2),
 }
 
@@ -134,6 +141,7 @@ PARTS = {
     "written rows": lambda e, v: write_rows(e, v, False),
     "copied rows": lambda e, v: write_rows(e, v, True),
     "joined into a tensor": join_into,
+    "joined by keyword": lambda e, v: torch.cat(tensors=[rows @ v for rows in e.split(2, -2)], dim=-2) / total(e),
 }
 
 

@@ -15,9 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
-from regard.observe.interception.handwritten.labelled_product import align_labels, separate_factors
+from regard.observe.interception.handwritten.labelled_product import align_labels, label_terms, separate_factors
 from regard.observe.interception.handwritten.linear_attention import CHANGED, LinearCall, find_roles, has_moved_axes, read_call
-from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
@@ -110,6 +110,12 @@ class LinearContexts:
             by = torch.as_tensor(args[1 - place], device=result.device).detach().to(context.call.row_scale.dtype)
             if self.multiply_rows(context, result, by.reciprocal() if core in QUOTIENTS else by):
                 self.contexts[result] = context
+        elif core in FUSED and len(args) == 3 and (place == 1 or (core == "addcmul" and place)):
+            by = args[3 - place].detach().to(context.call.row_scale.dtype)
+            by = (by.reciprocal() if core == "addcdiv" else by) * kwargs.get("value", 1)
+            self.multiply_rows(context, args[place] * by, by)  # what it is added to is no part of the call
+        elif core == "einsum":
+            self.follow_einsum(context, place - 1, args, result)
         elif core in VIEWS:
             self.contexts[result] = context._replace(places=context.places.reshape(result.shape))
         elif core in COPIES:
@@ -118,6 +124,14 @@ class LinearContexts:
             parts = func(context.places, *args[1:], **kwargs)
             for y, places in [(result, parts)] if isinstance(result, Tensor) else zip(result, parts, strict=True):
                 self.contexts[y] = context._replace(places=places)
+
+    def follow_einsum(self, context: PlacedEntries, place: int, args: Any, y: Tensor) -> None:
+        """Follow an output through an einsum, its operand at a place, that multiplies each row by a factor."""
+        labels, result = label_terms(args[0], args[1:])
+        if len(labels) == 2 and set(labels[place]) == set(result) >= set(labels[1 - place]):
+            placed = context._replace(places=align_labels(context.places, labels[place], result))
+            if self.multiply_rows(placed, y, align_labels(args[2 - place].detach(), labels[1 - place], result)):
+                self.contexts[y] = placed
 
     def multiply_rows(self, context: PlacedEntries, y: Tensor, by: Tensor) -> bool:
         """Multiply the rows of a call by factors that broadcast to its output y; return whether there is one for each row.

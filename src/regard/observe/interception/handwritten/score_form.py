@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims, find_permutation
+from regard.observe.interception.provenance import is_in_place
 
 VIEWS = {"view", "reshape", "unflatten", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "ravel", "unsafe_view"}
 PERMUTES = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH", "adjoint"}
@@ -21,6 +22,7 @@ COPIES = {  # functions that keep every number
 BOUNDS = {"nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"}
 SAME = COPIES | BOUNDS  # or change only what no softmax sees: a lower bound, NaN
 PRODUCTS, QUOTIENTS = {"mul", "multiply"}, {"div", "divide", "true_divide", "truediv"}  # entry by entry
+FUSED = {"addcmul", "addcdiv"}  # that add a product or a quotient of two tensors to a third
 MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
     *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),
     *("narrow", "repeat", "repeat_interleave", "tile", "cat", "concat", "concatenate", "stack", "unbind", "split", "chunk"),
@@ -158,6 +160,8 @@ def extend_form(
         return form.add_step(StepKind.MULTIPLY, -1.0)
     if core in ("masked_fill", "where", "setitem"):
         return extend_by_fill(form, core, args, kwargs, x)
+    if core in FUSED and len(args) == 3:
+        return None if is_in_place(name) and args[0] is not x else extend_by_fused(form, core, args, kwargs, x)
     values = [value for value in (*args, kwargs.get("other")) if value is not x and isinstance(value, Tensor | int | float)]
     return extend_by_arithmetic(table, form, name, args, kwargs, x, values[0], other) if values else None
 
@@ -200,6 +204,20 @@ def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
         for one in (form, other)
     ]
     return shared[1] <= shared[0]
+
+
+def extend_by_fused(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
+    """Return the form of args[0] + value · args[1] · args[2], or with a quotient, of which one is scores x."""
+    (start, factor, by), amount = args, float(kwargs.get("value", 1))
+    by = by.reciprocal() if core == "addcdiv" else by
+    if start is x:
+        term = (factor * by).detach()
+        return form.add_step(StepKind.ADD, term, select_dims(term, form.dims), amount)
+    if by is x or factor is x:
+        other = (factor if by is x else by).detach()
+        form = form.add_step(StepKind.MULTIPLY, other if amount == 1 else other * amount, select_dims(other, form.dims))
+        return form.add_step(StepKind.ADD, start.detach(), select_dims(start, form.dims))
+    return None
 
 
 def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:

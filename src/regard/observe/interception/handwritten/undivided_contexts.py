@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.provenance import is_in_place
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
@@ -87,6 +87,9 @@ class UndividedContexts:
             self.divide(found, other.reciprocal())
         elif core in QUOTIENTS and other is not None and places[0] == 0:
             self.divide(found, other)
+        elif core in FUSED and len(args) == 3 and (places[0] == 1 or (core == "addcmul" and places[0])):
+            by = args[3 - places[0]]  # a factor beside it is of what has been divided
+            self.divide(found, by if core == "addcdiv" else by.reciprocal())
         elif core not in ENDS:
             self.note(found, UNFOLLOWED.format(core))
 
