@@ -88,6 +88,27 @@ def test_those_divided_by_anything_else_have_a_note(divide):
     torch.testing.assert_close(recording.map(0).dense().sum(-1), torch.ones(B, H, T), rtol=0, atol=EQUAL)
 
 
+def inspect(context: Tensor) -> Tensor:
+    assert torch.isfinite(context).all()
+    assert not context.isnan().any()
+    assert context.abs().max() < 1e9
+    assert context.norm() > 0
+    assert context.mean(-1).std() >= 0
+    return context
+
+
+def test_contexts_that_are_only_inspected_are_noted_as_they_are_divided():
+    recording, *_ = record_exponentials(lambda e, v: inspect(e @ v))
+    assert recording.notes == [f"0: {DIVIDED}"]
+    recording, *_ = record_exponentials(lambda e, v: inspect(e @ v) / total(e))
+    assert not recording.notes
+
+
+def test_what_is_made_of_a_context_and_then_divided_has_the_note_of_the_function_that_made_it():
+    recording, *_ = record_exponentials(lambda e, v: inspect(e @ v).tanh() / total(e))
+    assert recording.notes == [f"0: {UNFOLLOWED.format('tanh')}"]
+
+
 class Both(nn.Module):
     """A layer that divides by the sums, after one that does not."""
 

@@ -4,7 +4,7 @@ A recorded map divides the rows of weights by their sums. Whether the model does
 context; until then the divisor is followed through every change of layout.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
-from regard.observe.interception.provenance import is_in_place
+from regard.observe.interception.provenance import is_in_place, list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are divided by their sums"
@@ -31,11 +31,15 @@ ROUNDINGS = 8  # of a divisor, each by half a unit in the last place, times the 
 
 
 class UndividedContext(NamedTuple):
-    """The calls of contexts, what these are yet to be divided by, in their layout, and how many keys that sums at most."""
+    """The calls of contexts, what these are yet to be divided by, in their layout, and how many keys that sums at most.
+
+    function is that by which a tensor was made of contexts that are not followed any further; its divisor is theirs.
+    """
 
     calls: tuple[AttentionCall, ...]
     divisor: Tensor
     keys: int
+    function: str = ""
 
 
 class UndividedContexts:
@@ -61,13 +65,18 @@ class UndividedContexts:
     def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow a context through a function that changes its layout or joins it with others; a division ends the following.
 
-        If any other function reads a context, it is noted that this is not followed: it may be divided by other means.
+        If what another function makes of a context is used further on, it is noted that this is not followed: it may be divided
+        by other means. A context that is only inspected is not.
         """
         places, core = [n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts], strip_affixes(name)
         if not places:
             self.follow_joined(func, core, args, kwargs, result)
             return
-        found = self.contexts[args[places[0]]]
+        contexts = [self.contexts[args[n]] for n in places]
+        if any(one.function for one in contexts):
+            self.note_uses(contexts, result)
+            return
+        found = contexts[0]
         other = next((x for n, x in enumerate(args) if n != places[0] and isinstance(x, Tensor)), None)
         if (core in LAYOUTS or name in LAYOUTS) and places[0] == 0:
             divisor = found.divisor.clone() if is_in_place(name) else found.divisor
@@ -78,7 +87,7 @@ class UndividedContexts:
             self.contexts[result] = found
         elif core in ("copy", "setitem"):
             if places[-1]:  # else other numbers are written into the context
-                self.follow_written(self.contexts[args[places[-1]]], name, args)
+                self.follow_written(contexts[-1], name, args)
         elif core == "einsum":
             sums = func(*(found.divisor if n == places[0] else x for n, x in enumerate(args)))
             if is_one(sums.masked_fill(sums == 0, 1), found.keys):  # else it is a projection, or divides by something else
@@ -91,7 +100,15 @@ class UndividedContexts:
             by = args[3 - places[0]]  # a factor beside it is of what has been divided
             self.divide(found, by if core == "addcdiv" else by.reciprocal())
         elif core not in ENDS:
-            self.note(found, UNFOLLOWED.format(core))
+            for y in list_results(result):
+                if y not in self.contexts:
+                    self.contexts[y] = found._replace(function=core)
+
+    def note_uses(self, contexts: Sequence[UndividedContext], result: Any) -> None:
+        """Note of what functions made of contexts that it is used further on, if its result is more than an inspection."""
+        for one in contexts if list_results(result) else ():
+            if one.function:
+                self.note(one, UNFOLLOWED.format(one.function))
 
     def follow_written(self, context: UndividedContext, name: str, args: Any) -> None:
         """Follow a tensor into which a context is written, args[0]; its other numbers have no divisor.
@@ -119,7 +136,9 @@ class UndividedContexts:
         entries = next((x for x in args if isinstance(x, list | tuple)), ())
         contexts = [self.contexts.get(x) if isinstance(x, Tensor) else None for x in entries]
         found = [one for one in contexts if one is not None]
-        if found and core in JOINS and isinstance(result, Tensor):
+        if any(one.function for one in found):
+            self.note_uses(found, result)
+        elif found and core in JOINS and isinstance(result, Tensor):
             calls = tuple(dict.fromkeys(call for one in found for call in one.calls))
             divisors = [torch.ones_like(x) if one is None else one.divisor for x, one in zip(entries, contexts, strict=True)]
             divisor = func(divisors, *args[1:], **{key: value for key, value in kwargs.items() if key != "out"})
@@ -155,6 +174,12 @@ class UndividedContexts:
             self.notes.pop(call, None)
         if not self.notes:
             self.contexts.clear()
+
+
+def list_results(result: Any) -> list[Tensor]:
+    """Return the results of a function that a context may live on in: neither a comparison nor a single number."""
+    tensors = [result] if isinstance(result, Tensor) else list_entries(result)
+    return [y for y in tensors if isinstance(y, Tensor) and y.dim() and y.is_floating_point()]
 
 
 def is_one(sums: Tensor, keys: int) -> bool:
