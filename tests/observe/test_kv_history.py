@@ -387,6 +387,42 @@ def test_a_cache_that_overwrites_its_oldest_slot_begins_maps_of_the_keys_that_it
     assert (recording.map(0).dense()[:, :, -1:] - attention.weights[-1]).abs().max() < EQUAL
 
 
+class SlotAttention(PrunedAttention):
+    """Attention with slots for more keys than the text has and a softcap, as torchtune's Gemma 2.
+
+    Its window is made of the rows of the mask that it is given: those of a step see the first slots alone, never their own key.
+    """
+
+    size = 13
+
+    def __init__(self, window):
+        super().__init__(None)
+        self.window, self.seen = window, 0
+        self.cached = torch.zeros(2, 1, 2, self.size, 3).double()
+
+    def forward(self, x):
+        q, *new = self.project(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        places = torch.arange(self.seen, self.seen + x.shape[1])
+        self.cached[0].index_copy_(2, places, new[0])
+        self.cached[1].index_copy_(2, places, new[1])
+        self.seen += x.shape[1]
+        visible = torch.ones(self.size, self.size).tril()[places]
+        if self.window:
+            visible = visible * torch.ones_like(visible).triu(1 - self.window) * torch.ones_like(visible).tril(self.window - 1)
+        scores = 5 * ((q @ self.cached[0].mT) / 5).tanh() + torch.where(visible == 1, 0, -2e38)
+        self.weights.append(scores.softmax(-1))
+        return x + (self.weights[-1] @ self.cached[1]).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("window", [None, 4, 7, 9])
+def test_steps_that_do_not_see_their_own_key_are_rows_of_the_map(window):
+    recording, attention = SlotAttention.run(window)
+    rows = torch.cat(attention.weights, 2)
+    assert not recording.missed
+    assert recording.map(0).shape == (1, 2, 11, 11)
+    assert (recording.map(0).dense() - rows[..., :11]).abs().max() < EQUAL
+
+
 def round_older_and_cut(cached):
     """All keys but the last two rounded; without the last one if there are nine."""
     rounded = torch.cat([(cached[..., :-2, :] * 16).round() / 16, cached[..., -2:, :]], 3)

@@ -113,6 +113,17 @@ class KVHistory:
         match = self.check_oldest_key(self.match_all_keys(match, get_keys), get_keys)
         return self.check_cut_keys(match, get_keys) if match.known < self.total else match
 
+    def has_hidden_keys(self, k: Tensor, new: int, stop: int, cast_and_select: Callable[[Tensor], Tensor]) -> bool:
+        """Return whether the slots of a cache (b, g, n, d) behind this history hold `new` keys that their queries do not see.
+
+        The keys before `stop`, the last ones that are seen, are then those of the history, and not new.
+        """
+        if stop >= self.total + new or not k[:, :, self.total : self.total + new].any(-1).all():
+            return False
+        start, stop = max(0, stop - new), min(stop, self.total)
+        keys = self.join_newest_keys(stop, self.stored_calls[-1].step)[:, :, start:]
+        return torch.equal(keys, cast_and_select(k[:, :, start:stop]))
+
     def match_all_keys(self, match: CacheMatch, get_keys: Callable[[int], Tensor]) -> CacheMatch:
         """Return a match with the rows that earlier keys of a cache show, where several rows have the same last key."""
         last = self.get_key(match.known - 1)

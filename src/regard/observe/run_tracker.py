@@ -237,6 +237,8 @@ class RunTracker:
                 raise UnreadableError(RAGGED)
             if self.length is None and n > history.total + new:  # slots: those that no query sees are unwritten, or cut off
                 n = find_visible_end(call.mask, new, n, call.offset)
+                if history.has_hidden_keys(call.k, new, n, lambda x: self.cast(call, x)):
+                    n = history.total + new
             keys = call.k[:, :, :n]
             return history.match_cache(keys, new, lambda x: self.cast(call, x), call.parent_rows, self.length)
         if history.total != n:
