@@ -63,6 +63,20 @@ def test_an_example_leaves_the_random_state_as_it_was_and_is_the_same_twice(name
             torch.testing.assert_close(panel.values, same.values, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.fixture
+def double_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double_by_default")
+@pytest.mark.parametrize("name", STEPS)
+def test_the_default_dtype_of_the_caller_changes_no_example(name):
+    test_the_steps_of_an_example_are_the_numbers_the_lectures_print(name)
+    assert torch.get_default_dtype() == torch.float64
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_prints_nothing_names_a_next_one_and_labels_every_number(name, capsys):
     one = build_example(name)

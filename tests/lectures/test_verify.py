@@ -190,6 +190,15 @@ def test_the_random_state_of_the_caller_changes_nothing():
     assert [one.difference for one in verify()] == [one.difference for one in ROWS]
 
 
+def test_the_default_dtype_of_the_caller_changes_nothing():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [one.difference for one in verify()] == [one.difference for one in ROWS]
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_an_unknown_example_is_refused_with_the_names_there_are():
     with pytest.raises(ConfigError, match=r"no example 'dog-leaky'\. Did you mean dog-leaky-mask\?.* gpt2-sizes"):
         verify("dog-leaky")

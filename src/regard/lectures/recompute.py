@@ -23,9 +23,17 @@ DRAWING = threading.RLock()  # all threads share the global generator: two examp
 
 @contextmanager
 def isolate_random_state() -> Iterator[None]:
-    """Allow seeding and drawing, without gradients, in one thread at a time; restore the global random state at the end."""
+    """Allow seeding and drawing in float32, without gradients, in one thread at a time.
+
+    The global random state and the default dtype are restored at the end.
+    """
     with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():  # draws are on the CPU
-        yield
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)  # the lectures' draws: those of other dtypes are other numbers
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
 
 
 def seed_cpu(seed: int) -> None:
