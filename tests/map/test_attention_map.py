@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -469,3 +470,12 @@ def test_threads_that_ask_at_once_find_the_denominators_of_many_matrices():
         with ThreadPoolExecutor(4) as pool:
             seen = list(pool.map(lambda n, found=found: found[n, 3, 2].sum(), range(40)))
         assert torch.allclose(torch.stack(seen), torch.ones(40))
+
+
+def test_statistics_are_printed_as_shapes():
+    q, k = torch.randn(2, 2, 3, 7, 5)
+    found = AttentionMap(q, k).overview()
+    name, *lines, end = repr(found).splitlines()
+    assert (name, end) == ("Overview(", ")")
+    assert [line.split()[0] for line in lines] == [one.name for one in dataclasses.fields(found)]
+    assert "  received  (2, 3, 7) float32" in lines

@@ -1,7 +1,7 @@
 """AttentionMap: the attention matrix as a value that is never stored, and the statistics, pictures and products of it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from regard.mechanism.arguments import (
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.request import disable_autocast, make_request
 from regard.mechanism.scores import score_dtype
+from regard.mechanism.steps import format_tensors
 
 LIMIT_BYTES = 2**30  # of a returned tensor
 CERTIFIED_ROWS = 64  # rows of each matrix that a certificate checks by default
@@ -44,8 +45,12 @@ class Statistics:
     previous: Tensor
     received: Tensor  # (b, h, k)
 
+    def __repr__(self) -> str:
+        """Return a line for each statistic, with its shape and dtype."""
+        return format_tensors(type(self).__name__, [(one.name, getattr(self, one.name)) for one in fields(self)])
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Overview(Statistics):
     """All row and column statistics of a map and its picture, from one traversal; the row statistics are (b, h, q)."""
 

@@ -1,6 +1,7 @@
 """Attention with every step returned, for small inputs: the reference definition in this library."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -30,12 +31,18 @@ class Steps(HtmlRepr):
 
     def __repr__(self) -> str:
         """Return a line for each step, with its shape and dtype."""
-        lines = (f"  {name:8} {tuple(step.shape)} {str(step.dtype).removeprefix('torch.')}" for name, step in self.items())
-        return "Steps(\n" + "\n".join(lines) + "\n)"
+        return format_tensors("Steps", self.items())
 
     def items(self) -> list[tuple[str, Tensor]]:
         """Return the steps with their names."""
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+
+def format_tensors(title: str, tensors: Sequence[tuple[str, Tensor]]) -> str:
+    """Return a line for each named tensor, with its shape and dtype."""
+    width = max(len(name) for name, _ in tensors)
+    lines = (f"  {name:{width}} {tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}\n" for name, one in tensors)
+    return f"{title}(\n{''.join(lines)})"
 
 
 def attend(
