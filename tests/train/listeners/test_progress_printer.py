@@ -89,6 +89,18 @@ def test_skipped_batches_and_samples_are_reported_and_control_no_terminal(folder
     assert page.getvalue().splitlines()[-3:] == ["  step 1, batch 0, is skipped: the loss is nan", "  a\\x1b[2Jb", "  c"]
 
 
+@pytest.mark.parametrize("width", [10, 23, 37])
+def test_texts_are_broken_between_words_and_keep_their_lines(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    page, text = io.StringIO(), "  step 5, batch 4, is skipped: the loss is 2.71\n\nMom said no."
+    ProgressPrinter(0.0, page).print_text(text)
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "".join(page.getvalue().split(" ")).count("\n\n") == 1
+    assert page.getvalue().split() == text.split()
+    assert lines[0].startswith("    step")  # the text's own indentation stays
+
+
 @pytest.mark.parametrize(
     ("seconds", "says"), [(0.4, "0:00"), (61, "1:01"), (3599.7, "1h 00m"), (7260, "2h 01m"), (90000, "1d 1h")]
 )

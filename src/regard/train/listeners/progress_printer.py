@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
@@ -64,11 +65,11 @@ class ProgressPrinter:
         self.print_line("  ".join(cells[name].rjust(COLUMNS[name]) for name in self._names))
 
     def print_text(self, text: str) -> None:
-        """Print an indented text, wrapped to the width of the screen."""
+        """Print an indented text, wrapped between words to the width of the screen."""
         width = max(shutil.get_terminal_size().columns - 2, 8)
         for line in text.split("\n"):
-            for start in range(0, max(len(line), 1), width):
-                self.print_line(f"  {line[start : start + width]}".rstrip())
+            for part in textwrap.wrap(line, width, replace_whitespace=False, break_on_hyphens=False) or [""]:
+                self.print_line(f"  {part}".rstrip())
 
     def print_line(self, line: str) -> None:
         """Write one line and flush it, so that readers of a pipe receive it at once."""
