@@ -152,9 +152,10 @@ def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers
     code, out, _ = run_generate(capsys, "the cat sat on the mat", "--model", folder, *flags)
     story = model.text.bytes(new).decode(errors="replace") + "\n\n"  # the prose comes first
     assert out.startswith(story)
-    first, *lines = out.removeprefix(story).splitlines()
+    first, second, *lines = out.removeprefix(story).splitlines()
     assert code == 0
     assert first == "looked at: the mean weight over 4 heads of layer 3"
+    assert second == "beside each token: its probability"
     for n, line in enumerate(lines[1::2]):
         best = weights[len(prompt) - 1 + n].topk(4)
         places = best.indices.tolist()

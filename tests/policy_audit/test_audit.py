@@ -1,5 +1,6 @@
 """What an audit measures is what a dense computation in float64 gives, for every row."""
 
+import itertools
 import json
 from dataclasses import dataclass
 
@@ -341,7 +342,18 @@ def test_means_by_position_are_those_of_runs_of_queries():
     torch.testing.assert_close(distances[1, 1, 2], part[~part.isnan()].mean(), rtol=0, atol=1e-12)
     assert (distances[1] >= 2).all()  # the first key and the last two stay
     assert distances[0, :, :2].isnan().all()  # in the prompt nothing is dropped
-    assert all(len(line) <= width for width in (80, 40) for line in found.format_positions(width))
+
+
+@pytest.mark.parametrize("width", [23, 40, 53, 80])
+def test_a_narrow_screen_has_the_recall_of_all_runs_of_queries(width):
+    found = regard.audit(record(make_model(), draw_tokens()), [Knorm(3), StreamingLLM(1, 2)], prompt=PROMPT)
+    edges, means = found.average_by_position()
+    lines = found.format_positions(width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for first, stop in itertools.pairwise(edges.tolist()):
+        assert f"{first}-{stop - 1}" in words
+    assert {f"{x:.4f}" for x in means.mean(1).flatten().tolist()} <= set(words)
 
 
 def test_the_table_fits_and_the_plain_values_are_json():

@@ -87,6 +87,13 @@ def test_lines_keep_to_the_screen(short, table, width):
     assert len(lines) >= len(table) + 2
 
 
+@pytest.mark.parametrize(("width", "hidden"), [(40, True), (500, False)])
+def test_scores_that_a_table_has_no_room_for_are_counted_below_it(table, width, hidden):
+    first, *lines = (line.plain for line in render_table(table, width, show_all=True))
+    count = len(table.detectors) + 2 - len(first.split())
+    assert (f"a wider window or --csv shows {count} more scores" in " ".join(lines)) == hidden == (count > 0)
+
+
 @pytest.mark.slow
 def test_a_short_table_has_the_clearest_of_each_kind(table):
     clearest = select_clearest(table)

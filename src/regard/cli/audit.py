@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import print_lines, record_ids
+from regard.cli.look import record_ids
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
@@ -22,7 +22,7 @@ from regard.policies import Policy, parse_policy
 from regard.policies.policy import label_policies
 from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
 from regard.policy_audit.needle_tasks import COMMON_WORDS, KINDS
-from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 
 Counts = dict[str, dict[str, int]]
 SHORT_NAMES = {"variable tracking": "variables", COMMON_WORDS: "words"}  # of kinds, so that a table fits 80 columns
@@ -115,6 +115,7 @@ def print_audit(name: str, found: Audit, effects: Sequence[Downstream], needles:
         print_lines(console, [Text(), *map(Text, format_effects(effects, console.width))])
     if needles:
         print_lines(console, [Text(), *map(Text, format_needles(needles, console.width))])
+    print_wrapped(console, Text("--help explains the columns", style="dim"))
     console.print()
     print_wrapped(console, Text(found.certificate.sentence))
     for n in range(len(found.policies) if worst else 0):

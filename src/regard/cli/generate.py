@@ -101,6 +101,7 @@ def print_choices(
         found = print_story(found, text, Settings(**settings))
         places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
         print_wrapped(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
+        print_wrapped(console, Text("beside each token: its probability", style="dim"))
         attended = record_attended(model, [*ids, *(one.token for one in found)], len(ids), layers, text)
     for one, looked in zip(found, attended, strict=False):
         line = Text.assemble((quote_token(one.word), "bold"), f"  {one.probability:.2f}")

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import print_lines, print_plain, print_report, select_rows
+from regard.cli.look import print_plain, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
@@ -27,7 +27,7 @@ from regard.probe.succession import make_successions, measure_succession
 from regard.show.axis_words import choose_attention_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
-from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 
 OF_PROBES = ("seeds", "ablate", "by", "text", "haystack")
 DOCUMENTS, TOKENS, SHORTEST = 8, 256, 16  # of a text, on which effects are measured; the fewest tokens

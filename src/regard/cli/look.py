@@ -8,7 +8,6 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from regard.show.axis_words import choose_attention_kind, describe_bytes
 from regard.show.head_summary import render_grids, render_kinds, render_links, render_sentences, render_table, select_clearest
 from regard.show.page.model_adapter import copy_to_cpu
 from regard.show.page.single_file import page
-from regard.show.terminal import escape_text, get_palette, open_console, print_wrapped
+from regard.show.terminal import escape_text, get_palette, open_console, print_lines, print_wrapped
 from regard.show.terminal_colors import measure_window
 
 
@@ -103,12 +102,6 @@ def describe_kind(recording: Recording, kind: str) -> str:
     other_kind = next((one for one in KINDS if one != kind and recording.layers(one)), None)
     sentences = ["This is cross attention, of one text to another."] if kind == "cross" else []
     return " ".join([*sentences, *([f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind else [])])
-
-
-def print_lines(console: Console, lines: Iterable[Text]) -> None:
-    """Print lines that were formatted for the console's width."""
-    for line in lines:
-        console.print(line, no_wrap=True, overflow="crop")
 
 
 def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:

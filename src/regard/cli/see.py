@@ -22,7 +22,7 @@ from regard.show.page.single_file import page
 from regard.show.patch_summary import render_layers, render_patches
 from regard.show.patch_weights import PatchWeights, compute_patch_weights, find_patch_layers
 from regard.show.recording_views import parse_layer_head
-from regard.show.terminal import escape_text, open_console, print_wrapped
+from regard.show.terminal import escape_text, open_console, print_lines, print_wrapped
 from regard.show.terminal_colors import measure_window
 from regard.weights.vision_weights import INCLUDED
 
@@ -107,7 +107,8 @@ def print_report(recording: Recording, shown: PatchWeights, line: str) -> None:
     layers, heads = len(recording.layers()), recording.map(0).shape[1]
     counts = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}", style="bold"))
-    for part in (render_layers(recording), render_patches(shown, measure_window(console))):
-        console.print()
-        for text in part:
-            console.print(text, no_wrap=True, overflow="crop")
+    console.print()
+    print_lines(console, render_layers(recording))
+    print_wrapped(console, Text("means over patches and heads; --help explains the columns", style="dim"))
+    console.print()
+    print_lines(console, render_patches(shown, measure_window(console)))

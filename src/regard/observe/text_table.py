@@ -29,6 +29,19 @@ def count_fitting_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], 
     return len(titles)
 
 
+def align_in_blocks(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return aligned lines with all columns, those that do not fit the width below, beside the first column again."""
+    lines: list[str] = []
+    first = 1
+    while first < len(titles):
+        wanted = [0, *range(first, len(titles))]
+        block = [[line[n] for n in wanted] for line in (titles, *rows)]
+        count = max(count_fitting_columns(block[0], block[1:], width), 2)
+        lines += align_columns(block[0][:count], [line[:count] for line in block[1:]], left=titles[:1])
+        first += count - 1
+    return lines
+
+
 def format_score(number: float) -> str:
     """Format a number with two digits after the point, fewer if it is large; - for NaN."""
     if math.isnan(number):

@@ -58,13 +58,15 @@ def format_summaries(rows: Sequence[Summary], width: int) -> list[str]:
 
 
 def format_positions(names: Sequence[str], edges: Sequence[int], means: Sequence[Sequence[float]], width: int) -> list[str]:
-    """Return means of each policy over runs of queries, given their edges, as aligned lines; the width may cut long names."""
+    """Return means of each policy over runs of queries, given their edges, as aligned lines.
+
+    The width may cut long names; runs that it has no room for stand below.
+    """
     titles = ["recall at query", *(f"{first:,}-{stop - 1:,}" for first, stop in pairwise(edges))]
     cells = [[format_cell("recall", x) for x in line] for line in means]
     room = max(12, width - sum(2 + max(len(title), 6) for title in titles[1:]))
     lines = [[text_table.format_token(name, room), *line] for name, line in zip(names, cells, strict=True)]
-    count = text_table.count_fitting_columns(titles, lines, width)
-    return text_table.align_columns(titles[:count], [line[:count] for line in lines], left=titles[:1])
+    return text_table.align_in_blocks(titles, lines, width)
 
 
 def format_cell(name: str, number: float) -> str:

@@ -59,11 +59,13 @@ def select_clearest(heads: Heads) -> Heads:
 def render_table(heads: Heads, width: int, show_all: bool) -> Iterator[Text]:
     """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit."""
     shown = heads if show_all else select_clearest(heads)
-    (first, *rest), _ = shown.format_lines(width)
+    (first, *rest), hidden = shown.format_lines(width)
     yield Text(first, style="dim")
     yield from map(Text, rest)
-    if len(shown) < len(heads):
-        yield from wrap_sentence(f"the clearest of {len(heads)} heads; --all shows all, --help explains the columns", width)
+    notes = [f"the clearest of {len(heads)} heads; --all shows all"] if len(shown) < len(heads) else []
+    notes += ["--help explains the columns"] if notes else []
+    notes += [f"a wider window or --csv shows {len(hidden)} more scores"] if hidden else []
+    yield from wrap_sentence("; ".join(notes), width) if notes else ()
     yield from (line for note in heads.notes for line in wrap_sentence(note, width))
 
 

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
@@ -97,6 +97,12 @@ def print_step(console: Console, step: ExampleStep, number: int, view: TableView
         print_wrapped(console, Text(note, style="dim"))
     print_wrapped(console, Text(escape_text(step.sentence), style="italic"))
     console.print()
+
+
+def print_lines(console: Console, lines: Iterable[Text]) -> None:
+    """Print lines that were formatted for the console's width."""
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop")
 
 
 def print_wrapped(console: Console, text: Text, hang: int = 0) -> None:
