@@ -9,7 +9,7 @@ from transformers import DynamicCache, StaticCache
 
 from observe.models import CACHE, WORDS, bart, gpt2, llama, words
 from observe.recording_checks import EQUAL
-from regard import AdditiveAttention, load
+from regard import AdditiveAttention, heads, load
 from regard.observe import Recording, record
 from regard.observe.kv_history import KVHistory
 
@@ -340,6 +340,37 @@ def test_a_run_says_which_row_each_returned_sequence_is(build, options, tmp_path
         assert (found - theirs).abs().max() < EQUAL
     recording.save(tmp_path / "written.reg")
     assert load(tmp_path / "written.reg").last.rows == rows
+
+
+@pytest.mark.parametrize("name", ["beams", "sampled beams"])
+@pytest.mark.parametrize("build", [gpt2, bart])
+def test_words_of_returned_sequences_are_those_of_their_beams_and_of_no_other(build, name, tmp_path):
+    torch.manual_seed(3)
+    model, prompt = build().double(), words(2, 7)
+    with record(model) as recording:
+        output = model.generate(prompt, suppress_tokens=[0, 1, 2], **{**OPTIONS, **BEAMS[name]}, forced_eos_token_id=None)
+    rows, (b, _, _, k) = recording.last.rows, recording.map(0, part=None if build is gpt2 else "decoder").shape
+    assert len(rows) < b
+    read = [[f"word {one}" for one in row[:k].tolist()] for row in output.sequences]
+    source = [f"source {n}" for n in range(7)]
+    recording.tokens = read if build is gpt2 else {"rows": read, "columns": source}
+    recording.save(tmp_path / "beams.reg")
+    for one in (recording, load(tmp_path / "beams.reg")):
+        _, keys = one.words(0, part=None if build is gpt2 else "decoder")
+        for row in range(b):
+            of_row = [read[n] for n in range(len(rows)) if rows[n] == row]
+            assert keys[row] == (of_row or [[str(n) for n in range(k)]])[0]
+        assert len(heads(one, part=None if build is gpt2 else "decoder"))
+
+
+def test_words_of_every_row_of_a_map_stay_as_they_are():
+    model = gpt2().double()
+    with record(model) as recording:
+        model.generate(words(2, 7), suppress_tokens=[0, 1, 2], **{**OPTIONS, **BEAMS["beams"]})
+    b, _, _, k = recording.map(0).shape
+    for some in ([f"w{n}" for n in range(k)], [[f"w{row}.{n}" for n in range(k)] for row in range(b)]):
+        recording.tokens = some
+        assert recording.tokens == some
 
 
 @pytest.mark.parametrize("early", [True, False])

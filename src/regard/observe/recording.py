@@ -26,7 +26,7 @@ from regard.observe.interception.attention_call import MissedCall
 from regard.observe.places import CROSS, Place, Places, check_places, select_key_places
 from regard.observe.run import Call, Run, join_names
 from regard.observe.serialize import find_version, serialize_recording
-from regard.observe.words import TextPair, Words, select_axis_words
+from regard.observe.words import TextPair, Words, place_sequence_words, select_axis_words
 from regard.terminal_escapes import escape_controls
 
 NEITHER = "Either the model was not called, or no layer of it that record was to keep computed attention that it can follow."
@@ -44,8 +44,16 @@ class Recording(HtmlRepr):
     places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
 
     def __setattr__(self, name: str, value: Any) -> None:
-        checks = {"tokens": TextPair.from_tokens, "places": check_places}
+        checks = {"tokens": self.place_tokens, "places": check_places}
         super().__setattr__(name, checks[name](value) if name in checks else value)
+
+    def place_tokens(self, tokens: Any) -> Any:
+        """Return tokens as words of the batch rows of the last run, where they are those of the sequences of a beam search."""
+        tokens = TextPair.from_tokens(tokens)
+        if not self.runs or not self.last.rows:
+            return tokens
+        b = max((len(call.stored.q) for call in self.last.softmax_calls), default=0)
+        return place_sequence_words(tokens, self.last.rows, b)
 
     @property
     def calls(self) -> list[Call | ImplicitCall]:

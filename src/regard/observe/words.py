@@ -58,6 +58,25 @@ def number_sentences(words: Sequence[str]) -> list[int]:
     return numbers
 
 
+def place_sequence_words(tokens: Any, rows: Sequence[int | None], b: int) -> Any:
+    """Return the words of returned sequences as words of the b rows of a map, of which `rows` has that of each sequence.
+
+    The rows of other beams have numbers in place of words. Words of all, or of other than these sequences, are returned as they
+    are.
+    """
+    if tokens is None or isinstance(tokens, Tensor):
+        return tokens
+    if isinstance(tokens, TextPair):
+        written, read = (place_sequence_words(words, rows, b) for words in (tokens.rows, tokens.read))
+        return TextPair(written, tokens.columns, None if tokens.read is tokens.rows else read)
+    sequences = split_rows(tokens)
+    if len(sequences) != len(rows) or len(rows) == b or not all(sequences):
+        return tokens
+    placed = dict(reversed([*zip(rows, sequences, strict=True)]))  # of sequences of the same row the first, the likeliest
+    numbers = [str(n) for n in range(len(sequences[0]))]
+    return [placed.get(row, numbers) for row in range(b)]
+
+
 def select_axis_words(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
     """Return the words of a layer's queries and keys, by its kind and its module's path; None where there are none.
 
