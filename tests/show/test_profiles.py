@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
+from transformers import BertConfig, BertModel
 
 import regard
 from regard.errors import OutOfRangeError
@@ -22,6 +23,35 @@ def test_a_named_head_has_its_entropy_and_its_distance_at_every_query():
     upper, lower = draw_profiles(record_small_model(), 1, heads=[2]).axes
     np.testing.assert_allclose(curves(upper)["2"], entropy, rtol=0, atol=1e-10)
     np.testing.assert_allclose(curves(lower)["2"], back, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("tokens", [17, 700])
+def test_padding_has_no_part_in_a_profile(side, tokens):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 5}
+    model = BertModel(BertConfig(vocab_size=23, max_position_embeddings=tokens, **sizes)).double().eval()
+    length, ids = tokens // 3, torch.randint(0, 23, (1, tokens))
+    inside = slice(length) if side == "right" else slice(tokens - length, None)
+    mask = torch.zeros(1, tokens, dtype=torch.long)
+    mask[:, inside] = 1
+    with torch.no_grad(), regard.record(model) as padded:
+        model(ids, attention_mask=mask, position_ids=torch.arange(tokens)[None])
+    weights = [padded.map(layer).dense()[0, :, inside, inside].double() for layer in range(2)]
+    entropies = [-torch.special.xlogy(one, one).sum(-1) for one in weights]
+    for axes in draw_profiles(padded, 1).axes:
+        for line in axes.lines:
+            drawn, places = line.get_ydata(), line.get_xdata()
+            outside = (places + 0.5 < inside.indices(tokens)[0] - 3) | (places - 0.5 > inside.indices(tokens)[1] + 3)
+            assert np.isnan(drawn[outside]).all()
+            assert np.isfinite(drawn[~outside]).any()
+    mean = draw_layer_profiles(padded).axes[0].lines[-1].get_ydata()
+    np.testing.assert_allclose(mean, [float(one.mean()) for one in entropies], rtol=1e-9)
+    lowest = [line.get_label() for line in draw_profiles(padded, 1).axes[0].lines]
+    assert lowest == [str(n) for n in entropies[1].mean(1).argsort().tolist()]
+    if tokens < BINS:
+        curve = curves(draw_profiles(padded, 1, heads=[2]).axes[0])["2"]
+        np.testing.assert_allclose(curve[inside], entropies[1][2], rtol=0, atol=1e-9)
 
 
 def test_all_heads_are_there_and_those_not_named_are_pale():

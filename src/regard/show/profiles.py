@@ -1,5 +1,6 @@
 """Entropy and distance of heads, how widely and how far back they attend, along the text and from layer to layer."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from regard.map import AttentionMap
 from regard.observe import Recording
+from regard.observe.map_view import MapView
 from regard.show.figure import DASHES, FAINT, INKS, TEXT_SIZE, Array, Picture, style_axes
 
 BINS = 128  # points of a curve along a text
@@ -31,10 +33,10 @@ def draw_profiles(
     OutOfRangeError for a head that was not recorded.
     """
     m, numbers = recording.map(layer, kind=kind, part=part).select(batch=row), recording.heads(layer, kind=kind, part=part)
-    found = compute_statistics(m)
+    found = compute_statistics(m, kind)
     for head in heads or ():
         recording.map(layer, head, kind=kind, part=part)  # raises an error for one that was not recorded
-    lowest = np.argsort(found["entropy"].mean(1))[:MAX_NAMED]
+    lowest = np.argsort(compute_means(found["entropy"]))[:MAX_NAMED]
     shown = lowest.tolist() if heads is None else [numbers.index(head) if head in numbers else head for head in heads]
     chosen = [numbers[place] for place in shown]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
@@ -60,12 +62,12 @@ def draw_layer_profiles(
 ) -> Picture:
     """Draw mean entropy and mean distance of every head by layer: a dot per head, a line through the means of the layers."""
     layers = range(len(recording.layers(kind=kind, part=part)))
-    found = [compute_statistics(recording.map(layer, kind=kind, part=part).select(batch=row)) for layer in layers]
+    found = [compute_statistics(recording.map(layer, kind=kind, part=part).select(batch=row), kind) for layer in layers]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
     for n, (axes, statistic) in enumerate(zip(panels, UNITS, strict=True)):
         style_axes(axes, title if n == 0 else "", ("layer" if n else "", UNITS[statistic]))
-        means = [one[statistic].mean(1) for one in found]
+        means = [compute_means(one[statistic]) for one in found]
         for layer, heads in enumerate(means):
             axes.plot([layer] * len(heads), heads, "o", color=INKS[1], markersize=3.5, alpha=0.55, markeredgewidth=0)
         axes.plot(layers, [heads.mean() for heads in means], color=INKS[0], linewidth=1.2)
@@ -74,16 +76,26 @@ def draw_layer_profiles(
     return picture
 
 
-def compute_statistics(m: AttentionMap) -> Mapping[str, Array]:
-    """Compute entropy and distance of each query (h, q) of a map of one batch row."""
-    seen = m.overview()
-    return {"entropy": seen.entropy[0].double().cpu().numpy(), "distance": seen.distance[0].double().cpu().numpy()}
+def compute_statistics(m: AttentionMap, kind: str) -> Mapping[str, Array]:
+    """Compute entropy and distance of each query (h, q) of a map of one batch row; NaN of those on padding."""
+    look = MapView(m, own=kind == "self")
+    seen, padding = look.statistics, ~look.is_counted
+    found = {"entropy": seen.entropy, "distance": seen.distance}
+    return {name: values.double().masked_fill(padding, math.nan)[0].cpu().numpy() for name, values in found.items()}
+
+
+def compute_means(values: Array) -> Array:
+    """Compute the mean of each head (h,) over its queries, but for those that are NaN."""
+    means: Array = np.nansum(values, 1) / (~np.isnan(values)).sum(1)
+    return means
 
 
 def compute_bin_means(values: Array) -> tuple[Array, Array]:
-    """Compute the middle of each bin along a text, and the mean in it, (h, bins)."""
+    """Compute the middle of each bin along a text, and the mean in it of what is not NaN, (h, bins); NaN if nothing is."""
     edges = np.linspace(0, values.shape[1], min(BINS, values.shape[1]) + 1).astype(int)
-    means: Array = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
+    counts = np.add.reduceat(~np.isnan(values), edges[:-1], 1, dtype=int)
+    sums = np.add.reduceat(np.nan_to_num(values), edges[:-1], 1)
+    means: Array = np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
     return (edges[:-1] + edges[1:] - 1) / 2, means
 
 
