@@ -472,6 +472,29 @@ def test_threads_that_ask_at_once_find_the_denominators_of_many_matrices():
         assert torch.allclose(torch.stack(seen), torch.ones(40))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
+@pytest.mark.parametrize("k", [7, 600])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda read, q: torch.func.grad(read, has_aux=True)(q),
+        lambda read, q: torch.func.jvp(read, (q,), (q,), has_aux=True)[1:],
+    ],
+    ids=["grad", "jvp"],
+)
+def test_inside_a_transform_of_torch_func_a_map_has_the_same_numbers(transform, k):
+    q, keys = torch.randn(1, 2, 5, 11), torch.randn(1, 2, k, 11)
+
+    def read_map(x):
+        m = AttentionMap(x, keys)
+        return x.sum(), (m.dense(), m.overview().entropy)
+
+    *_, numbers = transform(read_map, q)
+    expected = AttentionMap(q, keys)
+    for one, other in zip(numbers, (expected.dense(), expected.overview().entropy), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_statistics_are_printed_as_shapes():
     q, k = torch.randn(2, 2, 3, 7, 5)
     found = AttentionMap(q, k).overview()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 import oracle
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds, gamma, half_bound, propagate_errors
@@ -341,3 +342,41 @@ def test_transforms_of_torch_func_compute_the_gradients_of_attend(options):
     for one in (found, of_each):
         for a, b in zip(one, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
+@given(requests())
+@settings(max_examples=limit_examples(60))
+def test_forward_derivatives_are_those_of_the_formula(asked):
+    inputs = [x.detach() for x in (asked.q, asked.k, asked.v)]
+    tangents = tuple(torch.randn_like(x) for x in inputs)
+    _, found = torch.func.jvp(lambda *x: attention(*x, asked.mask, **asked.options), tuple(inputs), tangents)
+    _, expected = torch.func.jvp(lambda *x: attend(*x, asked.mask, **asked.options).context, tuple(inputs), tangents)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
+@pytest.mark.parametrize("rule", [Everything(), Causal(), Causal() & Window(20)], ids=repr)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_dual_tensor_has_the_forward_derivative_of_a_long_text(rule, learns):
+    q, k, v = (x.float().requires_grad_(learns) for x in tensors(q=LONG, k=LONG, e=D))
+    tangent = torch.randn_like(q)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, tangent)
+        assert choose(dual, k, v, rule).kernel == "written out in blocks"
+        found = forward_ad.unpack_dual(attention(dual, k, v, rule)).tangent
+        precise = [x.detach().double() for x in (q, k, v)]
+        dual = forward_ad.make_dual(precise[0], tangent.double())
+        expected = forward_ad.unpack_dual(attend(dual, *precise[1:], rule).context).tangent
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    assert choose(q, k, v, rule).kernel != "written out in blocks"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's forward derivatives
+def test_a_hessian_is_the_forward_derivative_of_the_gradient():
+    q, k, v = tensors()
+    found, expected = (
+        torch.func.hessian(lambda x, one=one: one(x, k[:1, :1], v[:1, :1]).sin().sum())(q[:1, :1])
+        for one in (attention, lambda *x: attend(*x).context)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

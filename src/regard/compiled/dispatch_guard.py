@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.compiled import threads
 
@@ -10,13 +11,19 @@ NUMBA_DTYPES = {torch.float32: "float32", torch.bfloat16: "uint16"}  # dtypes th
 
 
 def can_bypass_dispatch() -> bool:
-    """Return whether no compiler, functorch transform, dispatch mode or tracer intercepts torch's operations."""
+    """Return whether no compiler, functorch transform, dispatch mode, forward-mode AD or tracer needs torch's operations."""
     return not (
         torch.compiler.is_compiling()
+        or computes_tangents()
         or torch._C._functorch.peek_interpreter_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
     )
+
+
+def computes_tangents() -> bool:
+    """Return whether forward-mode AD is active, as in torch.func.jvp: no fused kernel has a forward derivative."""
+    return forward_ad._current_level >= 0
 
 
 def is_plain_tensor(x: Tensor) -> bool:

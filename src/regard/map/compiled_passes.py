@@ -34,7 +34,9 @@ Answer = TypeVar("Answer")
 
 
 def can_run_compiled(plane: Plane) -> bool:
-    """Return whether the compiled passes apply to this plane."""
+    """Return whether the compiled passes apply to this plane; inside a transform of torch.func tensors have no data pointer."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
     is_supported = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
     return is_supported and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from regard.compiled.dispatch_guard import computes_tangents
 from regard.mechanism import cpu, flex, kernels
 from regard.mechanism.kernels import can_hold_sinks
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
@@ -46,6 +47,7 @@ UNSCALED = Choice(
 ZERO = Choice(
     "written out in blocks", "with a scale of 0 a kernel misses products that overflow, for which the formula gives NaN"
 )
+TANGENTS = Choice("written out in blocks", "forward-mode AD needs the derivative of every step, which no fused kernel has")
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
     "sdpa": kernels.run_sdpa,
@@ -55,6 +57,7 @@ KERNELS: dict[str, Callable[[Request], Tensor]] = {
     "written out": kernels.run_formula,
     "written out in blocks": kernels.run_formula_in_blocks,
 }
+
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 LARGEST_SCORE = 1e38  # in float32, the dtype of half precision's scores
@@ -79,7 +82,7 @@ def attention(
     one block of queries at a time is computed with the keys it may see; on a GPU only the blocks that it cuts are tables.
     Infinities and NaN come out where attend has
     them, on a CPU in eager mode; on a GPU, or compiled, checking for them would force a synchronization. Gradients are once
-    differentiable.
+    differentiable. Under forward-mode AD, as in torch.func.jvp, the formula is computed block by block of queries.
     """
     if has_torch_function((q, k, v)):  # torch's protocol for function modes and tensor subclasses
         settings: dict[str, Any] = {
@@ -171,6 +174,8 @@ def select_torch_kernel(request: Request) -> Choice:
         return EMPTY
     if request.dropout:
         return DROPOUT
+    if computes_tangents():
+        return TANGENTS
     if not request.scale:
         return ZERO
     sinks, bias = request.sinks is not None, request.bias is not None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.compiled.dispatch_guard import computes_tangents
 from regard.mechanism import masks, spans, steps
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, QueryBlock
 from regard.mechanism.masks import Given
@@ -55,10 +56,10 @@ def run_formula(request: Request) -> Tensor:
 def run_formula_in_blocks(request: Request) -> Tensor:
     """Compute the formula one block of queries at a time; weights are recomputed for the gradient, not saved.
 
-    Inside a transform of torch.func, which has no checkpoints, they are saved.
+    Inside a transform of torch.func or forward-mode AD, which have no checkpoints, they are saved.
     """
     is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-    can_checkpoint = torch.is_grad_enabled() and not is_transformed
+    can_checkpoint = torch.is_grad_enabled() and not is_transformed and not computes_tangents()
     return run_in_blocks(request, run_checkpointed_formula if can_checkpoint else run_formula)
 
 
