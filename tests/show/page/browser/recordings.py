@@ -80,7 +80,7 @@ def draw_queries_and_keys(layers: int, heads: int, tokens: int, width: int = 11,
     return q, k
 
 
-def record_layers(q: Tensor, k: Tensor, words: list[str]) -> regard.Recording:
+def record_layers(q: Tensor, k: Tensor, words: list[str] | None = None) -> regard.Recording:
     """The recording of layers that attend with exactly this q and k, causally."""
     model = Layers(q, k).eval()
     with regard.record(model) as recording, torch.no_grad():

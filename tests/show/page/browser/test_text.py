@@ -61,6 +61,14 @@ def test_the_caption_says_of_gray_words_that_they_are_hidden_only_where_there_ar
         assert page.locator(".word.hidden-word").count() == (T - 1 - q if not way else q)
 
 
+def test_numbers_in_place_of_words_stand_apart(open_page, serving):
+    page = open_page(f"{serving(Session(record_layers(Q, K)))}#view=text&layer=1&head=2&q=11")
+    wait_until_settled(page)
+    assert page.locator(".prose-line").first.inner_text().split() == [str(n) for n in range(T)]
+    assert page.locator(".word").all_inner_texts() == [f" {n}" for n in range(T)]
+    assert "attention it receives from ‘11’ (token 11)" in page.locator("#caption").inner_text()
+
+
 def test_hovering_a_word_shades_what_it_looked_at(open_page, address):
     page = wait_until_settled(open_page(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
