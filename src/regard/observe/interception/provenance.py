@@ -20,6 +20,7 @@ GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}  # entries
 PICKS = GATHERS | {"embedding"}  # look-ups in a table
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
+PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 TensorOrRef = Tensor | weakref.ref[Tensor]  # a reference to one that may have been freed
@@ -227,12 +228,13 @@ def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a function of this name as it is usually called: `tensors` by place, operands in no list."""
-    if "tensors" in kwargs:
-        return (kwargs["tensors"], *args), {key: value for key, value in kwargs.items() if key != "tensors"}
+    """Return the arguments of a function of this name as it is usually called: tensors by place, operands in no list."""
     if name == "einsum" and len(args) == 2 and isinstance(args[1], list | tuple):
         return (args[0], *args[1]), kwargs
-    return args, kwargs
+    places = [key for key in PLACES if key in kwargs] if kwargs else []
+    if not places:
+        return args, kwargs
+    return (*args, *(kwargs[key] for key in places)), {key: value for key, value in kwargs.items() if key not in PLACES}
 
 
 @cache

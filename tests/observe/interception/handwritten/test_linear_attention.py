@@ -279,3 +279,18 @@ class Algebra(nn.Module):
 def test_other_products_in_a_row_are_not_recorded(style):
     recording, _ = record_and_compare(nn.Sequential(Algebra(style)), lambda m: m(torch.randn(B, T, 11)))
     assert not recording.calls
+
+
+def divide_by_keyword(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.div(input=q @ (k.mT @ v), other=(q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True))
+
+
+def add_products_by_keyword(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = q @ (k.mT @ v)
+    return torch.addcmul(input=v, tensor1=context, tensor2=1 / (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("form", [divide_by_keyword, add_products_by_keyword])
+def test_a_normalizer_by_keyword_is_followed(form):
+    recording, _ = record_and_compare(Mixer(form, F.softplus), lambda m: m(torch.randn(B, T, 11)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").row_sums(), torch.ones(B, H, T), rtol=0, atol=EQUAL)

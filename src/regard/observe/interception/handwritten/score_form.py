@@ -162,7 +162,7 @@ def extend_form(
         return extend_by_fill(form, core, args, kwargs, x)
     if core in FUSED and len(args) == 3:
         return None if is_in_place(name) and args[0] is not x else extend_by_fused(form, core, args, kwargs, x)
-    values = [value for value in (*args, kwargs.get("other")) if value is not x and isinstance(value, Tensor | int | float)]
+    values = [value for value in args if value is not x and isinstance(value, Tensor | int | float)]
     return extend_by_arithmetic(table, form, name, args, kwargs, x, values[0], other) if values else None
 
 
@@ -223,12 +223,11 @@ def extend_by_fused(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tenso
 def extend_by_fill(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
     """Return the form of scores x with a number written where a table is True; None if it is not a number or a table."""
     if core == "where":
-        arguments = [*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)]
-        if len(arguments) != 3:
+        if len(args) != 3:
             return None
-        table = arguments[1] if arguments[0] is x else arguments[0]
-        value = arguments[2] if arguments[0] is x or arguments[1] is x else arguments[1]
-        table = ~table if arguments[0] is x or arguments[1] is x else table
+        table = args[1] if args[0] is x else args[0]
+        value = args[2] if args[0] is x or args[1] is x else args[1]
+        table = ~table if args[0] is x or args[1] is x else table
     else:
         arguments = [*args[1:], *(kwargs[name] for name in ("mask", "value") if name in kwargs)]
         if len(arguments) != 2:
