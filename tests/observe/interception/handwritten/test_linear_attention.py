@@ -281,6 +281,70 @@ def test_other_products_in_a_row_are_not_recorded(style):
     assert not recording.calls
 
 
+class GraphConvolution(nn.Module):
+    """Powers of an adjacency matrix times features of nodes, as SGC, ChebNet and APPNP multiply them with dense graphs."""
+
+    def __init__(self, style: str, adjacency: nn.Module) -> None:
+        super().__init__()
+        self.style, self.adjacency, self.project = style, adjacency, nn.Linear(11, E)
+
+    def forward(self, x: Tensor, a: Tensor) -> Tensor:
+        a, x = self.adjacency(a), self.project(x)
+        if self.style == "Chebyshev":
+            return 2 * (a @ (a @ x)) - x
+        start, share = x, 0.1 if self.style == "restarts" else 0
+        for _ in range(3):
+            x = (1 - share) * (a @ x) + share * start if share else a @ x
+        return x
+
+
+@pytest.mark.parametrize("style", ["powers", "Chebyshev", "restarts"])
+@pytest.mark.parametrize("adjacency", [nn.Identity, nn.Sigmoid])
+def test_a_matrix_that_is_applied_repeatedly_is_not_recorded(style, adjacency):
+    model = GraphConvolution(style, adjacency())
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, 11), torch.rand(T, T)))
+    assert not recording.calls
+
+
+class Resize(nn.Module):
+    def forward(self, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return rows @ (image @ columns.mT)
+
+
+def test_arguments_that_nothing_has_made_are_no_feature_maps():
+    recording, _ = record_and_compare(Resize(), lambda m: m(torch.rand(B, 3, T, 17), torch.rand(D, T), torch.rand(E, 17)))
+    assert not recording.calls
+
+
+class Rotations(nn.Module):
+    """Rotations in a row, whose matrices are joined of squares and of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(11, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = [pair.unbind(-1) for pair in self.project(x).unflatten(-1, (3, 2)).unbind(-2)]
+        one, two, three = (
+            torch.stack([a**2 - b**2, -2 * a * b, 2 * a * b, a**2 - b**2], -1).unflatten(-1, (2, 2)) for a, b in pairs
+        )
+        return (one @ two) @ three
+
+
+def test_joins_of_feature_maps_with_others_are_no_feature_maps():
+    recording, _ = record_and_compare(Rotations(), lambda m: m(torch.randn(B, 11)))
+    assert not recording.calls
+
+
+class Inner(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q @ (k.mT @ v)
+
+
+def test_feature_maps_may_be_computed_around_the_module_that_multiplies():
+    check_map(Mixer(Inner(), F.softplus), torch.randn(B, T, 11))
+
+
 def divide_by_keyword(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.div(input=q @ (k.mT @ v), other=(q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True))
 

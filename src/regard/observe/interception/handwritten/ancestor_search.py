@@ -9,6 +9,7 @@ from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, PICK
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
+MAX_JOINS = 3  # within each other, in a feature map
 CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
@@ -168,28 +169,38 @@ def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     return ids
 
 
-def is_feature_map(frame: ModuleFrame, x: Sized) -> bool:
-    """Return whether a nonlinear function of each entry made x, up to layouts, factors, sums and joins.
+def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:
+    """Return whether a nonlinear function of each entry made x, up to layouts, factors, sums and joins of feature maps alone.
 
-    What another module has made counts if it is at least 0 and no mask.
+    What another module has made counts if it is at least 0 and no mask. The model's own arguments, as the adjacency matrix of a
+    graph, do not.
     """
     queue, visited = [x], set[int]()
-    while queue and len(visited) < MAX_VISITED:
-        one, size = queue.pop()
-        if id(one) in visited:
-            continue
-        visited.add(id(one))
-        makers = frame.find_makers(one)
-        if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
-            return True
-        if not makers or makers[-1].child:
-            tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
-            if tensor is not None and has_features(tensor):
+    for frame in reversed(frames):
+        outer_tensors = []
+        while queue and len(visited) < MAX_VISITED:
+            one, size = queue.pop()
+            if id(one) in visited:
+                continue
+            makers = frame.find_makers(one)
+            if not makers:
+                outer_tensors.append((one, size))
+                continue
+            visited.add(id(one))
+            if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
                 return True
-        for maker in makers:
-            if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
-                inputs = zip(maker.given, maker.sizes, strict=False)  # a smaller tensor is a norm or a factor
-                queue += [(other, n) for other, n in inputs if n >= size or maker.name in JOINS]
+            tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
+            if makers[-1].child and tensor is not None and has_features(tensor):
+                return True
+            for maker in makers:
+                if maker.name in JOINS:
+                    parts = find_token_inputs(frame, maker)
+                    if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
+                        return True
+                elif not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
+                    inputs = zip(maker.given, maker.sizes, strict=False)  # a smaller tensor is a norm or a factor
+                    queue += [(other, n) for other, n in inputs if n >= size]
+        queue = outer_tensors
     return False
 
 

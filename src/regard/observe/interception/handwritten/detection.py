@@ -242,7 +242,7 @@ class HandwrittenTracker(Traces):
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                if self.linear.start_call(frames[-1], self.table, name, args, kwargs, x, trace, y):
+                if self.linear.start_call(frames, self.table, name, args, kwargs, x, trace, y):
                     self.drop(y)
                     return None
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra

@@ -105,6 +105,18 @@ def find_roles(table: AxisTable, form: ScoreForm, q: Tensor, q_dims: Dims, dims:
     return None
 
 
+def is_matrix_power(roles: ChainRoles) -> bool:
+    """Return whether the queries are the keys transposed: a matrix that is applied repeatedly, as the adjacency of a graph."""
+    q, k = (
+        [stride for stride, axes in zip(x.stride(), dims, strict=True) if roles.features & set(axes)]
+        for x, dims in ((roles.q, roles.q_dims), (roles.k, roles.k_dims))
+    )
+    try:
+        return q != k and roles.q.data_ptr() == roles.k.data_ptr()
+    except RuntimeError:  # a tensor without storage, as those of torch.func
+        return False
+
+
 def list_axes(table: AxisTable, dims: Dims) -> set[int]:
     """Return all axes of a tensor, where those that were split are their parts."""
     return {axis for axes in table.expand_dims(dims) for axis in axes}

@@ -16,7 +16,14 @@ from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
 from regard.observe.interception.handwritten.labelled_product import align_labels, label_terms, separate_factors
-from regard.observe.interception.handwritten.linear_attention import CHANGED, LinearCall, find_roles, has_moved_axes, read_call
+from regard.observe.interception.handwritten.linear_attention import (
+    CHANGED,
+    LinearCall,
+    find_roles,
+    has_moved_axes,
+    is_matrix_power,
+    read_call,
+)
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
@@ -70,7 +77,7 @@ class LinearContexts:
         return ended
 
     def start_call(
-        self, frame: ModuleFrame, table: AxisTable, name: str, args: Any, kwargs: Any, x: Tensor, trace: Trace, y: Tensor
+        self, frames: list[ModuleFrame], table: AxisTable, name: str, args: Any, kwargs: Any, x: Tensor, trace: Trace, y: Tensor
     ) -> bool:
         """Start a call if y is a product of queries with x, products of keys with values; return whether it is one."""
         product, factors = separate_factors(name, args, kwargs, x)
@@ -78,23 +85,23 @@ class LinearContexts:
             return False
         place = 0 if product.operands[0] is x else 1
         q, kernel = product.operands[1 - place], f"by hand: linear attention, {strip_affixes(name)}"
-        if not is_feature_map(frame, (weakref.ref(q), q.numel())):
+        frame = weakref.ref(frames[-1])
+        if not is_feature_map(frames, (weakref.ref(q), q.numel())):
             return False
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
-                meeting = find_meeting(frame, x)
-                if meeting is None or not any(is_feature_map(frame, one) for one in meeting[1]):
+                if not multiplies_features(frames, x):
                     return False
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
             dims = product.build_dims(table, {place: trace.dims})
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
-            if roles is None or not is_feature_map(frame, (weakref.ref(roles.k), roles.k.numel())):
+            if roles is None or is_matrix_power(roles) or not has_feature_map(frames, roles.k, x):
                 return False
             call, places = read_call(table, roles, trace, product, dims[2], y, kernel)
         except UnreadableError as error:
-            self.found.append(FoundCall(weakref.ref(frame), kernel, None, str(error)))
+            self.found.append(FoundCall(frame, kernel, None, str(error)))
             return True
-        self.found.append(FoundCall(weakref.ref(frame), kernel, call))
+        self.found.append(FoundCall(frame, kernel, call))
         self.contexts[y] = context = PlacedEntries(call, places)
         for factor, labels in factors:
             self.multiply_rows(context, y, align_labels(factor, labels, product.result))
@@ -153,3 +160,17 @@ class LinearContexts:
         call.row_scale = call.row_scale * factor[:, 0].view(shape)
         call.outputs, call.columns = outputs.view(*shape, -1), grid[0]
         return True
+
+
+def has_feature_map(frames: list[ModuleFrame], k: Tensor, x: Tensor) -> bool:
+    """Return whether a feature map made the keys k of x, products of keys with values."""
+    ref = weakref.ref(k)
+    if any(frame.find_makers(ref) for frame in frames):
+        return is_feature_map(frames, (ref, k.numel()))
+    return multiplies_features(frames, x)  # keys in the order that x has them in, or an argument
+
+
+def multiplies_features(frames: list[ModuleFrame], x: Tensor) -> bool:
+    """Return whether x was made of a product of a feature map with other tokens."""
+    meeting = find_meeting(frames[-1], x)
+    return meeting is not None and any(is_feature_map(frames, one) for one in meeting[1])
