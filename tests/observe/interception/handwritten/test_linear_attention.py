@@ -345,6 +345,23 @@ def test_feature_maps_may_be_computed_around_the_module_that_multiplies():
     check_map(Mixer(Inner(), F.softplus), torch.randn(B, T, 11))
 
 
+def add_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = q @ (k.mT @ v)
+    context += 1
+    return context
+
+
+def test_an_output_that_is_written_into_afterwards_is_recorded_as_it_was():
+    recording, _ = record_and_compare(Mixer(add_in_place, F.softplus), lambda m: m(torch.randn(B, T, 11)))
+    assert recording.map(0, kind="implicit").certificate().error < EQUAL
+
+
+@pytest.mark.parametrize("shape", [(0, T), (B, 0)])
+def test_empty_inputs_are_not_missed(shape):
+    recording, _ = record_and_compare(Mixer(divide_by_sum, F.softplus), lambda m: m(torch.randn(*shape, 11)))
+    assert not recording.calls
+
+
 def divide_by_keyword(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.div(input=q @ (k.mT @ v), other=(q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True))
 

@@ -152,7 +152,7 @@ def read_call(
     rows = [select_axes(table, (axes,), batch) for axes in dims]
     first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys))
     groups = (*first, queries, width)
-    outputs = table.arrange(y.detach(), dims, groups)
+    outputs = table.arrange(y.detach(), dims, groups).clone()  # y may be written into, as by a residual connection
     q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))
     v = table.arrange(roles.v, roles.v_dims, (*first, keys, width))
     k = table.arrange(roles.k, roles.k_dims, (*first, keys, features))

@@ -81,7 +81,7 @@ class LinearContexts:
     ) -> bool:
         """Start a call if y is a product of queries with x, products of keys with values; return whether it is one."""
         product, factors = separate_factors(name, args, kwargs, x)
-        if product is None:
+        if product is None or not y.numel():
             return False
         place = 0 if product.operands[0] is x else 1
         q, kernel = product.operands[1 - place], f"by hand: linear attention, {strip_affixes(name)}"
@@ -95,7 +95,7 @@ class LinearContexts:
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
             dims = product.build_dims(table, {place: trace.dims})
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
-            if roles is None or is_matrix_power(roles) or not has_feature_map(frames, roles.k, x):
+            if roles is None or not roles.k.numel() or is_matrix_power(roles) or not has_feature_map(frames, roles.k, x):
                 return False
             call, places = read_call(table, roles, trace, product, dims[2], y, kernel)
         except UnreadableError as error:

@@ -66,6 +66,8 @@ class AxisTable:
                 if not remaining_axes:
                     return None
                 axis = remaining_axes.pop(0)
+                if not self.sizes[axis]:
+                    return None
                 if size % self.sizes[axis]:
                     if self.sizes[axis] % size:
                         return None
