@@ -371,7 +371,12 @@ def add_products_by_keyword(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.addcmul(input=v, tensor1=context, tensor2=1 / (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("form", [divide_by_keyword, add_products_by_keyword])
-def test_a_normalizer_by_keyword_is_followed(form):
+def multiply_by_cast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = q @ (k.mT @ v)
+    return (1 / (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True)).type_as(context) * context
+
+
+@pytest.mark.parametrize("form", [divide_by_keyword, add_products_by_keyword, multiply_by_cast])
+def test_a_normalizer_by_keyword_or_with_the_dtype_of_the_output_is_followed(form):
     recording, _ = record_and_compare(Mixer(form, F.softplus), lambda m: m(torch.randn(B, T, 11)))
     torch.testing.assert_close(recording.map(0, kind="implicit").row_sums(), torch.ones(B, H, T), rtol=0, atol=EQUAL)

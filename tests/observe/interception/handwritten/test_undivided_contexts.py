@@ -104,6 +104,16 @@ def test_contexts_that_are_only_inspected_are_noted_as_they_are_divided():
     assert not recording.notes
 
 
+def expand(e: Tensor, v: Tensor) -> Tensor:
+    context = e @ v
+    return context / total(e).expand_as(context).type_as(context)
+
+
+def test_a_divisor_that_takes_its_shape_from_the_context_is_followed():
+    recording, *_ = record_exponentials(expand)
+    assert not recording.notes
+
+
 def test_what_is_made_of_a_context_and_then_divided_has_the_note_of_the_function_that_made_it():
     recording, *_ = record_exponentials(lambda e, v: inspect(e @ v).tanh() / total(e))
     assert recording.notes == [f"0: {UNFOLLOWED.format('tanh')}"]

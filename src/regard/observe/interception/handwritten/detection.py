@@ -32,6 +32,7 @@ from regard.observe.interception.handwritten.score_form import (
     BOUNDS,
     CHOOSES_BY_VALUE,
     COPIES,
+    LIKE_ANOTHER,
     PERMUTES,
     PRODUCTS,
     QUOTIENTS,
@@ -71,7 +72,6 @@ from regard.observe.interception.provenance import (
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
-LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # that take a shape or a dtype from a second tensor
 NO_PRODUCT = "another function than a product"
 LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
 INHERITED = (  # by weights, from scores

@@ -24,7 +24,7 @@ from regard.observe.interception.handwritten.linear_attention import (
     is_matrix_power,
     read_call,
 )
-from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
@@ -109,7 +109,8 @@ class LinearContexts:
 
     def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow the output of a call through a function that changes its layout, or multiplies or divides its rows."""
-        place = next((n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts), None)
+        read = args[:1] if strip_affixes(name) in LIKE_ANOTHER else args
+        place = next((n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts), None)
         if place is None:
             return
         context, core = self.contexts[args[place]], name if name in PERMUTES else strip_affixes(name)

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.provenance import is_in_place, list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
@@ -68,7 +68,9 @@ class UndividedContexts:
         If what another function makes of a context is used further on, it is noted that this is not followed: it may be divided
         by other means. A context that is only inspected is not.
         """
-        places, core = [n for n, x in enumerate(args) if isinstance(x, Tensor) and x in self.contexts], strip_affixes(name)
+        core = strip_affixes(name)
+        read = args[:1] if core in LIKE_ANOTHER else args
+        places = [n for n, x in enumerate(read) if isinstance(x, Tensor) and x in self.contexts]
         if not places:
             self.follow_joined(func, core, args, kwargs, result)
             return
