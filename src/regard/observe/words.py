@@ -70,7 +70,7 @@ def place_sequence_words(tokens: Any, rows: Sequence[int | None], b: int) -> Any
         written, read = (place_sequence_words(words, rows, b) for words in (tokens.rows, tokens.read))
         return TextPair(written, tokens.columns, None if tokens.read is tokens.rows else read)
     sequences = split_rows(tokens)
-    if len(sequences) != len(rows) or len(rows) == b or not all(sequences):
+    if not b or len(sequences) != len(rows) or len(rows) == b or not all(sequences):
         return tokens
     placed = dict(reversed([*zip(rows, sequences, strict=True)]))  # of sequences of the same row the first, the likeliest
     numbers = [str(n) for n in range(len(sequences[0]))]
