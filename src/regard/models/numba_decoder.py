@@ -183,8 +183,9 @@ def write_cache(x, first, last, positions, new, cache):
     """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
     d = cache.shape[3]
     for one in range(len(x)):
-        for c in range(first, last):
-            cache[one // new, c // d, positions[one], c % d] = x[one, c]
+        for head in range(first // d, (last + d - 1) // d):
+            start, end = max(first, head * d), min(last, head * d + d)
+            cache[one // new, head, positions[one], start - head * d : end - head * d] = x[one, start:end]
 
 
 @njit_inlined()
