@@ -18,7 +18,7 @@ from regard.matmul.float32_linear import launch_product, load_compiled_products
 from regard.matmul.quantized_linear import WEIGHTS
 
 ROWS, WIDTH, MATRICES = 3072, 768, 32
-COUNTS = (1, 2, 4, 8, 16, 64, 1000)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 1000)
 TITLE = "x Wᵀ + b, W 3072 x 768 in float32, microseconds"
 FLOATS = ["F.linear", "regard", "compiled", "oneDNN", "oneDNN, packed"]
 COLUMNS = ["vectors", *FLOATS, *(f"regard, {to}" for to in WEIGHTS), "regard reads GB/s"]

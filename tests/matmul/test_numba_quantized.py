@@ -38,7 +38,8 @@ uses_tiles = numba.njit(numba_amx.uses_tiles.py_func)
 multiply_panels, quantize_for_panels = (
     numba.njit(getattr(numba_int16_panels, name).py_func) for name in ("multiply_panels", "quantize_for_panels")
 )
-TILED = (torch.bfloat16, torch.uint8)
+LEAST = {torch.bfloat16: 6, torch.int8: 16, torch.uint8: 10}  # vectors that are multiplied by tiles
+TILED = tuple(LEAST)
 NEEDS_TILES = pytest.mark.skipif(not numba_amx.HAS_TILES, reason="this processor multiplies no tiles of bfloat16 (AMX)")
 NEEDS_PANELS = pytest.mark.skipif(not has_lookup_of_16_bits(), reason="panels need registers of 32 numbers of 16 bits")
 
@@ -84,7 +85,7 @@ def multiply(parts, x, first, last, run=multiply_matrix):
     met = x.astype(np.float64)
     if is_rounded(of, columns, count):
         for one in range(count):
-            factors[one] = quantize_for(of, x, one, integers)
+            quantize_for(of, x, one, integers, factors)
     if uses_tiles(of, columns, count) or (is_restored(of, count) and MULTIPLIES_PAIRS):
         met = torch.from_numpy(x).bfloat16().double().numpy()
     elif parts[0].dtype in INTEGERS:
@@ -107,8 +108,10 @@ def assert_is_product(dtype, count, rows, columns, first, last, seed=0, run=mult
     terms = 5 + (added if dtype == torch.int8 else columns)  # two scales meet, then both, then the bias
     of, rounding = np.array(describe_matrix(parts)), np.zeros_like(sizes)  # of the rows
     restores = is_restored(of, count)
-    if dtype == torch.uint8 and (uses_tiles(of, columns, count) or (restores and MULTIPLIES_PAIRS)):
-        rounding = unit_roundoff(torch.bfloat16) * sizes
+    if dtype in INTEGERS and (uses_tiles(of, columns, count) or (restores and MULTIPLIES_PAIRS)):
+        # the products of int8 and its scales are float16 first
+        twice = unit_roundoff(torch.float16) if dtype == torch.int8 else 0
+        rounding = (unit_roundoff(torch.bfloat16) + 2 * twice) * sizes
     elif restores:
         steps = find_steps(parts[1]).numpy()[first:last]
         rounding[:, first:last] = np.abs(met).sum(1, keepdims=True) * steps / 2
@@ -229,7 +232,7 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
 )
 def test_tiles_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype, count, rows, columns, a, b, seed):
     parts, _, _ = draw_matrix(dtype, rows, columns, torch.Generator())
-    assert uses_tiles(np.array(describe_matrix(parts)), columns, count) == (dtype == torch.bfloat16 or count >= 10)
+    assert uses_tiles(np.array(describe_matrix(parts)), columns, count) == (count >= LEAST[dtype])
     assert_is_product(dtype, count, rows, columns, *sorted((min(a, rows), min(b, rows))), seed)
 
 
@@ -240,7 +243,7 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
     parts, _, _ = draw_matrix(dtype, 101, 320, dice)
     x = torch.randn(70, 320, generator=dice).numpy()
     whole, _ = multiply(parts, x, 0, 101)
-    for count in (10, 16, 33):
+    for count in (LEAST[dtype], 20, 33):
         np.testing.assert_array_equal(multiply(parts, x[:count], 0, 101)[0], whole[:count])
         np.testing.assert_array_equal(multiply(parts, x[-count:], 50, 51)[0][:, 50], whole[-count:, 50])
 
@@ -250,13 +253,29 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
 @pytest.mark.parametrize("dtype", TILED)
 def test_tiles_keep_to_their_row_and_vector_what_is_not_finite(dtype, lost):
     parts, _, _ = draw_matrix(dtype, 40, 256, torch.Generator().manual_seed(0))
-    numbers = parts[0] if dtype == torch.bfloat16 else parts[1].flatten(1)
+    numbers = parts[0] if dtype == torch.bfloat16 else parts[1].view(40, -1)
     x = np.ones((35, 256), np.float32)
-    numbers[3, 5], numbers[17, 5], x[5, 7], x[34, 255] = lost, lost, lost, lost
+    numbers[3, -1], numbers[17, -1], x[5, 7], x[34, 255] = lost, lost, lost, lost
     found, _ = multiply(parts, x, 0, 40)
     assert not np.isfinite(found[:, [3, 17]]).any()
     assert not np.isfinite(found[[5, 34]]).any()
     assert np.isfinite(np.delete(np.delete(found, [3, 17], 1), [5, 34], 0)).all()
+
+
+@NEEDS_TILES
+@pytest.mark.parametrize("size", [1e-34, 1e-20, 1e-10, 1e10, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", TILED)
+def test_tiles_lose_nothing_of_vectors_that_are_small_or_large(dtype, size):
+    """Red if int8, which is restored over 2**112, meets such vectors as they are: the products are set to 0, or infinite."""
+    dice = torch.Generator().manual_seed(0)
+    parts, _, _ = draw_matrix(dtype, 40, 256, dice)
+    if dtype == torch.int8:
+        parts[1] /= 255 * 127  # so that no output is infinite
+    x = torch.randn(LEAST[dtype], 256, generator=dice).bfloat16().float().numpy()
+    power = np.float32(2.0 ** round(math.log2(size)))
+    expected, _ = multiply(parts, x, 0, 40)
+    found, _ = multiply(parts, x * power, 0, 40)
+    np.testing.assert_allclose(found / power, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @NEEDS_TILES

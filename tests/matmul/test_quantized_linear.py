@@ -36,10 +36,11 @@ def exact(matrix, x):
 
 
 def restores_rows(matrix, x):
-    """Whether a compiled product restores rows of int4: to bfloat16, to which it rounds vectors too, or to integers."""
-    if not matrix.can_run_compiled(x) or uses_panels(matrix, x) or matrix.values.dtype != torch.uint8:
+    """Whether a compiled product restores rows of integers: to bfloat16, as it rounds vectors too, or int4 to integers."""
+    if not matrix.can_run_compiled(x) or uses_panels(matrix, x) or matrix.values.is_floating_point():
         return False
-    return matrix.uses_tiles(x) or 0 < count_least_restored_vectors() * matrix.columns <= x.numel()
+    is_restored = matrix.values.dtype == torch.uint8 and 0 < count_least_restored_vectors() * matrix.columns <= x.numel()
+    return matrix.uses_tiles(x) or is_restored
 
 
 def uses_panels(matrix, x):
@@ -54,7 +55,9 @@ def rounding(matrix, x):
     halves = 2 + (matrix.values.dtype != torch.bfloat16) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
     halves = halves or 2 * (restores_rows(matrix, x) and has_bfloat16_products())
     halves = halves or (matrix.can_run_compiled(x) and matrix.uses_tiles(x))  # x alone: W is bfloat16
-    return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + gamma(torch.bfloat16, halves)) * size
+    is_float16_first = matrix.values.dtype == torch.int8 and matrix.can_run_compiled(x) and matrix.uses_tiles(x)
+    half = gamma(torch.bfloat16, halves) + gamma(torch.float16, 2 * is_float16_first)
+    return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + half) * size
 
 
 def uses_integers(matrix, x):

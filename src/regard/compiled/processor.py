@@ -28,7 +28,7 @@ SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
-AMX = BFLOAT16 | {"amx-tile", "amx-bf16", "amx-int8"}
+AMX = BFLOAT16 | {"amx-tile", "amx-bf16", "amx-int8", "avx512fp16"}
 PROCESSORS = {  # instruction sets by LLVM's processor names; any other name stands for SSE
     **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
     **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),

@@ -44,6 +44,15 @@ def reinterpret_as_int32(context, x):
     return types.int32(types.float32), generate
 
 
+@njit_inlined()
+def find_largest_bits(x):
+    """Return the bits of the largest magnitude of a vector of float32; those of inf or NaN if a number is not finite."""
+    numbers, bits = x.view(np.int32), np.int32(0)
+    for c in range(len(numbers)):  # a magnitude grows with its bits, and LLVM vectorizes the maximum of integers
+        bits = max(bits, numbers[c] & np.int32(0x7FFFFFFF))
+    return np.int32(bits)
+
+
 @njit_inlined(inline="always", fastmath=REASSOCIATED)
 def exponential(x):
     """Compute exp(x) for x from -87 to 0."""

@@ -23,6 +23,7 @@ STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
 LEAST = np.float32(1e-35)  # rows of numbers below this count as zeros: LARGEST_RESTORED divided by less may be infinite
 INT8_FACTOR = round(LARGEST_RESTORED * 2**15 / (127 * 255))  # over 2**15: by what a product of int8 and a scale is multiplied
+RESTORED_EXPONENT = 112  # of the power of two by which `restore_int8_for_tiles` divides: bfloat16's bias minus float16's
 LOOKS_UP = has_lookup_of_16_bits()
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
 
@@ -104,6 +105,32 @@ def restore_int8(context, numbers, group_scales, columns, out):
     return types.void(*4 * [types.int64]), generate
 
 
+@intrinsic
+def restore_int8_for_tiles(context, numbers, group_scales, columns, out):
+    """Store columns of a row of int8 as bfloat16: times the scales of their groups, over 2**RESTORED_EXPONENT.
+
+    All are addresses; columns is a multiple of STEP, within one SPAN. The products are rounded to float16, whose sign, exponent
+    and upper 7 bits of the fraction are those of a number of bfloat16 with that smaller exponent.
+    """
+
+    def generate(context, builder, signature, arguments):
+        numbers, group_scales, columns, out = arguments
+        scales = builder.load(builder.inttoptr(group_scales, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
+        scales = builder.shuffle_vector(scales, scales, make_shuffle_mask([n // 2 for n in range(STEP)]))
+        halves = ir.VectorType(ir.HalfType(), STEP)
+        scales = builder.sitofp(builder.zext(scales, WORDS), halves)
+        with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(STEP)) as (p, _):
+            x = load_register(builder, builder.add(numbers, p), ir.IntType(8), STEP)
+            bits = builder.bitcast(builder.fmul(builder.sitofp(builder.sext(x, WORDS), halves), scales), WORDS)
+            bits = builder.ashr(builder.add(bits, make_constant(WORDS, 4)), make_constant(WORDS, 3))
+            bits = builder.and_(bits, make_constant(WORDS, ~0x7000))  # copies of the sign
+            at = builder.inttoptr(builder.add(out, builder.mul(p, SIZE(2))), WORDS.as_pointer())
+            builder.store(bits, at, align=2)
+        return context.get_dummy_value()
+
+    return types.void(*4 * [types.int64]), generate
+
+
 @njit_inlined()
 def compute_int4(pairs, low_scale, low_offset, high_scale, high_offset, out):
     """Store the lower halves of the bytes of a block times a scale plus an offset, then the upper halves times theirs.
@@ -169,13 +196,12 @@ def read_two_groups(factors, group):
 
 
 @njit_inlined()
-def dequantize_int4_row(pairs, scales, columns, out):
-    """Store a row of int4, at an address, at another; its scales are followed by the offsets. columns: a multiple of BLOCK."""
-    groups = columns // GROUP
-    factors = view_array(scales, 2 * groups, np.uint16)
-    for group in range(0, groups, 2):
-        scale, offset, other, last = read_two_groups(factors, group)
-        restore_int4(pairs + group * GROUP // 2, scale, offset, other, last, out + 2 * group * GROUP)
+def dequantize_int4_groups(pairs, scales, columns, first, last, out):
+    """Store an even number of groups of a row of int4, at an address, at another; its scales are followed by the offsets."""
+    factors = view_array(scales, 2 * (columns // GROUP), np.uint16)
+    for group in range(first, last, 2):
+        scale, offset, other, end = read_two_groups(factors, group)
+        restore_int4(pairs + group * GROUP // 2, scale, offset, other, end, out + 2 * (group - first) * GROUP)
 
 
 @njit_inlined()
@@ -219,7 +245,7 @@ def round_int4_row(pairs, scales, columns, out):
 @njit_inlined()
 def round_int4_row_to_bfloat16(pairs, scales, columns, out):
     """Store a row of int4, at an address, as bfloat16 at another; return its scale, which is 1."""
-    dequantize_int4_row(pairs, scales, columns, out)
+    dequantize_int4_groups(pairs, scales, columns, 0, columns // GROUP, out)
     return ONE
 
 
@@ -240,4 +266,5 @@ def dequantize_shared(place):
             if a.format == INT8:
                 dequantize_int8_row(a.numbers + n * row, scales[row], a.group_scales + groups * row, n, a.out + 2 * n * row)
             else:
-                dequantize_int4_row(a.numbers + n // 2 * row, a.scales + n // GROUP * 4 * row, n, a.out + 2 * n * row)
+                pairs, scales_of_row = a.numbers + n // 2 * row, a.scales + n // GROUP * 4 * row
+                dequantize_int4_groups(pairs, scales_of_row, n, 0, n // GROUP, a.out + 2 * n * row)

@@ -54,7 +54,7 @@ def multiply_shared(place):
             one = atomic_increment(taken)
             if one >= a.count:
                 break
-            factors[one] = quantize_for(matrix, x, one, integers)
+            quantize_for(matrix, x, one, integers, factors)
         wait_at_barrier(a.barrier)
     while True:
         first = atomic_increment(place) * a.block

@@ -25,8 +25,8 @@ from regard.compiled.matrix_formats import (
     SHORTS,
 )
 from regard.compiled.register_tiles import MULTIPLIES_PAIRS
-from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, reinterpret_as_float32
-from regard.matmul.numba_amx import HAS_TILES, multiply_by_tiles, round_for_tiles, uses_tiles
+from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, find_largest_bits, reinterpret_as_float32
+from regard.matmul.numba_amx import EDGE, HAS_TILES, multiply_by_tiles, round_for_tiles, uses_tiles
 from regard.matmul.numba_dequantize import restore_int4_row
 from regard.matmul.numba_row_tiles import LEAST_RESTORED, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
 
@@ -41,10 +41,7 @@ def find_quantization(x, largest):
 
     Both are 0 for zeros; the scale is NaN if a number is not finite.
     """
-    numbers, bits = x.view(np.int32), np.int32(0)
-    for c in range(len(numbers)):  # of the size: it grows with its bits, and LLVM vectorizes the maximum of integers
-        bits = max(bits, numbers[c] & np.int32(0x7FFFFFFF))
-    top = reinterpret_as_float32(np.int32(bits))
+    top = reinterpret_as_float32(find_largest_bits(x))
     factor = np.float32(largest) / top if LOW < top < np.inf else ZERO
     return factor, top / np.float32(largest) if factor > ZERO else ZERO * top
 
@@ -123,18 +120,23 @@ def is_rounded(matrix, columns, count):
 
 
 @njit_inlined()
-def quantize_for(matrix, x, one, integers):
-    """Round one of some vectors for a matrix, to integers or to bfloat16; return its scale."""
+def quantize_for(matrix, x, one, integers, factors):
+    """Round one of some vectors for a matrix, to integers or to bfloat16, and set its scale.
+
+    For tiles, the first vector of each also rounds the others.
+    """
     out, count = integers[one], len(x)
     if HAS_TILES and uses_tiles(matrix, x.shape[1], count):  # nothing of it is compiled without tiles
-        return round_for_tiles(x[one], one, count, integers)
+        if one % EDGE == 0:
+            round_for_tiles(matrix, x, one, integers, factors)
+        return
     restores = is_restored(matrix, count)
     if restores and MULTIPLIES_PAIRS:
-        return round_vector(x[one], out)
-    scale = quantize_vector(x[one], out)
+        factors[one] = round_vector(x[one], out)
+        return
+    factors[one] = quantize_vector(x[one], out)
     if matrix[FORMAT] == INT4 and not restores:
         sum_groups(out)
-    return scale
 
 
 @njit_inlined()

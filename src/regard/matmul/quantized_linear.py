@@ -40,7 +40,7 @@ class QuantizedLinear(nn.Module):
 
     - Pairs of bfloat16: x, W and the outputs are rounded to bfloat16, except of float16 (is_bfloat16_faster); of int4, x and W
       are from 12 vectors on.
-    - Tiles of bfloat16 (AMX): so are x, and W of int4, for fewer vectors (uses_tiles).
+    - Tiles of bfloat16 (AMX): so are x, and W of int8 and int4, for fewer vectors (uses_tiles).
     - AVX-512 alone: from 12 vectors on, the numbers of a row of int4 are rounded to integers up to 1365, times a scale.
     - Pairs of 16-bit integers added to a sum (AVX-512 VNNI): from 64 vectors on, those of int8 too, and the vectors to
       integers up to 8191.
@@ -183,7 +183,7 @@ class QuantizedLinear(nn.Module):
         return can_bypass_torch(*floats) and load_compiled_products() is not None and threads.find_barrier_address() != 0
 
     def uses_tiles(self, x: Tensor) -> bool:
-        """Return whether the compiled product rounds x to bfloat16, and W if it is int4, and multiplies tiles of them."""
+        """Return whether the compiled product rounds x to bfloat16, and W of int8 or int4, and multiplies tiles of them."""
         least = count_least_vectors_for_tiles(self.values.dtype)
         return 0 < least * self.columns <= x.numel() and self.columns % BLOCK == 0
 

@@ -222,7 +222,7 @@ def quantize_vectors(x, matrix, buffers, place):
     integers = buffers.integers[place, : len(x) * shorts].reshape(len(x), shorts)
     if is_rounded(matrix, x.shape[1], len(x)):
         for one in range(len(x)):
-            buffers.factors[place, one] = quantize_for(matrix, x, one, integers)
+            quantize_for(matrix, x, one, integers, buffers.factors[place])
     return integers
 
 
