@@ -392,4 +392,5 @@ def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
 
 def drop_expanded_axes(x: Tensor) -> Tensor:
     """Return x with the axes along which it is expanded reduced to one entry."""
-    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]
+    strides = x.stride()
+    return x if all(strides) else x[tuple(slice(None) if stride else slice(1) for stride in strides)]

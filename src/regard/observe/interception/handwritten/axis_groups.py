@@ -150,8 +150,8 @@ def find_head_counts() -> list[int]:
     for frame in reversed(STATE.frames[-3:]):
         own = vars(frame.module)
         for attributes in (own, read_attributes(own.get("config"))):
-            if not NAMES.isdisjoint(attributes):
-                counts += [n for name in HEADS if type(n := attributes.get(name)) is int and n > 1]
+            stated = sorted(NAMES & attributes.keys(), key=HEADS.index)
+            counts += [n for name in stated if type(n := attributes[name]) is int and n > 1]
     return counts
 
 

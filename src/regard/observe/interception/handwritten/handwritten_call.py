@@ -17,7 +17,7 @@ from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import autocast_tensor, disable_autocast, is_autocast_on
-from regard.mechanism.scores import dot, score_dtype
+from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
@@ -32,6 +32,7 @@ from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, 
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+from regard.observe.interception.thread_state import cache_in_forward
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 BLOCKS = (
@@ -285,12 +286,12 @@ def compare_sampled_rows(call: AttentionCall, matrix: Tensor, rounding: float, s
     """
     t = matrix.shape[2]
     rows = build_sampled_rows(t, step, matrix.device)
-    q, k = call.q.detach()[:, :, rows], call.k.detach()
+    q, k = call.q.detach().index_select(2, rows), call.k.detach()
     if is_autocast_on(q.device):
         q, k = autocast_tensor(q), autocast_tensor(k)
-    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, rows]
+    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias.index_select(2, rows)
     kind = score_dtype(matrix.dtype)
-    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows)), matrix[:, :, rows].to(kind)
+    scores, theirs = compute_scores(call, q, k, bias, find_hidden_keys(call, rows)), matrix.index_select(2, rows).to(kind)
     eps = max(rounding, torch.finfo(q.dtype).eps)
     if not theirs.numel():
         return None
@@ -316,17 +317,29 @@ def build_sampled_rows(t: int, step: int, device: torch.device) -> Tensor:
 
 
 def find_hidden_keys(call: AttentionCall, rows: Tensor) -> Tensor | None:
-    """Return the table of keys that a call's mask hides from some queries, given by index; None for a mask that hides none."""
-    if call.mask is EVERYTHING:
+    """Return the table of keys that a call's mask hides from some queries, given by index; None for a mask that hides none.
+
+    That of a few queries is computed once per forward for all layers that share the mask.
+    """
+    mask, offset, keys = call.mask, call.offset, call.k.shape[2]
+    if mask is EVERYTHING:
         return None
-    return ~call.mask.block(rows, torch.arange(call.k.shape[2], device=rows.device), call.offset)
+
+    def build_table() -> tuple[Tensor, Tensor]:
+        return rows, ~mask.block(rows, torch.arange(keys, device=rows.device), offset)
+
+    if len(rows) > 2 * SAMPLED_ROWS:
+        return build_table()[1]
+    key = "hidden", id(mask), id(rows), keys, id(offset) if isinstance(offset, Tensor) else offset
+    table: Tensor = cache_in_forward(key, (mask, offset), build_table)[1]  # which keeps what the ids are of
+    return table
 
 
 def compute_scores(call: AttentionCall, q: Tensor, k: Tensor, bias: Tensor | None, hidden: Tensor | None) -> Tensor:
     """Compute the scores (b, h, n, k) of some queries, with the bias and the table of keys that are hidden from them."""
     exact = score_dtype(q.dtype)
     with disable_autocast(q.device):
-        scores = dot(q.to(exact), share(k.to(exact), q.shape[1]))
+        scores = q.to(exact) @ share(k.to(exact), q.shape[1]).mT
     scores *= q.shape[-1] ** -0.5 if call.scale is None else call.scale
     scores = scores if call.softcap is None else call.softcap * (scores / call.softcap).tanh()
     scores = scores if bias is None else scores + bias.to(exact)

@@ -43,6 +43,8 @@ class AxisTable:
 
     def expand_axes(self, axes: Axes) -> Axes:
         """Return axes with those that were split replaced by their parts."""
+        if self.parts.keys().isdisjoint(axes):
+            return axes
         parts: list[int] = []
         for axis in axes:
             parts += self.expand_axes(self.parts[axis]) if axis in self.parts else [axis]
@@ -142,7 +144,11 @@ class AxisTable:
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
         rank_split = self.rank_split
         x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
-        x = x.reshape([self.sizes[axis] for axis in have]).permute(order)
+        if order != [*range(len(have))]:
+            x = x.reshape([self.sizes[axis] for axis in have]).permute(order)
+        have_all_or_none = (places.keys() >= set(group) or places.keys().isdisjoint(group) for group in groups)
+        if all(have_all_or_none):  # nothing is expanded
+            return x.reshape([math.prod([self.sizes[axis] for axis in group if axis in places]) for group in groups])
         sizes, before, after = [], [], []  # of groups; of their axes, before and after those that x lacks are expanded
         for n, group in enumerate(groups):
             has_axis = [axis in places for axis in group]
