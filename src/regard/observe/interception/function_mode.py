@@ -55,29 +55,30 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not STATE.is_active:
-            return func(*args, **kwargs)
         wrapper, name, kernel, role = classify_function(func)
-        result = func(*args, **kwargs) if wrapper is None else wrapper(func, *args, **kwargs)
-        frames = STATE.frames
-        if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
-            with torch._C.DisableTorchFunction():
-                outputs = args[0] if result is None else result
-                args, kwargs = list_tensors_by_place(name, args, kwargs)
-                handwritten_call = None
-                if self.undivided:
-                    self.follow_undivided(func, name, args, kwargs, outputs)
-                if self.tracker.linear:
-                    self.follow_linear(func, name, args, kwargs, outputs)
-                if kernel:
-                    report_missed(name, BY_ITSELF)
-                elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
-                    handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
-                if handwritten_call is not None and isinstance(result, Tensor):
-                    result = outputs = self.intercept_handwritten(handwritten_call, result)
-                frames[-1].log_operation(args, kwargs, outputs, name)
-                if isinstance(result, Tensor) and not is_readable(result) and (role is Role.SOFTMAX or self.opaque_weights):
-                    self.report_opaque(name, role, args, result)
+        result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
+        kind, frames = type(result), STATE.frames
+        is_made = kind is Tensor or (isinstance(result, MADE) and kind is not torch.Size) or func is Tensor.__setitem__
+        if not is_made or not frames or not STATE.is_active:
+            return result
+        with torch._C.DisableTorchFunction():
+            outputs = args[0] if result is None else result
+            args, kwargs = list_tensors_by_place(name, args, kwargs)
+            handwritten_call = None
+            if self.undivided:
+                self.follow_undivided(func, name, args, kwargs, outputs)
+            if self.tracker.linear:
+                self.follow_linear(func, name, args, kwargs, outputs)
+            if kernel:
+                report_missed(name, BY_ITSELF)
+            elif wrapper is None and (role in STARTS or self.tracker.may_follow_any(args, kwargs)):
+                handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
+            if handwritten_call is not None and isinstance(result, Tensor):
+                result = outputs = self.intercept_handwritten(handwritten_call, result)
+            frames[-1].log_operation(args, kwargs, outputs, name)
+            is_opaque = type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result)
+            if is_opaque and (role is Role.SOFTMAX or self.opaque_weights):
+                self.report_opaque(name, role, args, result)
         return result
 
     def follow_function(self, frames: Any, func: Any, name: str, *call: Any) -> HandwrittenCall | None:

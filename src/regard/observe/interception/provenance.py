@@ -21,6 +21,9 @@ PICKS = GATHERS | {"embedding"}  # look-ups in a table
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
+PLAIN = frozenset((Tensor, nn.Parameter))  # classes of most tensors, which need no inspection
+IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
+COLLECTIONS = (list, tuple, dict)
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 TensorOrRef = Tensor | weakref.ref[Tensor]  # a reference to one that may have been freed
@@ -114,15 +117,17 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """Log that a function or a child module computed a result from its arguments."""
-        values = (
-            find_tensors((*args, *kwargs.values()), {}) if name in NESTED else find_tensors(args, kwargs) if kwargs else args
-        )
-        inputs, sizes = [], []
-        for x in values:
-            if isinstance(x, Tensor):
-                inputs.append(weakref.ref(x))
-                sizes.append(x.numel() if type(x) is Tensor or is_readable(x) else 0)  # a wrapper's numel() would be traced
-        results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
+        if name in NESTED:
+            args = find_tensors((*args, *kwargs.values()), {})
+        elif kwargs:
+            args = find_tensors(args, kwargs)
+        tensors = [*filter(IS_TENSOR, args)]
+        if PLAIN.issuperset(map(type, tensors)):
+            sizes = [*map(Tensor.numel, tensors)]
+        else:
+            sizes = [x.numel() if is_readable(x) else 0 for x in tensors]  # a wrapper's numel() would be traced
+        inputs = [*map(weakref.ref, tensors)]
+        results = [result] if isinstance(result, Tensor) else [*filter(IS_TENSOR, list_entries(result))]
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
@@ -148,22 +153,17 @@ class ModuleFrame:
         In a product, what the module was called with comes before larger tensors from elsewhere: they may be weights.
         """
         joins, projects = name in JOINS, name in PROJECTS
-        sources, is_projected, is_passed, most = NOTHING, child or projects, False, (False, -1)
+        sources, was_projected, is_passed, most = NOTHING, False, False, (False, -1)
         for x, size in zip(inputs, sizes, strict=False):
-            source = self.made.get(id(x)) or self.add_source(x)
-            rank = projects and source.is_passed, size
-            if source.sources and joins:
-                sources, is_projected = sources | source.sources, is_projected or source.projected
-                is_passed = is_passed or source.is_passed
-            elif source.sources and rank > most:
-                sources, is_projected, is_passed, most = (
-                    source.sources,
-                    child or projects or source.projected,
-                    source.is_passed,
-                    rank,
-                )
+            one = self.made.get(id(x)) or self.add_source(x)
+            rank = projects and one.is_passed, size
+            if one.sources and joins:
+                sources, was_projected = sources | one.sources, was_projected or one.projected
+                is_passed = is_passed or one.is_passed
+            elif one.sources and rank > most:
+                most, (_, sources, was_projected, is_passed) = rank, one
         for y in results:
-            self.made[id(y)] = TensorSources(y, sources, is_projected, is_passed)
+            self.made[id(y)] = TensorSources(y, sources, child or projects or was_projected, is_passed)
 
     def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
         """Register a tensor from outside the frame as its own source; a parameter has none."""
@@ -179,13 +179,13 @@ class ModuleFrame:
         It is what the largest argument holds, or the maximum over all arguments that were joined or multiplied.
         """
         name, child, inputs, sizes, _ = maker
+        if len(inputs) == 1 and not child and keeps_contents(name):
+            return self.get_contents(inputs[0])
         if name in FRESH or not (inputs or child):
             return CONSTANT
         if name == PARAMETRIZES:
             return WEIGHT
         is_product = child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION)
-        if len(inputs) == 1 and not is_product and name not in PICKS:
-            return self.get_contents(inputs[0])
         holds = [*map(self.get_contents, inputs)]
         if is_product:
             return max([LEARNED if child or max(holds) else CONSTANT, *holds])
@@ -198,11 +198,12 @@ class ModuleFrame:
 
     def get_contents(self, x: "weakref.ref[Tensor]") -> int:
         """Return what a tensor holds; one not made in this frame is a weight or an argument of the module."""
-        if id(x) not in self.contents:
+        known = self.contents.get(id(x))
+        if known is None:
             tensor = x()
             weighs = isinstance(tensor, nn.Parameter) or is_buffer(self.module, tensor)
-            self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
-        return self.contents[id(x)][1]
+            known = self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
+        return known[1]
 
     def find_input(self, sources: frozenset[int]) -> Tensor | None:
         """Return the tensor from outside the frame that is the first of some sources; None if it is gone."""
@@ -214,16 +215,13 @@ class ModuleFrame:
 
 def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
-    tensors, nested = [], []
-    for x in args:
-        if isinstance(x, Tensor):
-            tensors.append(x)
-        elif isinstance(x, list | tuple | dict):
-            nested.append(x)
-    for entries in nested:
-        tensors += [x for x in list_entries(entries) if isinstance(x, Tensor)]
+    tensors: list[Tensor] = [*filter(IS_TENSOR, args)]
+    if len(tensors) < len(args):
+        for x in args:
+            if isinstance(x, COLLECTIONS):
+                tensors += filter(IS_TENSOR, list_entries(x))
     if kwargs:
-        tensors += [x for x in kwargs.values() if isinstance(x, Tensor)]
+        tensors += filter(IS_TENSOR, kwargs.values())
     return tensors
 
 
@@ -235,6 +233,12 @@ def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not places:
         return args, kwargs
     return (*args, *(kwargs[key] for key in places)), {key: value for key, value in kwargs.items() if key not in PLACES}
+
+
+@cache
+def keeps_contents(name: str) -> bool:
+    """Return whether the function of this name makes of one tensor another one that holds the same: no product, no look-up."""
+    return name not in FRESH | PICKS | {PARAMETRIZES} and infer_role(name) not in (Role.PRODUCT, Role.CONVOLUTION)
 
 
 @cache
@@ -257,12 +261,12 @@ def is_buffer(module: nn.Module, x: Tensor | None) -> bool:
 
 def list_entries(x: Any) -> Any:
     """Return the entries of a list, tuple or dictionary; none for anything else."""
-    return x if isinstance(x, list | tuple) else x.values() if isinstance(x, dict) else ()
+    return () if not isinstance(x, COLLECTIONS) else x.values() if isinstance(x, dict) else x
 
 
 def has_own_data(x: Tensor) -> bool:
     """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
-    return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return type(x) in PLAIN or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def is_distributed(x: Any) -> bool:

@@ -97,8 +97,12 @@ class HandwrittenTracker(Traces):
         self.linear.clear()
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
-        """Return False only if no tensor among the arguments is followed, nor used weights."""
-        return super().may_follow_any(args, kwargs) or (bool(self.used.traces) and self.used.may_follow_any(args, kwargs))
+        """Return False only if no tensor among the arguments is followed, nor used weights: quick, for the many functions."""
+        traces, used = self.traces, self.used.traces
+        if not (traces or used):
+            return False
+        ids = [*map(id, find_tensors(args, kwargs))]
+        return not (traces.keys().isdisjoint(ids) and used.keys().isdisjoint(ids))
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -118,8 +122,7 @@ class HandwrittenTracker(Traces):
         tensors = [x for x in find_tensors(args, kwargs) if not x.is_nested]
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
-        self.mark_edits(name, tensors, results)
-        traced = self.find_all(tensors)
+        traced = self.mark_edits(name, tensors, results)
         if not results or not (traced or role in STARTS):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
@@ -230,7 +233,7 @@ class HandwrittenTracker(Traces):
         """Follow a product that sums over an axis, or a distance; return the call of attention that it completes, or None."""
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
-        product = label_product(name, args, kwargs)
+        product = label_product(name, operands, args, kwargs)
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)

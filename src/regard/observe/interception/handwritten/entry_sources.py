@@ -4,7 +4,6 @@ An axis that kept its order is known again, another one is a selection of the ro
 beside the scores of a softmax is its sink.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -87,7 +86,7 @@ def select_form(
     if form is None or any(bool(one.elsewhere.any()) or len(one.axes) != 1 for one, _ in moved):
         return None
     renamed = {one.axes[0]: (axes[0], one.places[0]) for one, axes in moved}
-    return replace(select_entries(table, form, renamed, fixed), dims=dims)
+    return select_entries(table, form, renamed, fixed)._replace(dims=dims)
 
 
 def select_entries(

@@ -42,10 +42,9 @@ class LabelledProduct(NamedTuple):
         return a, b, tuple(axes.get(label, ()) for label in self.result)
 
 
-def label_product(name: str, args: Any, kwargs: Any) -> LabelledProduct | None:
+def label_product(name: str, operands: list[Tensor], args: Any, kwargs: Any) -> LabelledProduct | None:
     """Return what a product function of this name computes; None if it has not two operands or is of another kind."""
     core = strip_affixes(name)
-    operands = find_operands(name, args, kwargs)
     if len(operands) != 2:
         return None
     a, b = operands if core != "rmatmul" else operands[::-1]
@@ -112,7 +111,7 @@ def separate_factors(
     """
     operands = find_operands(name, args, kwargs)
     if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
-        return label_product(name, args, kwargs), []
+        return label_product(name, operands, args, kwargs), []
     labels, result = label_terms(args[0], operands)
     own = next((one for one, y in zip(labels, operands, strict=False) if y is x), [])
     pairs = [(y, one) for y, one in zip(operands, labels, strict=False) if y is not x]

@@ -4,6 +4,7 @@ A function that moves entries is repeated on a tensor of places, the flat index 
 come from the places when they are needed.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ SUMS = {"scatter_add", "index_add", "fold"}
 REPLAYED = (MOVERS | VIEWS | PERMUTES | {"expand", "broadcast_to", "expand_as"}) - CHOOSES_BY_VALUE - SUMS
 
 
+@cache
 def is_replayed(name: str) -> bool:
-    """Return whether a function of this name moves entries in a way that does not depend on their values."""
+    """Return whether a function of this name moves entries in a way that does not depend on their values. Cached per name."""
     return strip_affixes(name) in REPLAYED or name in REPLAYED
 
 

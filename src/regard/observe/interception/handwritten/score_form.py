@@ -1,7 +1,6 @@
 """The formula of followed scores: the product of two tensors, and the steps that scaled, bounded, shifted and masked it."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -54,8 +53,7 @@ class ScoreStep(NamedTuple):
     amount: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreForm:
+class ScoreForm(NamedTuple):
     """Scores as the product of a and b, with the axes of each tensor, and the steps that followed."""
 
     a: Tensor
@@ -66,9 +64,9 @@ class ScoreForm:
     steps: tuple[ScoreStep, ...] = ()
     shared: Axes = ()  # axes of one operand along which the other is shared: heads, of which all have the same keys
 
-    def add_step(self, *step: Any, dims: Dims | None = None) -> "ScoreForm":
-        """Return the form with one more step, and with other axes if the step broadcast the scores."""
-        return replace(self, steps=(*self.steps, ScoreStep(*step)), dims=self.dims if dims is None else dims)
+    def add_step(self, *step: Any) -> "ScoreForm":
+        """Return the form with one more step."""
+        return self._replace(steps=(*self.steps, ScoreStep(*step)))
 
 
 def start_form(table: AxisTable, product: LabelledProduct) -> ScoreForm:
@@ -149,7 +147,7 @@ def extend_form(
     `dims` are the axes of the result; `other` is the form of another argument, if it is also followed.
     """
     core = strip_affixes(name)
-    form = form if form.dims == dims else replace(form, dims=dims)
+    form = form if form.dims == dims else form._replace(dims=dims)
     if core in KEEPING or name in PERMUTES or is_inactive_dropout(core, args, kwargs):
         return form
     if core == "tanh":

@@ -105,7 +105,7 @@ def describe_frames(frames: list[ModuleFrame]) -> FramesOfUse:
     Weights that a module with parameters returns may be used for anything.
     """
     module = frames[-1].module
-    has_caller = len(frames) > 1 and next(module.parameters(), None) is None
+    has_caller = len(frames) > 1 and not any(x is not None for one in module.modules() for x in one._parameters.values())
     return FramesOfUse(weakref.ref(frames[-1]), weakref.ref(frames[-2]) if has_caller else None)
 
 

@@ -2,6 +2,7 @@
 
 import weakref
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
-from regard.observe.interception.provenance import is_distributed, is_in_place, is_readable, list_entries
+from regard.observe.interception.provenance import is_distributed, is_in_place, is_readable
 
 
 class TraceKind(IntEnum):
@@ -111,29 +112,31 @@ class Traces:
         trace = self.traces.get(id(x))
         return trace if trace is not None and trace.tensor() is x else None
 
-    def mark_edits(self, name: str, tensors: list[Tensor], results: list[Tensor]) -> None:
-        """Mark the followed tensors that a function of this name wrote into by another one, and its arguments if others did."""
-        for x, trace in self.find_all(tensors):
-            own = is_in_place(name) and any(x is y for y in results)  # writes, once
+    def mark_edits(self, name: str, tensors: list[Tensor], results: list[Tensor]) -> list[Traced]:
+        """Mark the followed tensors that a function of this name wrote into by another one, and its arguments if others did.
+
+        Return those of its arguments that are followed, with their traces.
+        """
+        traced, writes, has_edits = self.find_all(tensors), is_in_place(name), False
+        for x, trace in traced:
+            own = writes and any(x is y for y in results)  # once
             if read_version(x) - trace.version > own:
                 self.put(x, trace._replace(has_edits=True))
-        for x, _ in self.find_all(tensors[:1]) if is_in_place(name) else ():
+                has_edits = True
+        for x, _ in self.find_all(tensors[:1]) if writes else ():
             for trace in [*self.traces.values()]:  # x.data, and all tensors of inference mode, have no version in common
                 other = trace.tensor()
                 if other is not None and other is not x and share_memory(other, x):
                     self.put(other, trace._replace(has_edits=True))
-
-    def may_follow_any(self, args: Any, kwargs: Any) -> bool:
-        """Return False only if no tensor among the arguments is followed; quick, for the many functions that touch none."""
-        traces = self.traces
-        for x in args:
-            if id(x) in traces or (isinstance(x, list | tuple | dict) and any(id(y) in traces for y in list_entries(x))):
-                return True
-        return any(id(x) in traces for x in kwargs.values()) if kwargs else False
+                    has_edits = True
+        return self.find_all(tensors) if has_edits else traced
 
     def find_all(self, tensors: list[Tensor]) -> list[Traced]:
         """Return those of the tensors that are followed, with their traces."""
-        return [(x, trace) for x in tensors if (trace := self.find(x)) is not None] if self.traces else []
+        traces = self.traces
+        if not traces:
+            return []
+        return [(x, trace) for x in tensors if (trace := traces.get(id(x))) is not None and trace.tensor() is x]
 
     def follow(self, x: Tensor, trace: Trace, name: str = "") -> None:
         """Follow a tensor, and its base if the function of this name wrote into it."""
@@ -151,7 +154,7 @@ class Traces:
             if key in traces and traces[key].tensor is gone:
                 del traces[key]
 
-        eps = max(trace.eps, torch.finfo(x.dtype).eps)
+        eps = max(trace.eps, read_eps(x.dtype))
         traces[key] = trace._replace(tensor=weakref.ref(x, forget), eps=eps, version=read_version(x))
 
     def drop(self, x: Tensor) -> None:
@@ -162,6 +165,12 @@ class Traces:
         """Start following a tensor that a product or a softmax has just made."""
         self.count += 1
         self.follow(x, Trace(weakref.ref(x), kind, pairs, roots | 1 << self.count, x.numel(), **known))
+
+
+@cache
+def read_eps(dtype: torch.dtype) -> float:
+    """Return the rounding of a dtype at 1."""
+    return torch.finfo(dtype).eps
 
 
 def read_version(x: Tensor) -> int:

@@ -22,7 +22,9 @@ QUERIES = re.compile(r"(^|_)w?(q|qk|qkv|query|queries)(_|$)|^(in_proj|c_attn)", 
 
 def can_mix_tokens(module: nn.Module) -> bool:
     """Return whether a module is a recurrence, or projects queries itself, and so attends if it is called attention."""
-    return is_recurrent_name(type(module).__name__) or have_queries(list_own_names(module))
+    if is_recurrent_name(type(module).__name__):
+        return True
+    return have_queries((*module._modules, *module._parameters)) and have_queries(list_own_names(module))  # the first is quick
 
 
 def list_own_names(module: nn.Module) -> tuple[str, ...]:
