@@ -44,16 +44,11 @@ class Recording(HtmlRepr):
     places: Places | None = None  # the patches of an image, or the times of sound, that tokens stand for
 
     def __setattr__(self, name: str, value: Any) -> None:
-        checks = {"tokens": self.place_tokens, "places": check_places}
-        super().__setattr__(name, checks[name](value) if name in checks else value)
-
-    def place_tokens(self, tokens: Any) -> Any:
-        """Return tokens as words of the batch rows of the last run, where they are those of the sequences of a beam search."""
-        tokens = TextPair.from_tokens(tokens)
-        if not self.runs or not self.last.rows:
-            return tokens
-        b = max((len(call.stored.q) for call in self.last.softmax_calls), default=0)
-        return place_sequence_words(tokens, self.last.rows, b)
+        if name == "tokens":
+            value = place_tokens(self, value)
+        elif name == "places":
+            value = check_places(value)
+        super().__setattr__(name, value)
 
     @property
     def calls(self) -> list[Call | ImplicitCall]:
@@ -161,3 +156,12 @@ class Recording(HtmlRepr):
         model = escape_controls(self.model)
         counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
         return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
+
+
+def place_tokens(recording: Recording, tokens: Any) -> Any:
+    """Return tokens as words of the batch rows of the last run, where they are those of the sequences of a beam search."""
+    tokens = TextPair.from_tokens(tokens)
+    if not recording.runs or not recording.last.rows:
+        return tokens
+    b = max((len(call.stored.q) for call in recording.last.softmax_calls), default=0)
+    return place_sequence_words(tokens, recording.last.rows, b)
