@@ -53,6 +53,12 @@ def find_largest_bits(x):
     return np.int32(bits)
 
 
+@njit_inlined(inline="always")
+def compute_power_of_two(exponent):
+    """Compute 2**exponent in float32, for a whole number from -126 to 127."""
+    return reinterpret_as_float32(np.int32((np.int32(exponent) + np.int32(127)) << np.int32(23)))
+
+
 @njit_inlined(inline="always", fastmath=REASSOCIATED)
 def exponential(x):
     """Compute exp(x) for x from -87 to 0."""
@@ -60,7 +66,7 @@ def exponential(x):
     n = np.rint(y)
     f = y - n
     power = ((((C5 * f + C4) * f + C3) * f + C2) * f + C1) * f + C0
-    return power * reinterpret_as_float32(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return power * compute_power_of_two(n)
 
 
 @njit_inlined(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # numpy's error model divides without a check for 0

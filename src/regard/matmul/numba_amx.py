@@ -30,7 +30,7 @@ from regard.compiled.matrix_formats import (
     TILE_COLUMNS,
 )
 from regard.compiled.register_tiles import SIZE, get_data_pointer
-from regard.compiled.vectors import ONE, find_largest_bits, reinterpret_as_float32
+from regard.compiled.vectors import ONE, compute_power_of_two, find_largest_bits
 from regard.matmul.numba_dequantize import RESTORED_EXPONENT, dequantize_int4_groups, restore_int8_for_tiles
 from regard.matmul.numba_row_tiles import INT, emit_transposed, load_register
 
@@ -184,12 +184,6 @@ def find_tile_factor(matrix, x):
     exponent = (find_largest_bits(x) >> 23) - BIAS_OF_EXPONENT
     power = min(max(LARGEST_EXPONENT - exponent, 0), BIAS_OF_EXPONENT)
     return compute_power_of_two(power), compute_power_of_two(RESTORED_EXPONENT - power)
-
-
-@njit_inlined()
-def compute_power_of_two(exponent):
-    """Compute 2**exponent in float32, for an exponent from -126 to 127."""
-    return reinterpret_as_float32(np.int32((exponent + BIAS_OF_EXPONENT) << 23))
 
 
 @njit_inlined()

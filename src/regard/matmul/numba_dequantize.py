@@ -46,10 +46,8 @@ def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
         numbers, scale, group_scales, columns, out = arguments
         with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(SPAN)) as (first, _):
             at = builder.add(group_scales, builder.mul(builder.udiv(first, SIZE(SPAN)), SIZE(GROUPS)))
-            scales = builder.load(builder.inttoptr(at, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
-            factors = builder.uitofp(scales, ir.VectorType(ir.FloatType(), GROUPS))
-            factors = builder.fmul(factors, repeat(builder, scale, GROUPS))
-            factors = builder.shuffle_vector(factors, factors, make_shuffle_mask([n // 2 for n in range(STEP)]))
+            factors = builder.uitofp(emit_column_scales(builder, at), ir.VectorType(ir.FloatType(), STEP))
+            factors = builder.fmul(factors, repeat(builder, scale, STEP))
             last = builder.add(first, SIZE(SPAN))
             last = builder.select(builder.icmp_signed("<", last, columns), last, columns)
             with cgutils.for_range_slice(builder, first, last, SIZE(STEP)) as (p, _):
@@ -60,6 +58,12 @@ def dequantize_int8_row(context, numbers, scale, group_scales, columns, out):
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def emit_column_scales(builder, address):
+    """Emit the 8-bit scales of the groups at an address, one for each of STEP columns."""
+    scales = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
+    return builder.shuffle_vector(scales, scales, make_shuffle_mask([n // 2 for n in range(STEP)]))
 
 
 def emit_step_rounding(builder, x):
@@ -81,9 +85,7 @@ def restore_int8(context, numbers, group_scales, columns, out):
 
     def generate(context, builder, signature, arguments):
         numbers, group_scales, columns, out = arguments
-        scales = builder.load(builder.inttoptr(group_scales, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
-        scales = builder.zext(scales, ir.VectorType(ir.IntType(16), GROUPS))
-        scales = builder.shuffle_vector(scales, scales, make_shuffle_mask([n // 2 for n in range(STEP)]))
+        scales = builder.zext(emit_column_scales(builder, group_scales), WORDS)
         kind = ir.FunctionType(WORDS, [WORDS, WORDS])  # (a b + 2**14) >> 15
         multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.pmul.hr.sw.512")
         even = builder.sub(columns, builder.urem(columns, SIZE(STEP)))
@@ -115,10 +117,8 @@ def restore_int8_for_tiles(context, numbers, group_scales, columns, out):
 
     def generate(context, builder, signature, arguments):
         numbers, group_scales, columns, out = arguments
-        scales = builder.load(builder.inttoptr(group_scales, ir.VectorType(ir.IntType(8), GROUPS).as_pointer()), align=1)
-        scales = builder.shuffle_vector(scales, scales, make_shuffle_mask([n // 2 for n in range(STEP)]))
         halves = ir.VectorType(ir.HalfType(), STEP)
-        scales = builder.sitofp(builder.zext(scales, WORDS), halves)
+        scales = builder.sitofp(builder.zext(emit_column_scales(builder, group_scales), WORDS), halves)
         with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(STEP)) as (p, _):
             x = load_register(builder, builder.add(numbers, p), ir.IntType(8), STEP)
             bits = builder.bitcast(builder.fmul(builder.sitofp(builder.sext(x, WORDS), halves), scales), WORDS)
