@@ -1,6 +1,7 @@
 """Searches back through the operations that made a tensor: for pairs of tokens, and for values chosen by their own weights."""
 
 import weakref
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -120,53 +121,60 @@ def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
     return x.shape == result.shape and id(weakref.ref(x)) in find_ancestors(inner_frames, result)
 
 
+def walk_back(
+    frames: list[ModuleFrame], x: Sized, goes_on: Callable[[Operation, int, int], bool]
+) -> Iterator[tuple[ModuleFrame, "weakref.ref[Tensor]", list[Operation]]]:
+    """Generate the tensors that a tensor was made from, with the operations that made each, in the frames from the innermost.
+
+    goes_on(maker, n, size) chooses the arguments of n entries by which the search goes on from a result of `size` entries.
+    """
+    queue, count = [x], 0
+    for frame in reversed(frames):
+        outer_tensors = []
+        visited = set[int]()
+        while queue and count < MAX_VISITED:
+            one, size = queue.pop()
+            if id(one) in visited:
+                continue
+            visited.add(id(one))
+            count += 1
+            makers = frame.find_makers(one)
+            yield frame, one, makers
+            if not makers:
+                outer_tensors.append((one, size))
+            for maker in makers:
+                inputs = zip(maker.given, maker.sizes, strict=False)
+                queue += [(other, n) for other, n in inputs if goes_on(maker, n, size)]
+        queue = outer_tensors
+
+
+def is_end(maker: Operation) -> bool:
+    """Return whether an operation is a module, or a product, whose arguments are other tokens than its result."""
+    return maker.child or infer_role(maker.name) in (Role.PRODUCT, Role.CONVOLUTION)
+
+
 def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
     """Return the ids of the tensors that weights were made from.
 
     The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
     topk's.
     """
-    queue, ids = [(weakref.ref(weights), weights.numel())], set[int]()
-    for frame in reversed(frames):
-        outer_tensors = []
-        visited = set[int]()
-        while queue and len(ids) < MAX_VISITED:
-            one, size = queue.pop()
-            if id(one) in visited:
-                continue
-            visited.add(id(one))
-            ids.add(id(one))
-            makers = frame.find_makers(one)
-            if not makers:
-                outer_tensors.append((one, size))
-            for maker in makers:
-                if maker.child or maker.name in CHOOSES:
-                    ids |= {id(other) for other in maker.results}
-                if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
-                    inputs = zip(maker.given, maker.sizes, strict=False)  # a larger tensor also holds something else
-                    queue += [(other, n) for other, n in inputs if n <= size and id(other) not in visited]
-        queue = outer_tensors
+
+    def goes_on(maker: Operation, n: int, size: int) -> bool:
+        return n <= size and not is_end(maker)  # a larger tensor also holds something else
+
+    ids = set[int]()
+    for _, one, makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
+        ids.add(id(one))
+        for maker in makers:
+            if maker.child or maker.name in CHOOSES:
+                ids |= {id(other) for other in maker.results}
     return ids
 
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     """Return the ids of all tensors that a tensor was made from, in the running frames."""
-    queue, ids = [weakref.ref(x)], set[int]()
-    for frame in reversed(frames):
-        outer_tensors = []
-        visited = set[int]()
-        while queue and len(ids) < MAX_VISITED:
-            one = queue.pop()
-            if id(one) in visited:
-                continue
-            visited.add(id(one))
-            makers = frame.find_makers(one)
-            ids.add(id(one))
-            if not makers:
-                outer_tensors.append(one)
-            queue += [other for maker in makers for other in maker.given if id(other) not in visited]
-        queue = outer_tensors
-    return ids
+    return {id(one) for _, one, _ in walk_back(frames, (weakref.ref(x), 0), lambda *_: True)}
 
 
 def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:
@@ -175,32 +183,20 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
     What another module has made counts if it is at least 0 and no mask. The model's own arguments, as the adjacency matrix of a
     graph, do not.
     """
-    queue, visited = [x], set[int]()
-    for frame in reversed(frames):
-        outer_tensors = []
-        while queue and len(visited) < MAX_VISITED:
-            one, size = queue.pop()
-            if id(one) in visited:
-                continue
-            makers = frame.find_makers(one)
-            if not makers:
-                outer_tensors.append((one, size))
-                continue
-            visited.add(id(one))
-            if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
+
+    def goes_on(maker: Operation, n: int, size: int) -> bool:
+        return n >= size and maker.name not in JOINS and not is_end(maker)  # a smaller tensor is a norm or a factor
+
+    for frame, one, makers in walk_back(frames, x, goes_on):
+        if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
+            return True
+        tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
+        if makers and makers[-1].child and tensor is not None and has_features(tensor):
+            return True
+        for maker in makers:
+            parts = find_token_inputs(frame, maker) if maker.name in JOINS else []
+            if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
                 return True
-            tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
-            if makers[-1].child and tensor is not None and has_features(tensor):
-                return True
-            for maker in makers:
-                if maker.name in JOINS:
-                    parts = find_token_inputs(frame, maker)
-                    if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
-                        return True
-                elif not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
-                    inputs = zip(maker.given, maker.sizes, strict=False)  # a smaller tensor is a norm or a factor
-                    queue += [(other, n) for other, n in inputs if n >= size]
-        queue = outer_tensors
     return False
 
 
