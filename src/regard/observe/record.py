@@ -97,18 +97,23 @@ def uses_op(model: nn.Module) -> bool:
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError if a module was compiled by torch.compile or torch.jit, and its calls cannot be intercepted."""
     for name, module in modules.items():
-        what = f"its module {name}" if name else "the model"
-        is_compiled = type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
         if is_compiled and not uses_op(modules[""]):
             raise ConfigError(
-                f"{what} is compiled, and torch.compile bypasses the hooks of regard. Use the module that "
+                f"{describe_module(name)} is compiled, and torch.compile bypasses the hooks of regard. Use the module that "
                 "was compiled (compiled._orig_mod) or an uncompiled copy, compile it inside record, or load a model of "
                 "transformers with attn_implementation='regard'."
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(
-                f"{what} is compiled by torch.jit, which bypasses the hooks of regard: use the module that it was made from."
+                f"{describe_module(name)} is compiled by torch.jit, which bypasses the hooks of regard: use the module that it "
+                "was made from."
             )
+
+
+def describe_module(name: str) -> str:
+    """Return what a module of a model is called in an error: `name` is its path, empty for the model."""
+    return f"its module {name}" if name else "the model"
 
 
 def warn_missed(recording: Recording) -> None:

@@ -22,6 +22,27 @@ def double_numbers(x: Tensor) -> Tensor:
     return 2 * x
 
 
+def double_in_forward(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return double_in_forward(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Attend(Double):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return attend_to_itself(x)
+
+
 class Feed(nn.Module):
     """What a block has beside its attention."""
 
@@ -61,6 +82,27 @@ class ByProperty(Steps):
 class ByFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return double_numbers(attend_to_itself(x))
+
+
+class WithGradient(nn.Module):
+    """A function with a gradient of its own, and one whose name is that of a forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Double.apply(double_in_forward(x))
+
+
+class ByGradient(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Attend.apply(x)
+
+
+class ByHandedGradient(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return call_on(x, Attend)
+
+
+def call_on(x: Tensor, function) -> Tensor:
+    return function.apply(x)
 
 
 class InAList(nn.Module):
@@ -113,6 +155,7 @@ class Held(nn.Module):
 HARMLESS = [
     Feed(),
     Steps(),
+    WithGradient(),
     nn.Linear(C, C),
     nn.LayerNorm(C),
     nn.Sequential(Feed(), nn.GELU()),
@@ -124,6 +167,8 @@ OTHERS = [
         ByMethod(),
         ByProperty(),
         ByFunction(),
+        ByGradient(),
+        ByHandedGradient(),
         InAList(),
         Foreign(),
         Pairs(),

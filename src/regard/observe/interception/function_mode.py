@@ -57,17 +57,18 @@ class AttentionFunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         wrapper, name, kernel, role = classify_function(func)
         result = wrapper(func, *args, **kwargs) if wrapper is not None and STATE.is_active else func(*args, **kwargs)
-        kind, frames = type(result), STATE.frames
+        kind = type(result)
         is_made = kind is Tensor or (isinstance(result, MADE) and kind is not torch.Size) or func is Tensor.__setitem__
-        if not is_made or not frames or not STATE.is_active:
+        if not is_made or not (frames := STATE.frames) or not STATE.is_active:
             return result
         with torch._C.DisableTorchFunction():
             outputs = args[0] if result is None else result
-            args, kwargs = list_tensors_by_place(name, args, kwargs)
+            if kwargs or name == "einsum":
+                args, kwargs = list_tensors_by_place(name, args, kwargs)
             handwritten_call = None
-            if self.undivided:
+            if self.undivided.notes:
                 self.follow_undivided(func, name, args, kwargs, outputs)
-            if self.tracker.linear:
+            if self.tracker.linear.found:
                 self.follow_linear(func, name, args, kwargs, outputs)
             if kernel:
                 report_missed(name, BY_ITSELF)
@@ -76,8 +77,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             if handwritten_call is not None and isinstance(result, Tensor):
                 result = outputs = self.intercept_handwritten(handwritten_call, result)
             frames[-1].log_operation(args, kwargs, outputs, name)
-            is_opaque = type(result) is not Tensor and isinstance(result, Tensor) and not is_readable(result)
-            if is_opaque and (role is Role.SOFTMAX or self.opaque_weights):
+            if kind is not Tensor and isinstance(result, Tensor) and not is_readable(result):
                 self.report_opaque(name, role, args, result)
         return result
 

@@ -5,6 +5,7 @@ from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
@@ -22,6 +23,7 @@ PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
 PLAIN = frozenset((Tensor, nn.Parameter))  # classes of most tensors, which need no inspection
+SINGLE = PLAIN | {int, float, bool, slice, type(None), str, torch.dtype, torch.device}  # classes of arguments without entries
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
 COLLECTIONS = (list, tuple, dict)
 SERIAL = count()
@@ -39,6 +41,9 @@ class TensorSources(NamedTuple):
     sources: frozenset[int]
     projected: bool = False
     is_passed: bool = False
+
+
+NO_SOURCES = TensorSources(weakref.ref(Tensor()), NOTHING)
 
 
 class Operation(NamedTuple):
@@ -126,44 +131,43 @@ class ModuleFrame:
             sizes = [*map(Tensor.numel, tensors)]
         else:
             sizes = [x.numel() if is_readable(x) else 0 for x in tensors]  # a wrapper's numel() would be traced
-        inputs = [*map(weakref.ref, tensors)]
-        results = [result] if isinstance(result, Tensor) else [*filter(IS_TENSOR, list_entries(result))]
+        results = (result,) if isinstance(result, Tensor) else [*filter(IS_TENSOR, list_entries(result))]
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, inputs, sizes, outputs))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
-        for operation in self.noted:
-            self.resolve_operation(*operation)
+        made = self.made
+        for name, child, inputs, sizes, results in self.noted:
+            if len(inputs) == 1:
+                one = made.get(id(inputs[0])) or self.add_source(inputs[0])
+            else:
+                one = self.join_sources(name, inputs, sizes)
+            _, sources, was_projected, is_passed = one if one.sources else NO_SOURCES
+            projected = child or was_projected or name in PROJECTS
+            for y in results:
+                made[id(y)] = TensorSources(y, sources, projected, is_passed)
         self.settled += self.noted
         self.noted.clear()
 
-    def resolve_operation(
-        self,
-        name: str,
-        child: bool,
-        inputs: "list[weakref.ref[Tensor]]",
-        sizes: list[int],
-        results: "list[weakref.ref[Tensor]]",
-    ) -> None:
-        """Compute the sources of an operation's results: those of the largest argument, or of all that it joins.
+    def join_sources(self, name: str, inputs: "list[weakref.ref[Tensor]]", sizes: list[int]) -> TensorSources:
+        """Return the sources of the largest of an operation's arguments, or of all that it joins.
 
         In a product, what the module was called with comes before larger tensors from elsewhere: they may be weights.
         """
         joins, projects = name in JOINS, name in PROJECTS
-        sources, was_projected, is_passed, most = NOTHING, False, False, (False, -1)
+        found, most = NO_SOURCES, (False, -1)
         for x, size in zip(inputs, sizes, strict=False):
             one = self.made.get(id(x)) or self.add_source(x)
             rank = projects and one.is_passed, size
             if one.sources and joins:
-                sources, was_projected = sources | one.sources, was_projected or one.projected
-                is_passed = is_passed or one.is_passed
+                sources, is_passed = found.sources | one.sources, found.is_passed or one.is_passed
+                found = TensorSources(x, sources, found.projected or one.projected, is_passed)
             elif one.sources and rank > most:
-                most, (_, sources, was_projected, is_passed) = rank, one
-        for y in results:
-            self.made[id(y)] = TensorSources(y, sources, child or projects or was_projected, is_passed)
+                found, most = one, rank
+        return found
 
     def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
         """Register a tensor from outside the frame as its own source; a parameter has none."""
@@ -213,10 +217,15 @@ class ModuleFrame:
         )
 
 
+def list_objects(args: Any, kwargs: Any) -> Any:
+    """Return the arguments if all are of classes without entries, which is quick to see, else the tensors among them."""
+    return args if not kwargs and SINGLE.issuperset(map(type, args)) else find_tensors(args, kwargs)
+
+
 def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
     tensors: list[Tensor] = [*filter(IS_TENSOR, args)]
-    if len(tensors) < len(args):
+    if len(tensors) < len(args) and not SINGLE.issuperset(map(type, args)):
         for x in args:
             if isinstance(x, COLLECTIONS):
                 tensors += filter(IS_TENSOR, list_entries(x))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
@@ -35,10 +36,9 @@ def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
             continue
         if can_mix_tokens(module):  # to be reported if it is not read
             continue
-        functions = [own[name] for name in names if name in own and callable(own[name])]
-        if all(part is None or id(part) in modules_by_id for part in module._modules.values()) and all(
-            map(is_trusted, functions)
-        ):
+        parts = [id(part) for part in module._modules.values() if part is not None]
+        functions = [own[name] for name in own.keys() & names if callable(own[name])]
+        if modules_by_id.keys() >= {*parts} and all(map(is_trusted, functions)):
             modules_by_id[id(module)] = module
     return modules_by_id
 
@@ -55,14 +55,23 @@ def find_used_attributes(kind: Any) -> frozenset[str] | None:
         if not isinstance(function, FunctionType) or function.__closure__:
             return None
         read.add(function)
+        called: Any = None
         for operation, name in find_loaded_names(function.__code__):
+            if name == "apply" and is_autograd_function(called):
+                queue += {called.forward, called.setup_context} - read
+                continue
+            if operation in GLOBAL:
+                called = function.__globals__.get(name, getattr(builtins, name, None))
+                if is_autograd_function(called):
+                    continue  # its apply is read
+                if isinstance(called, FunctionType) and not is_of_torch(called):
+                    queue += {called} - read  # whatever its name
+                    continue
             if not is_allowed_name(name) or operation in IMPORTS:
                 return None
             if operation == "BINARY_OP":
                 continue
-            if operation in GLOBAL:
-                called = function.__globals__.get(name, getattr(builtins, name, None))
-            else:
+            if operation not in GLOBAL:
                 attributes.add(name)
                 called = inspect.getattr_static(kind, name, None)
                 called = called.fget if isinstance(called, property) else called
@@ -73,6 +82,11 @@ def find_used_attributes(kind: Any) -> frozenset[str] | None:
             elif not is_trusted(called):
                 return None
     return frozenset(attributes)
+
+
+def is_autograd_function(value: Any) -> bool:
+    """Return whether a value is a class of functions with a gradient of their own, whose `apply` calls its `forward`."""
+    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
 
 
 def find_loaded_names(code: CodeType) -> Iterator[tuple[str, str]]:
@@ -91,6 +105,12 @@ def is_allowed_name(name: str) -> bool:
     return name not in STEPS and not ATTENDS.search(name)
 
 
+def is_of_torch(value: Any) -> bool:
+    """Return whether a function or class belongs to Python, torch or `regard.matmul`."""
+    place = str(value.__module__)
+    return place.split(".")[0] in ("torch", "math", "builtins") or place.startswith(PRODUCTS)
+
+
 def is_trusted(value: Any) -> bool:
     """Return whether a value cannot attend.
 
@@ -99,8 +119,5 @@ def is_trusted(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__.split(".")[0] in ("torch", "math")
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
-        place = str(value.__module__)
-        return (place.split(".")[0] in ("torch", "math", "builtins") or place.startswith(PRODUCTS)) and is_allowed_name(
-            value.__name__
-        )
+        return is_of_torch(value) and is_allowed_name(value.__name__)
     return isinstance(value, int | float | str | tuple | None)

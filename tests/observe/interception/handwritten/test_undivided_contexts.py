@@ -246,7 +246,7 @@ def test_nothing_of_a_forward_that_raised_is_left():
         with pytest.raises(RuntimeError, match="stopped"):
             model(torch.randn(B, T, C))
         assert contexts
-        assert not STATE.mode.undivided
+        assert not STATE.mode.undivided.notes
     assert not recording.notes
 
 

@@ -67,6 +67,7 @@ from regard.observe.interception.provenance import (
     is_distributed,
     is_in_place,
     list_entries,
+    list_objects,
 )
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
@@ -101,7 +102,7 @@ class HandwrittenTracker(Traces):
         traces, used = self.traces, self.used.traces
         if not (traces or used):
             return False
-        ids = [*map(id, find_tensors(args, kwargs))]
+        ids = [*map(id, list_objects(args, kwargs))]
         return not (traces.keys().isdisjoint(ids) and used.keys().isdisjoint(ids))
 
     def follow_function(

@@ -62,9 +62,6 @@ class LinearContexts:
         self.found: list[FoundCall] = []
         self.contexts = WeakTensorKeyDictionary()
 
-    def __bool__(self) -> bool:
-        return bool(self.found)
-
     def clear(self) -> None:
         """Forget all calls."""
         self.found.clear()

@@ -49,9 +49,6 @@ class UndividedContexts:
         self.contexts = WeakTensorKeyDictionary()
         self.notes: dict[AttentionCall, tuple[str, Any]] = {}  # of calls: what is to be noted at the end, and their owner
 
-    def __bool__(self) -> bool:
-        return bool(self.notes)
-
     def clear(self) -> None:
         """Forget all contexts."""
         self.contexts.clear()
