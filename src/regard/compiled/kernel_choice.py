@@ -25,8 +25,11 @@ def choose_tile_rows() -> int:
 
 
 def has_bfloat16_products() -> bool:
-    """Return whether an instruction multiplies pairs of bfloat16; without it they are widened to float32."""
-    return count_float32_lanes() == 16 and "avx512bf16" in processor.read_features()
+    """Return whether an instruction multiplies pairs of bfloat16; without it they are widened to float32.
+
+    LLVM has no such instructions without those for whole registers of 16-bit numbers.
+    """
+    return count_float32_lanes() == 16 and {"avx512bf16", "avx512bw"} <= processor.read_features()
 
 
 def is_bfloat16_product_faster(columns: int) -> bool:
