@@ -221,11 +221,14 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
 
 
 @NEEDS_TILES
+@example(torch.bfloat16, 39, 83, 1600, 0, 83, 0)
+@example(torch.int8, 39, 83, 1600, 0, 83, 0)
+@example(torch.uint8, 39, 83, 1600, 0, 83, 0)
 @given(
     st.sampled_from(TILED),
     st.integers(6, 70),
     st.integers(1, 80),
-    st.sampled_from([64, 128, 576, 768]),
+    st.sampled_from([64, 128, 576, 768, 832]),
     st.integers(0, 80),
     st.integers(0, 80),
     st.integers(0, 99),
@@ -263,19 +266,40 @@ def test_tiles_keep_to_their_row_and_vector_what_is_not_finite(dtype, lost):
 
 
 @NEEDS_TILES
-@pytest.mark.parametrize("size", [1e-34, 1e-20, 1e-10, 1e10, 1e20, 1e30])
-@pytest.mark.parametrize("dtype", TILED)
-def test_tiles_lose_nothing_of_vectors_that_are_small_or_large(dtype, size):
-    """Red if int8, which is restored over 2**112, meets such vectors as they are: the products are set to 0, or infinite."""
+def test_tiles_restore_each_product_of_int8_to_the_nearest_number_of_bfloat16():
+    """Each integer times each scale, alone in its sum. A product is rounded to float16 first."""
+    numbers, groups = torch.arange(-128, 128, dtype=torch.int8).repeat(256, 1), torch.arange(256, dtype=torch.uint8)
+    parts = [numbers, torch.ones(256), None, groups[:, None].repeat(1, 16)]
+    found, _ = multiply(parts, np.eye(256, dtype=np.float32), 0, 256)
+    exact = numbers[0].double()[:, None] * groups.double()
+    assert np.array_equal(found, torch.from_numpy(found).bfloat16().float().numpy())
+    allowed = (unit_roundoff(torch.bfloat16) + 2 * unit_roundoff(torch.float16)) * exact.abs()
+    assert (np.abs(found - exact.numpy()) <= allowed.numpy()).all()
+
+
+SIZES = [1e-34, 1e-20, 1e-10, 1, 1e10, 1e20, 1e30]
+MULTIPLIABLE = [
+    (torch.int8, 1e-10, 1e34),
+    *((dtype, a, b) for dtype in TILED for a in [*SIZES, 1e36] for b in SIZES if 1e-30 < a * b < 1e35),
+]  # whose sums are finite in float32
+
+
+@pytest.mark.parametrize("count", [2, 16])
+@pytest.mark.parametrize(("dtype", "of_vectors", "of_matrix"), MULTIPLIABLE)
+def test_nothing_is_lost_of_vectors_and_matrices_that_are_small_or_large(dtype, of_vectors, of_matrix, count):
+    """Red if int8, which tiles restore over 2**112, meets such vectors as they are, or its sums first the larger scale."""
+    of_vectors = max(of_vectors, 0 if uses_tiles(np.array([0, 0, 0, 0, DTYPES[dtype]]), 256, count) else 1e-20)
     dice = torch.Generator().manual_seed(0)
     parts, _, _ = draw_matrix(dtype, 40, 256, dice)
     if dtype == torch.int8:
-        parts[1] /= 255 * 127  # so that no output is infinite
-    x = torch.randn(LEAST[dtype], 256, generator=dice).bfloat16().float().numpy()
-    power = np.float32(2.0 ** round(math.log2(size)))
+        parts[1] /= 255 * 127  # so that the numbers of the matrix are about 1
+    x = torch.randn(count, 256, generator=dice).bfloat16().float().numpy()
+    power, other = (2.0 ** round(math.log2(size)) for size in (of_vectors, of_matrix))
     expected, _ = multiply(parts, x, 0, 40)
-    found, _ = multiply(parts, x * power, 0, 40)
-    np.testing.assert_allclose(found / power, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    scaled = 0 if dtype == torch.bfloat16 else 1
+    parts[scaled] = parts[scaled] * other
+    found, _ = multiply(parts, x * np.float32(power), 0, 40)
+    np.testing.assert_allclose(found / power / other, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @NEEDS_TILES

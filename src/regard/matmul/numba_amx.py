@@ -42,7 +42,7 @@ ROUNDED_COLUMNS = 512  # of the vectors of a tile at a time: they stay in the L1
 ROWS_AHEAD, STEPS_AHEAD = 8, 8  # of the numbers that are prefetched
 SUMS, BLOCK_VECTORS = 4, 2 * EDGE  # registers of sums, and the vectors that are multiplied at a time
 RESTORED_COLUMNS = SPAN  # at a time: a product of tiles waits for the last numbers that were stored
-LARGEST_EXPONENT, BIAS_OF_EXPONENT = 64, 127
+BIAS_OF_EXPONENT = 127  # of float32
 BYTE = ir.IntType(8)
 POINTER = BYTE.as_pointer()
 
@@ -176,13 +176,13 @@ def uses_tiles(matrix, columns, count):
 def find_tile_factor(matrix, x):
     """Return by what a vector is multiplied before it is rounded to bfloat16, and the scale of its products, powers of two.
 
-    int8 is restored as integers over 2**RESTORED_EXPONENT. The largest number of the vector becomes about 2**LARGEST_EXPONENT
-    if it is smaller: products that are too small become 0.
+    int8 is restored as integers over 2**RESTORED_EXPONENT. The largest number of the vector becomes about 2**RESTORED_EXPONENT
+    if it is smaller: the sums are about as large as the integers, and only products that are 2**-126 of the largest become 0.
     """
     if matrix[FORMAT] != INT8:
         return ONE, ONE
     exponent = (find_largest_bits(x) >> 23) - BIAS_OF_EXPONENT
-    power = min(max(LARGEST_EXPONENT - exponent, 0), BIAS_OF_EXPONENT)
+    power = min(max(RESTORED_EXPONENT - exponent, 0), BIAS_OF_EXPONENT)
     return compute_power_of_two(power), compute_power_of_two(RESTORED_EXPONENT - power)
 
 

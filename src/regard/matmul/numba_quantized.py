@@ -90,11 +90,16 @@ def round_vector(x, out):
     return ONE
 
 
-@njit_inlined(fastmath=REASSOCIATED)
+@njit_inlined()
 def scale_outputs(out, factor, scales):
-    """Multiply the outputs of a vector by its scale and those of the rows, if there are any."""
+    """Multiply the outputs of a vector by its scale and those of the rows, if there are any.
+
+    Its own comes first if it is below 1, else last: the outputs are about as large as integers, so that no product between is
+    infinite or 0 unless the last one is.
+    """
     for j in range(len(out)):
-        out[j] *= factor * scales[j] if len(scales) else factor
+        scale = scales[j] if len(scales) else ONE
+        out[j] = out[j] * factor * scale if factor < ONE else out[j] * scale * factor
 
 
 @njit_inlined()
