@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bounds import assert_within, gamma, sum_bound, unit_roundoff
@@ -155,10 +155,11 @@ def test_scales_of_groups_that_do_not_fit_are_refused(values, scales, group_scal
 
 
 @NEEDS_LOOPS
+@example("bfloat16", 20, 64, True, 0.0, 0)
 @given(
     st.sampled_from(list(WEIGHTS)),
     st.integers(1, 40),
-    st.integers(1, 400) | st.just(1543),
+    st.integers(1, 400) | st.sampled_from([64, 832, 1543]),
     st.booleans(),
     st.floats(-3, 3),
     st.integers(0, 99),
@@ -168,8 +169,23 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None, to)
     x = numbers(count, n, seed=seed + 1)
     assert uses_integers(matrix, x) == (to in INTEGERS and not (restores_rows(matrix, x) and has_bfloat16_products()))
-    assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST)
+    assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST or matrix.uses_tiles(x))
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [5, 16, 33, 63, 64])
+@pytest.mark.parametrize("to", WEIGHTS)
+def test_the_product_is_that_of_the_restored_matrix_by_any_number_of_threads(to, count, threads):
+    """There are three blocks of rows, fewer than some of the numbers of threads. The vectors lie across in memory."""
+    matrix, x = QuantizedLinear.from_weight(numbers(131, 832), numbers(131), to), numbers(832, count, seed=3).T
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = matrix(x)
+    finally:
+        torch.set_num_threads(before)
+    assert_within(found, exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 
 
 @NEEDS_LOOPS
