@@ -116,7 +116,7 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [6, 11, 17, 32])
-@pytest.mark.parametrize("to", ["bfloat16", "int4"])
+@pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
 def test_it_is_the_model_where_blocks_of_columns_are_whole(to, count):
     """They fill tiles of bfloat16 (AMX), for which both round their vectors."""
     model = gpt2(dtype=torch.float32, loud=4.0, **SIZES | {"heads": 2, "width": 256, "inner": 320})
