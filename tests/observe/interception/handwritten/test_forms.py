@@ -36,7 +36,7 @@ MISSED = {f"(t, d): {name}" for name in ("rolls", *LOOPS_OVER_KEYS, *SCRIPTED)}
 STORED = {  # without a formula of q and k, or with a table of which keys were picked
     f"(t, d): {name}"
     for name in (
-        *("vecdot", "sums", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
+        *("vecdot", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
         *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
         *("weights to a power", "sort", "top k"),
     )

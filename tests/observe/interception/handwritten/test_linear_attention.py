@@ -73,6 +73,10 @@ def divide_by_addcdiv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.addcdiv(torch.zeros(()), q @ (k.mT @ v), (q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True), value=0.3)
 
 
+def sum_entries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q @ (k[..., None] * v[..., None, :]).sum(2)
+
+
 NOT_CAUSAL: dict[str, Form] = {
     "a column of ones": divide_by_column_of_ones,
     "a row of ones": divide_by_row_of_ones,
@@ -84,12 +88,46 @@ NOT_CAUSAL: dict[str, Form] = {
     "an einsum of lists": divide_by_einsum,
     "addcdiv": divide_by_addcdiv,
     "heads side by side": divide_heads_side_by_side,
+    "a sum of entries": sum_entries,
 }
 
 
 def sum_up_outer_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     state = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(dim=2)
     return torch.einsum("bhnd,bhnde->bhne", q, state) / (q * k.cumsum(-2)).sum(-1, keepdim=True)
+
+
+def divide_by_running_sum(context: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return context / (q * k.cumsum(-2)).sum(-1, keepdim=True)
+
+
+def sum_up_entries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = (k[..., :, None] * v[..., None, :]).cumsum(dim=-3)
+    return divide_by_running_sum((q[..., None] * state).sum(-2), q, k)
+
+
+def sum_up_entries_of_values_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    inverse = 1 / (q * (k.cumsum(2) + EPS)).sum(-1, keepdim=True)
+    return ((v[..., :, None] * k[..., None, :]).cumsum(2) * q[..., None, :]).sum(dim=-1) * inverse
+
+
+def sum_up_entries_and_multiply(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(2)
+    return divide_by_running_sum((q.unsqueeze(-2) @ state).squeeze(-2), q, k)
+
+
+def sum_up_matrices_of_one_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = (k.unsqueeze(-1) @ v.unsqueeze(-2)).cumsum(2)
+    return divide_by_running_sum(torch.mul(q.unsqueeze(-1), state).sum(-2), q, k)
+
+
+CAUSAL: dict[str, Form] = {
+    "einsum": sum_up_outer_products,
+    "entries": sum_up_entries,
+    "entries of values first": sum_up_entries_of_values_first,
+    "entries and a product": sum_up_entries_and_multiply,
+    "matrices of one token": sum_up_matrices_of_one_token,
+}
 
 
 class Squared(nn.Module):
@@ -149,8 +187,10 @@ def test_rows_times_values_are_the_output_with_every_feature_map(feature_map):
     check_map(Mixer(divide_by_column_of_ones, FEATURES[feature_map]()), torch.randn(B, T, 11))
 
 
-def test_rows_of_a_running_sum_see_no_later_key():
-    mixer = Mixer(sum_up_outer_products, F.softplus)
+@pytest.mark.parametrize("feature_map", [F.softplus, nn.Identity()])
+@pytest.mark.parametrize("form", CAUSAL)
+def test_rows_of_a_running_sum_see_no_later_key(form, feature_map):
+    mixer = Mixer(CAUSAL[form], feature_map)
     check_map(mixer, torch.randn(B, T, 11))
     recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
     assert isinstance(recording.map(0, kind="implicit").mechanism, LinearRecurrence)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
@@ -19,7 +20,13 @@ from regard.observe.interception.handwritten.contraction import find_axes, find_
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_product, label_sum
+from regard.observe.interception.handwritten.labelled_product import (
+    LabelledProduct,
+    label_entries,
+    label_product,
+    label_sum,
+    separate_factors,
+)
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
@@ -88,6 +95,7 @@ class HandwrittenTracker(Traces):
         super().__init__()
         self.used = UsedWeights()
         self.edges = EdgeExponentials()
+        self.entry_products = WeakTensorKeyDictionary()  # what was multiplied entry by entry, to be summed
         self.linear = LinearContexts()
 
     def clear(self) -> None:
@@ -95,6 +103,7 @@ class HandwrittenTracker(Traces):
         super().clear()
         self.used.clear()
         self.edges.weighted.clear()
+        self.entry_products.clear()
         self.linear.clear()
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
@@ -124,16 +133,23 @@ class HandwrittenTracker(Traces):
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
-        if not results or not (traced or role in STARTS):
+        if not results or not (traced or role in STARTS or role is Role.MULTIPLY):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
+        if role is Role.SUM and self.entry_products and tensors[0] in self.entry_products:
+            if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
+                return None
+            traced = self.find_all(tensors)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             self.follow_softmax(frames[-1], role, name, args, kwargs, traced, results[0])
         elif not traced:
-            if strip_affixes(name) in EDGE_SUMS:
+            if role is Role.MULTIPLY:
+                if is_outer_product(args, results[0]):
+                    self.add_entry_product(name, args, results[0])
+            elif strip_affixes(name) in EDGE_SUMS:
                 return self.follow_edges(frames[-1], name, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
                 self.follow_features(frames, tensors[0], results[0])
@@ -144,6 +160,8 @@ class HandwrittenTracker(Traces):
                 pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
+            if role is Role.MULTIPLY and trace.form is not None and trace.form.has_running_sum:
+                self.add_entry_product(name, args, results[0])
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
@@ -246,7 +264,8 @@ class HandwrittenTracker(Traces):
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                if self.linear.start_call(frames, self.table, name, args, kwargs, x, trace, y):
+                separated = separate_factors(name, args, kwargs, x)
+                if self.linear.start_call(frames, self.table, name, *separated, x, trace, y):
                     self.drop(y)
                     return None
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
@@ -260,6 +279,8 @@ class HandwrittenTracker(Traces):
                     self.start(y, TraceKind.WEIGHTS, pairs=True, function=traced[0][1].function, dims=dims)
                 else:
                     self.start_scores(frames, y, (token_operands[0], token_operands[1]), product)
+            elif product is not None and product.added is None:
+                self.entry_products[y] = product  # k @ vᵀ of one token
         elif traced:
             x, trace = traced[0]
             if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
@@ -286,6 +307,29 @@ class HandwrittenTracker(Traces):
         pair = find_pair(frames[-1], x, over_last)
         if pair is not None:
             self.start_scores(frames, y, pair)
+
+    def add_entry_product(self, name: str, args: Any, y: Tensor) -> None:
+        """Keep the tensors that were multiplied entry by entry to y, until it is summed or freed."""
+        if strip_affixes(name) in PRODUCTS and all(isinstance(x, Tensor) for x in args):
+            self.entry_products[y] = label_entries(*args)
+
+    def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
+        """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.
+
+        Those of keys with values are summed over tokens, and those of queries with such sums over features. A running sum keeps
+        all axes of x, which is followed itself.
+        """
+        entries = self.entry_products[x]
+        traced, product = self.find_all([*entries.operands]), label_sum(entries, name, args, kwargs)
+        if traced:
+            return self.linear.start_call(frames, self.table, "mul and sum", product, [], *traced[0], y)
+        if all(has_tokens(frames[-1], one) for one in entries.operands):
+            if product is not None:
+                self.start_scores(frames, y, entries.operands, product)
+                return True
+            if strip_affixes(name) == "cumsum":
+                self.start_scores(frames, x, entries.operands, entries)
+        return False
 
     def follow_edges(self, frame: ModuleFrame, name: str, tensors: list[Tensor]) -> HandwrittenCall | None:
         """Follow the exponentials that an index sums, as weights of edges; return the call if values were summed before."""
@@ -475,7 +519,7 @@ class HandwrittenTracker(Traces):
         if role is Role.SUM:
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
             if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
-                product = None if trace.factors is None else label_sum(*trace.factors, name, args, kwargs, x)
+                product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
                 return self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
@@ -497,6 +541,11 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def is_outer_product(args: Any, y: Tensor) -> bool:
+    """Return whether y has more entries than each of two tensors that were multiplied entry by entry."""
+    return isinstance(args[-1], Tensor) and y.dim() > 2 and max(map(Tensor.numel, args)) < y.numel()
 
 
 def list_followable(result: Any) -> list[Tensor]:

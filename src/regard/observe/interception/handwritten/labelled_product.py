@@ -136,14 +136,26 @@ def label_term(term: str, rank: int) -> Labels:
     return [*before, *range(len(term) - 3 - rank, 0), *after]
 
 
-def label_sum(weights: Tensor, values: Tensor, name: str, args: Any, kwargs: Any, x: Tensor) -> LabelledProduct | None:
-    """Return the product that the sum of x, weights times values entry by entry, amounts to; None for another function."""
-    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    summed = {n % x.dim() for n in ([dim] if isinstance(dim, int) else dim or range(x.dim()))}
+def label_entries(a: Tensor, b: Tensor) -> LabelledProduct:
+    """Return the product of a and b entry by entry, which sums over no axis."""
+    rank = max(a.dim(), b.dim())
+    shapes = [[1] * (rank - x.dim()) + [*x.shape] for x in (a, b)]
+    first, second = (
+        list[Hashable](
+            ("broadcast", place, n) if shapes[place][n] < shapes[1 - place][n] else n for n in range(rank - x.dim(), rank)
+        )
+        for place, x in enumerate((a, b))
+    )
+    return LabelledProduct((a, b), (first, second), [*range(rank)])
+
+
+def label_sum(product: LabelledProduct, name: str, args: Any, kwargs: Any) -> LabelledProduct | None:
+    """Return the product that the sum of a product's result amounts to; None for another function."""
+    dim, rank = kwargs.get("dim", args[1] if len(args) > 1 else None), len(product.result)
+    summed = {n % rank for n in ([dim] if isinstance(dim, int) else dim or range(rank))}
     if strip_affixes(name) != "sum":
         return None
-    labels = [[*range(x.dim() - one.dim(), x.dim())] for one in (weights, values)]
-    return LabelledProduct((weights, values), (labels[0], labels[1]), [n for n in range(x.dim()) if n not in summed])
+    return product._replace(result=[label for n, label in enumerate(product.result) if n not in summed])
 
 
 def label_tensordot(a: Tensor, b: Tensor, dims: Any) -> LabelledProduct | None:

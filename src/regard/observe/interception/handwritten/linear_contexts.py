@@ -15,13 +15,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import CallAdapter
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import find_meeting, is_feature_map
-from regard.observe.interception.handwritten.labelled_product import align_labels, label_terms, separate_factors
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
     CHANGED,
     LinearCall,
     find_roles,
     has_moved_axes,
     is_matrix_power,
+    list_axes,
     read_call,
 )
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
@@ -74,16 +75,27 @@ class LinearContexts:
         return ended
 
     def start_call(
-        self, frames: list[ModuleFrame], table: AxisTable, name: str, args: Any, kwargs: Any, x: Tensor, trace: Trace, y: Tensor
+        self,
+        frames: list[ModuleFrame],
+        table: AxisTable,
+        name: str,
+        product: LabelledProduct | None,
+        factors: list[tuple[Tensor, Labels]],
+        x: Tensor,
+        trace: Trace,
+        y: Tensor,
     ) -> bool:
-        """Start a call if y is a product of queries with x, products of keys with values; return whether it is one."""
-        product, factors = separate_factors(name, args, kwargs, x)
+        """Start a call if y is a product of queries with x, products of keys with values; return whether it is one.
+
+        Other factors of y have the labels that stand beside them. A running sum needs no feature maps: nothing else has one.
+        """
         if product is None or not y.numel():
             return False
         place = 0 if product.operands[0] is x else 1
         q, kernel = product.operands[1 - place], f"by hand: linear attention, {strip_affixes(name)}"
-        frame = weakref.ref(frames[-1])
-        if not is_feature_map(frames, (weakref.ref(q), q.numel())):
+        frame, queries = weakref.ref(frames[-1]), (weakref.ref(q), q.numel())
+        is_running = trace.form is not None and trace.form.has_running_sum
+        if not is_running and not is_feature_map(frames, queries):
             return False
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
@@ -92,7 +104,10 @@ class LinearContexts:
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
             dims = product.build_dims(table, {place: trace.dims})
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
-            if roles is None or not roles.k.numel() or is_matrix_power(roles) or not has_feature_map(frames, roles.k, x):
+            if roles is None or not roles.k.numel() or is_matrix_power(roles):
+                return False
+            sums_before_rows = is_running and roles.keys & list_axes(table, dims[2])
+            if not sums_before_rows and not (is_feature_map(frames, queries) and has_feature_map(frames, roles.k, x)):
                 return False
             call, places = read_call(table, roles, trace, product, dims[2], y, kernel)
         except UnreadableError as error:

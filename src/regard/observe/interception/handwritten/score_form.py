@@ -64,6 +64,11 @@ class ScoreForm(NamedTuple):
     steps: tuple[ScoreStep, ...] = ()
     shared: Axes = ()  # axes of one operand along which the other is shared: heads, of which all have the same keys
 
+    @property
+    def has_running_sum(self) -> bool:
+        """Whether one of its steps is a running sum."""
+        return any(step.kind is StepKind.CUMSUM for step in self.steps)
+
     def add_step(self, *step: Any) -> "ScoreForm":
         """Return the form with one more step."""
         return self._replace(steps=(*self.steps, ScoreStep(*step)))

@@ -54,9 +54,9 @@ class AxisTable:
         """Return dimensions with axes that were split replaced by their parts."""
         return tuple(map(self.expand_axes, dims)) if self.parts else dims
 
-    def get_sizes(self, axes: Axes) -> list[int]:
+    def get_sizes(self, axes: Sequence[int]) -> list[int]:
         """Return the sizes of axes."""
-        return [self.sizes[axis] for axis in axes]
+        return [*map(self.sizes.__getitem__, axes)]
 
     def regroup(self, dims: Dims, shape: Sequence[int]) -> Dims | None:
         """Return the axes of a tensor's dimensions after a view to another shape; None if they cannot be told apart."""
@@ -137,15 +137,15 @@ class AxisTable:
         if dims == groups and self.rank_split is None:
             plain: Tensor = unwrap_tensor(x)
             return plain
-        have = [axis for axes in dims for axis in axes]
-        places = {axis: n for n, axis in enumerate(have)}
-        order = [places[axis] for group in groups for axis in group if axis in places]
+        have = [*itertools.chain.from_iterable(dims)]
+        places = dict(zip(have, itertools.count(), strict=False))
+        order = [places[axis] for axis in itertools.chain.from_iterable(groups) if axis in places]
         if len(order) < len(have):
             raise UnreadableError("one of its tensors has axes that are neither batch, heads, queries nor keys")
         rank_split = self.rank_split
         x = unwrap_tensor(x if rank_split is None else rank_split.take_part(x, dims, self.sizes))
         if order != [*range(len(have))]:
-            x = x.reshape([self.sizes[axis] for axis in have]).permute(order)
+            x = x.reshape(self.get_sizes(have)).permute(order)
         have_all_or_none = (places.keys() >= set(group) or places.keys().isdisjoint(group) for group in groups)
         if all(have_all_or_none):  # nothing is expanded
             return x.reshape([math.prod([self.sizes[axis] for axis in group if axis in places]) for group in groups])
