@@ -30,8 +30,8 @@ PRODUCT = re.compile(
 )
 NAMES = {
     Role.NONLINEAR: """relu relu6 rrelu leaky_relu prelu elu selu celu gelu silu mish sigmoid special_expit hardsigmoid
-        hardswish hardtanh softplus softsign tanh exp exp2 special_exp2 expm1 special_expm1 square abs clamp clamp_min
-        clip maximum fmax threshold heaviside""",
+        hardswish hardtanh softplus softsign tanh exp exp2 special_exp2 expm1 special_expm1 erf special_erf square abs clamp
+        clamp_min clip maximum fmax threshold heaviside""",
     Role.POWER: "pow float_power",
     Role.LOG: "log log2 log10 log1p",
     Role.DISTANCE: "cdist cosine_similarity pairwise_distance dist",

@@ -170,8 +170,6 @@ class Algebra(nn.Module):
         if self.style == "rotations":
             turn = torch.linalg.qr(q[:, :3, :3]).Q @ torch.linalg.qr(k[:, :3, :3]).Q
             return turn @ v[:, :3]
-        if self.style == "linear attention":
-            return (q @ k.mT).tril() @ v
         if self.style == "bilinear pooling":
             pooled = (q.mT @ v).flatten(1)
             return F.normalize(pooled.sign() * pooled.abs().sqrt(), dim=-1)
@@ -252,7 +250,7 @@ def list_modules() -> dict[str, nn.Module]:
             "one pooled row",
         ],
         Algebra: [
-            *("whitening", "rotations", "linear attention", "bilinear pooling", "a merged adapter", "modulated weights"),
+            *("whitening", "rotations", "bilinear pooling", "a merged adapter", "modulated weights"),
             *("a norm", "a gate", "a machine of factors", "a pooled tower"),
         ],
     }

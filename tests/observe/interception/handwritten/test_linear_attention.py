@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.linear_scores import CHUNKS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, E, EPS = 2, 3, 13, 5, 7, 1e-5
@@ -130,6 +131,54 @@ CAUSAL: dict[str, Form] = {
 }
 
 
+def multiply_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / T) @ v
+
+
+def divide_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return scores / scores.sum(-1, keepdim=True) @ v
+
+
+def divide_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    return torch.einsum("bhij,bhje->bhie", scores, v) / (scores.sum(-1, keepdim=True) + EPS)
+
+
+SCORED: dict[str, Form] = {"scaled": multiply_scores, "divided": divide_scores, "divided after": divide_product}
+
+
+def hide_by_tril(scores: Tensor) -> Tensor:
+    return scores.tril()
+
+
+def hide_by_product(scores: Tensor) -> Tensor:
+    return scores * torch.ones(T, T).tril()
+
+
+def hide_by_fill(scores: Tensor) -> Tensor:
+    return scores.masked_fill(torch.ones(T, T).triu(1).bool(), 0)
+
+
+HIDDEN = [hide_by_tril, hide_by_product, hide_by_fill]
+
+
+def decay_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As the parallel form of RetNet. https://arxiv.org/abs/2307.08621"""
+    places = torch.arange(T)
+    decay = torch.tensor([0.9, 0.8, 0.7]).view(H, 1, 1) ** (places.unsqueeze(-1) - places)
+    return (q @ k.mT * decay.tril()) @ v
+
+
+def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state, outputs = q.new_zeros(B, H, D, E), []
+    for n in range(0, T, 4):
+        a, b, c = (x[:, :, n : n + 4] for x in (q, k, v))
+        outputs.append((a @ b.mT).tril() @ c + a @ state)
+        state = state + b.mT @ c
+    return torch.cat(outputs, 2)
+
+
 class Squared(nn.Module):
     """A feature map in a module of its own."""
 
@@ -201,6 +250,66 @@ def test_rows_of_a_running_sum_see_no_later_key(form, feature_map):
 def test_queries_may_be_of_another_sequence(b, n, t, form):
     if form != "an einsum of three":
         check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(b, n, 11), torch.randn(b, t, 11))
+
+
+@pytest.mark.parametrize("form", SCORED)
+def test_scores_of_feature_maps_that_are_multiplied_with_values_are_recorded(form):
+    check_map(Mixer(SCORED[form], F.softplus), torch.randn(B, T, 11))
+    check_map(Mixer(SCORED[form], F.softplus), torch.randn(B, T, 11), torch.randn(B, T + 4, 11))
+
+
+def test_scores_that_are_divided_by_their_sums_need_no_feature_maps():
+    check_map(Mixer(divide_scores, nn.Identity()), torch.randn(B, T, 11))
+
+
+@pytest.mark.parametrize("hide", HIDDEN)
+@pytest.mark.parametrize("feature_map", [F.softplus, nn.Identity()])
+def test_scores_without_those_of_later_keys_are_recorded_as_a_running_sum(hide, feature_map):
+    mixer = Mixer(lambda q, k, v: hide(q @ k.mT) @ v, feature_map)
+    check_map(mixer, torch.randn(B, T, 11))
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    assert isinstance(recording.map(0, kind="implicit").mechanism, LinearRecurrence)
+
+
+def test_scores_that_decay_are_recorded_as_they_are_with_a_note():
+    mixer = Mixer(decay_scores, nn.Identity())
+    check_map(mixer, torch.randn(B, T, 11))
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    assert "it is linear attention: its formula differs from its weights" in recording.notes[0]
+    assert recording.notes[0].endswith(f"stored as they are: {B * H * T * T * 8:,} bytes")
+
+
+def test_causal_scores_of_chunks_are_missed():
+    mixer = Mixer(attend_in_chunks, nn.Identity())
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [CHUNKS]
+
+
+class Generated(nn.Module):
+    """Two layers whose weights a hypernetwork generates, at least 0 as feature maps are."""
+
+    def __init__(self, start: str) -> None:
+        super().__init__()
+        self.start, self.embed, self.generate = start, nn.Linear(11, 11), nn.Linear(11, 2 * 11 * D)
+
+    def forward(self, x: Tensor, adapts_first: bool) -> Tensor:
+        embedded = self.embed(x)
+        if self.start == "a mean that is freed":
+            weights = F.softplus(self.generate(embedded.mean(1)))
+        else:
+            start = embedded[:, 0] if self.start == "the first token" else embedded.mean(1)
+            weights = F.softplus(self.generate(start))
+        first, second = weights[:, : 11 * D].view(-1, 11, D), weights[:, 11 * D :].view(-1, D, 11)
+        return F.softplus(x) @ (first @ second) if adapts_first else (F.softplus(x) @ first) @ second
+
+
+@pytest.mark.parametrize("start", ["a mean", "a mean that is freed", "the first token"])
+@pytest.mark.parametrize("adapts_first", [False, True])
+def test_layers_whose_weights_are_generated_are_no_attention(start, adapts_first):
+    model = Generated(start)
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, 11), adapts_first))
+    assert not recording.calls
 
 
 def test_a_saved_map_is_the_same(tmp_path):
@@ -332,13 +441,17 @@ class GraphConvolution(nn.Module):
         a, x = self.adjacency(a), self.project(x)
         if self.style == "Chebyshev":
             return 2 * (a @ (a @ x)) - x
+        if self.style == "square":
+            return (a @ a) @ x.relu()
+        if self.style == "of features":
+            return a @ (a @ x.relu())
         start, share = x, 0.1 if self.style == "restarts" else 0
         for _ in range(3):
             x = (1 - share) * (a @ x) + share * start if share else a @ x
         return x
 
 
-@pytest.mark.parametrize("style", ["powers", "Chebyshev", "restarts"])
+@pytest.mark.parametrize("style", ["powers", "Chebyshev", "restarts", "square", "of features"])
 @pytest.mark.parametrize("adjacency", [nn.Identity, nn.Sigmoid])
 def test_a_matrix_that_is_applied_repeatedly_is_not_recorded(style, adjacency):
     model = GraphConvolution(style, adjacency())

@@ -86,6 +86,8 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     ),
     "squared relu": (lambda q, k: hide(score(q, k)).relu().square(), [], "squared relu attention", True),
     "squared by itself": (lambda q, k: (r := score(q, k).relu()) * r, [], "squared relu attention", True),
+    "scores by themselves": (lambda q, k: (s := score(q, k)) * s, [], "square attention", True),
+    "Laplace, as in Mega": (lambda q, k: 0.5 * (1 + torch.erf((score(q, k) - 0.7) / 0.3)), [], "erf attention", False),
     "clamp": (lambda q, k: score(q, k).clamp(min=0).pow(2), [], "squared relu attention", True),
     "sigmoid": (lambda q, k: torch.sigmoid(hide(score(q, k)) - math.log(T)), [], "sigmoid attention", True),
     "silu": (lambda q, k: F.silu(score(q, k)) * 0.1, [], "silu attention", True),

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from observe.family import WORDS, B, Family
 from regard.observe import record
+from regard.observe.interception.recurrent.token_mixers import UNREAD
 
 REASON = "no known kernel and no product of weights with values"
 pytestmark = pytest.mark.filterwarnings("ignore:not recorded")
@@ -75,6 +76,27 @@ def test_a_module_whose_place_in_the_model_is_called_attention_is_missed_too(nam
         model(torch.randn(2, 5, 8))
     assert [(one.kernel, one.module) for one in recording.missed] == [("Mixer", f"0.{name}")] * is_missed
     assert all(REASON in one.reason for one in recording.missed)
+
+
+class DotProduct(nn.Module):
+    """Scores that are multiplied with values as they are, as in a non-local block. https://arxiv.org/abs/1711.07971"""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.other = name, nn.Linear(8, 16)
+        self.add_module(name, nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, (k, v) = getattr(self, self.name)(x), self.other(x).chunk(2, -1)
+        return (q @ k.mT / x.shape[1]) @ v
+
+
+@pytest.mark.parametrize(("name", "is_missed"), [("to_q", True), ("first", False)])
+def test_scores_times_values_are_missed_in_a_module_that_projects_queries(name, is_missed):
+    model = nn.Sequential(DotProduct(name))
+    with record(model) as recording:
+        model(torch.randn(2, 5, 8))
+    assert [(one.kernel, one.module, one.reason) for one in recording.missed] == [("DotProduct", "0", UNREAD)] * is_missed
 
 
 class Projections(nn.Module):

@@ -200,6 +200,36 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
     return False
 
 
+def has_fewer_rows(frames: list[ModuleFrame], x: Tensor, rows: int) -> bool:
+    """Return whether a module or a product made x of fewer rows of features than these, as a hypernetwork makes weights."""
+
+    def goes_on(maker: Operation, n: int, size: int) -> bool:
+        return n >= size and (not is_end(maker) or is_activation(maker))
+
+    for frame, _, makers in walk_back(frames, (weakref.ref(x), x.numel()), goes_on):
+        for maker in makers:
+            if is_end(maker) and not is_activation(maker):
+                counts = [count_rows(one(), size, x.numel() // rows) for one, size in find_token_inputs(frame, maker)]
+                if counts and max(counts) < rows:
+                    return True
+    return False
+
+
+def is_activation(maker: Operation) -> bool:
+    """Return whether an operation is a module that computes a nonlinear function of each entry."""
+    return maker.child and bool(maker.name)
+
+
+def count_rows(x: Tensor | None, size: int, width: int) -> int:
+    """Return the number of rows of features in a tensor, tokens last or first; of one that was freed, by half a width."""
+    if x is None:
+        return 2 * size // width
+    if not x.is_floating_point() or not x.dim():
+        return size
+    features = {x.shape[-1], x.shape[1] if x.dim() > 2 and x.shape[1] > 1 else x.shape[-1]}
+    return size // min(features) if size else 0
+
+
 def has_features(x: Tensor) -> bool:
     """Return whether all numbers are at least 0, and some are neither 0 nor 1."""
     return x.is_floating_point() and bool((x >= 0).all()) and not bool(((x == 0) | (x == 1)).all())

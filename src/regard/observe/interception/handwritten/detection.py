@@ -22,12 +22,20 @@ from regard.observe.interception.handwritten.entry_sources import add_sink, drop
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import (
     LabelledProduct,
+    Labels,
     label_entries,
     label_product,
     label_sum,
     separate_factors,
 )
+from regard.observe.interception.handwritten.linear_attention import ChainRoles
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear_scores import (
+    CHUNKS,
+    are_of_all_tokens,
+    find_roles_of_scores,
+    weigh_linearly,
+)
 from regard.observe.interception.handwritten.moved_entries import (
     fills_followed,
     follow_places,
@@ -264,10 +272,13 @@ class HandwrittenTracker(Traces):
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                separated = separate_factors(name, args, kwargs, x)
-                if self.linear.start_call(frames, self.table, name, *separated, x, trace, y):
+                product_of_scores, factors = separate_factors(name, args, kwargs, x)
+                if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
                     return None
+                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores)
+                if roles is not None and product_of_scores is not None:
+                    return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
@@ -287,6 +298,25 @@ class HandwrittenTracker(Traces):
                 self.follow(y, self.mix_heads(trace, x, y, product, name))
         elif token_operands and y.numel() < token_operands[0].numel():
             self.follow_features(frames, token_operands[0], y)
+        return None
+
+    def follow_linear_scores(
+        self,
+        frames: list[ModuleFrame],
+        name: str,
+        product: LabelledProduct,
+        factors: list[tuple[Tensor, Labels]],
+        roles: ChainRoles,
+        x: Tensor,
+        trace: Trace,
+        y: Tensor,
+    ) -> HandwrittenCall | None:
+        """Follow the product y of scores x with values as linear attention; return a call with stored weights if need be."""
+        if not are_of_all_tokens(frames[-1], self.table, roles):
+            self.linear.miss_call(frames, name, CHUNKS)
+        elif not self.linear.start_call_of_scores(frames, self.table, name, product, factors, roles, trace, y):
+            return self.complete_call(weigh_linearly(trace), x, product, name)
+        self.drop(y)
         return None
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
@@ -474,13 +504,14 @@ class HandwrittenTracker(Traces):
         """Follow the results that any other function computes from scores or weights."""
         scales = role is Role.MULTIPLY and others and results[0].numel() > x.numel()
         gates = role is Role.ADD and others and trace.kind is TraceKind.WEIGHTS and not trace.pairs
-        is_activation = trace.kind is TraceKind.SCORES and is_nonlinear(role, args)
+        is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
+        is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(role, args))
         if scales or gates or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
             return
         if is_activation:
             before = self.find(x)
-            scored = trace if before is None else activate(before, strip_affixes(name))
+            scored = trace if before is None else activate(before, "square" if is_square else strip_affixes(name))
             trace = trace._replace(
                 kind=TraceKind.WEIGHTS,
                 function=strip_affixes(name),
@@ -489,10 +520,8 @@ class HandwrittenTracker(Traces):
             )
         elif role is Role.LOG:
             trace = trace._replace(kind=TraceKind.SCORES)
-        elif trace.kind is TraceKind.WEIGHTS and trace.activated is not None:
-            is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
-            if is_square or is_nonlinear(role, args):
-                trace = activate(trace, "square" if is_square else strip_affixes(name))
+        elif trace.kind is TraceKind.WEIGHTS and trace.activated is not None and (is_square or is_nonlinear(role, args)):
+            trace = activate(trace, "square" if is_square else strip_affixes(name))
         for y in results:
             if y.dim() or x.numel() == 1 or role is None:
                 self.follow(y, trace if trace.size <= y.numel() else trace._replace(size=y.numel()), name)

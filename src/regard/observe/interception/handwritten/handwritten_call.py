@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.map.scored_matrix import IDENTITY
 from regard.map.small_maps import weigh_scores
 from regard.mechanism.heads import share
 from regard.mechanism.mask_algebra import EVERYTHING
@@ -174,6 +175,8 @@ def build_call(
     not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
     """
     trace, kernel, reason = product_call.trace, f"by hand: {product_call.steps}", ""
+    if trace.activated is not None and trace.activated.functions == (IDENTITY,):
+        raise NoSoftmaxError("its scores are multiplied by a table")
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
     is_exponential = trace.function.startswith("exp") and not trace.extent  # unlike that of a log_softmax

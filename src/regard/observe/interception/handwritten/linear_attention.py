@@ -4,6 +4,7 @@
 running sum over the keys, later keys have 0. r_i is what the layer multiplied its row by, as one over the sum of the weights.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
@@ -14,12 +15,14 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
+from regard.observe.interception.handwritten.ancestor_search import has_fewer_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
-from regard.observe.interception.handwritten.score_form import ScoreForm, StepKind
+from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 CHANGED = "it is linear attention, whose products of keys with values are changed by {} before queries are multiplied with them"
@@ -29,7 +32,10 @@ ROUNDINGS = 16  # of an output, relative to the sum of the sizes of its terms
 
 
 class ChainRoles(NamedTuple):
-    """The queries, keys and values of two products in a row, with their axes; queries and keys are multiplied over features."""
+    """The queries, keys and values of two products in a row, with their axes; queries and keys are multiplied over features.
+
+    `dims` are the axes of the output.
+    """
 
     q: Tensor
     k: Tensor
@@ -39,6 +45,8 @@ class ChainRoles(NamedTuple):
     v_dims: Dims
     features: set[int]
     keys: set[int]
+    dims: Dims
+    is_causal: bool
 
 
 @dataclass(eq=False)
@@ -101,18 +109,32 @@ def find_roles(table: AxisTable, form: ScoreForm, q: Tensor, q_dims: Dims, dims:
     sides = (form.a, form.a_dims, a), (form.b, form.b_dims, b)
     for (k, k_dims, own), (v, v_dims, others) in permutations(sides):
         if features and features <= own - others:
-            return ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys)
+            return ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims, bool(keys & list_axes(table, dims)))
     return None
 
 
+def are_keys_generated(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether keys were made of fewer tokens than there are keys, as weights are that a hypernetwork generates."""
+    keys, rest = select_axes(table, roles.k_dims, roles.keys), roles.features | roles.keys
+    others = [tuple(axis for axis in axes if axis not in rest) for axes in table.expand_dims(roles.k_dims)]
+    batch, _ = split_heads(table, [axes for axes in others if axes], count_tokens(table, keys))
+    return has_fewer_rows(frames, roles.k, math.prod(table.get_sizes(table.expand_axes((*batch, *keys)))))
+
+
 def is_matrix_power(roles: ChainRoles) -> bool:
-    """Return whether the queries are the keys transposed: a matrix that is applied repeatedly, as the adjacency of a graph."""
-    q, k = (
-        [stride for stride, axes in zip(x.stride(), dims, strict=True) if roles.features & set(axes)]
-        for x, dims in ((roles.q, roles.q_dims), (roles.k, roles.k_dims))
+    """Return whether queries are the keys transposed, or keys the values: a matrix that is applied repeatedly."""
+    q, k, v = (roles.q, roles.q_dims), (roles.k, roles.k_dims), (roles.v, roles.v_dims)
+    return is_transposed(*q, *k, roles.features) or is_transposed(*k, *v, roles.keys)
+
+
+def is_transposed(x: Tensor, x_dims: Dims, y: Tensor, y_dims: Dims, axes: set[int]) -> bool:
+    """Return whether x is y transposed, with the same axes along other dimensions."""
+    first, second = (
+        [stride for stride, own in zip(one.stride(), dims, strict=True) if axes & set(own)]
+        for one, dims in ((x, x_dims), (y, y_dims))
     )
     try:
-        return q != k and roles.q.data_ptr() == roles.k.data_ptr()
+        return first != second and x.data_ptr() == y.data_ptr()
     except RuntimeError:  # a tensor without storage, as those of torch.func
         return False
 
@@ -132,21 +154,33 @@ def select_axes(table: AxisTable, dims: Dims, axes: set[int]) -> Axes:
     return tuple(axis for one in table.expand_dims(dims) for axis in one if axis in axes)
 
 
+def is_causal_table(table: AxisTable, step: ScoreStep, queries: Axes, keys: Axes) -> bool:
+    """Return whether a step multiplies the scores of later keys by 0, or writes 0 there, and leaves all others."""
+    axes = list_axes(table, step.dims)
+    if axes != {*queries, *keys} or queries == keys or not isinstance(step.operand, Tensor):
+        return False
+    if step.kind is StepKind.FILL:
+        visible = table.arrange(~step.operand, step.dims, (queries, keys))
+        return not step.amount and torch.equal(visible, torch.ones_like(visible).tril())
+    visible = table.arrange(step.operand, step.dims, (queries, keys))
+    return step.kind is StepKind.MULTIPLY and torch.equal(visible, torch.ones_like(visible).tril())
+
+
 def read_call(
-    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, dims: Dims, y: Tensor, kernel: str
+    table: AxisTable, roles: ChainRoles, trace: Trace, product: LabelledProduct, y: Tensor, kernel: str
 ) -> tuple[LinearCall, Tensor]:
-    """Return the call whose output y has the axes `dims`, and the place of each entry of y in (b, h, q, e).
+    """Return the call whose output is y, and the place of each entry of y in (b, h, q, e).
 
     Raises UnreadableError if the products of keys with values were changed otherwise than by factors and a running sum.
     """
     if product.added is not None:
         raise UnreadableError(CHANGED.format("an addition"))
+    dims = roles.dims
     own, of_keys, of_values = (
         list_axes(table, one) - roles.features - roles.keys for one in (roles.q_dims, roles.k_dims, roles.v_dims)
     )
     batch = of_keys | (own & of_values)
-    is_causal = bool(roles.keys & list_axes(table, dims))
-    queries = select_axes(table, dims, roles.keys if is_causal else own - batch)
+    queries = select_axes(table, dims, (roles.keys & list_axes(table, dims)) or own - batch)
     width = select_axes(table, dims, of_values - batch)
     features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
     rows = [select_axes(table, (axes,), batch) for axes in dims]
@@ -158,12 +192,19 @@ def read_call(
     k = table.arrange(roles.k, roles.k_dims, (*first, keys, features))
     k = k if product.factor == 1 else k * product.factor
     assert trace.form is not None
+    is_summed = False
     for step in trace.form.steps:
         if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor):
-            k = k * table.arrange(step.operand, step.dims, (*first, keys, features))
+            axes = list_axes(table, step.dims)
+            if is_summed or (axes & set(queries) and not axes & set(keys)):
+                q = q * table.arrange(step.operand, step.dims, (*first, queries, features))
+            elif not is_causal_table(table, step, queries, keys):
+                k = k * table.arrange(step.operand, step.dims, (*first, keys, features))
         elif step.kind is StepKind.MULTIPLY and isinstance(step.operand, float):
             k = k * step.operand
-        elif step.kind is not StepKind.CUMSUM:
+        elif step.kind is StepKind.CUMSUM:
+            is_summed = True
+        elif not is_causal_table(table, step, queries, keys):
             raise UnreadableError(CHANGED.format(step.kind.name.lower()))
     q, k, v = (x.expand(*outputs.shape[:2], -1, -1) for x in (q, k, v))
     call = LinearCall(
@@ -171,7 +212,7 @@ def read_call(
         q=q,
         k=k,
         v=v,
-        is_causal=is_causal,
+        is_causal=roles.is_causal,
         outputs=outputs,
         columns=torch.arange(v.shape[3], device=y.device),
         row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(y.dtype)),

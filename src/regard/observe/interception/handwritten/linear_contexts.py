@@ -18,11 +18,12 @@ from regard.observe.interception.handwritten.ancestor_search import find_meeting
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
     CHANGED,
+    ChainRoles,
     LinearCall,
+    are_keys_generated,
     find_roles,
     has_moved_axes,
     is_matrix_power,
-    list_axes,
     read_call,
 )
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
@@ -32,6 +33,8 @@ from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
+
+KERNEL = "by hand: linear attention, {}"
 
 
 class PlacedEntries(NamedTuple):
@@ -92,8 +95,8 @@ class LinearContexts:
         if product is None or not y.numel():
             return False
         place = 0 if product.operands[0] is x else 1
-        q, kernel = product.operands[1 - place], f"by hand: linear attention, {strip_affixes(name)}"
-        frame, queries = weakref.ref(frames[-1]), (weakref.ref(q), q.numel())
+        q, kernel = product.operands[1 - place], KERNEL.format(strip_affixes(name))
+        queries = weakref.ref(q), q.numel()
         is_running = trace.form is not None and trace.form.has_running_sum
         if not is_running and not is_feature_map(frames, queries):
             return False
@@ -104,20 +107,55 @@ class LinearContexts:
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
             dims = product.build_dims(table, {place: trace.dims})
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
-            if roles is None or not roles.k.numel() or is_matrix_power(roles):
+            if roles is None or not roles.k.numel() or is_matrix_power(roles) or are_keys_generated(frames, table, roles):
                 return False
-            sums_before_rows = is_running and roles.keys & list_axes(table, dims[2])
-            if not sums_before_rows and not (is_feature_map(frames, queries) and has_feature_map(frames, roles.k, x)):
+            has_maps = (is_running and roles.is_causal) or is_feature_map(frames, queries)
+            if not has_maps or not (roles.is_causal or has_feature_map(frames, roles.k, x)):
                 return False
-            call, places = read_call(table, roles, trace, product, dims[2], y, kernel)
+            call, places = read_call(table, roles, trace, product, y, kernel)
         except UnreadableError as error:
-            self.found.append(FoundCall(frame, kernel, None, str(error)))
+            self.miss_call(frames, name, str(error))
             return True
-        self.found.append(FoundCall(frame, kernel, call))
+        self.add_call(frames, call, places, product, factors, y)
+        return True
+
+    def miss_call(self, frames: list[ModuleFrame], name: str, reason: str) -> None:
+        """Add a call that a function of this name completes and that cannot be read."""
+        self.found.append(FoundCall(weakref.ref(frames[-1]), KERNEL.format(strip_affixes(name)), None, reason))
+
+    def start_call_of_scores(
+        self,
+        frames: list[ModuleFrame],
+        table: AxisTable,
+        name: str,
+        product: LabelledProduct,
+        factors: list[tuple[Tensor, Labels]],
+        roles: ChainRoles,
+        trace: Trace,
+        y: Tensor,
+    ) -> bool:
+        """Start a call of scores that are multiplied with values to y; return whether they have the formula of one."""
+        try:
+            call, places = read_call(table, roles, trace, product, y, KERNEL.format(strip_affixes(name)))
+        except UnreadableError:
+            return False
+        self.add_call(frames, call, places, product, factors, y)
+        return True
+
+    def add_call(
+        self,
+        frames: list[ModuleFrame],
+        call: LinearCall,
+        places: Tensor,
+        product: LabelledProduct,
+        factors: list[tuple[Tensor, Labels]],
+        y: Tensor,
+    ) -> None:
+        """Add a call with output y, which other factors have multiplied."""
+        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, call))
         self.contexts[y] = context = PlacedEntries(call, places)
         for factor, labels in factors:
             self.multiply_rows(context, y, align_labels(factor, labels, product.result))
-        return True
 
     def follow_function(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Follow the output of a call through a function that changes its layout, or multiplies or divides its rows."""

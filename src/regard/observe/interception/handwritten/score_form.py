@@ -162,6 +162,9 @@ def extend_form(
         return form.add_step(StepKind.CUMSUM, None, (dims[axis],)) if type(axis) is int else None
     if core == "neg":
         return form.add_step(StepKind.MULTIPLY, -1.0)
+    if core == "tril" and x.dim() > 1:
+        later = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1 + (args[1] if len(args) > 1 else 0))
+        return form.add_step(StepKind.FILL, later, dims[-2:], 0.0)
     if core in ("masked_fill", "where", "setitem"):
         return extend_by_fill(form, core, args, kwargs, x)
     if core in FUSED and len(args) == 3:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.map.plane import BLOCK_NUMBERS
-from regard.map.scored_matrix import SOFTMAX, ScoredMatrix, activate_scores
+from regard.map.scored_matrix import IDENTITY, SOFTMAX, ScoredMatrix, activate_scores
 from regard.map.stored_matrix import StoredMatrix
 from regard.mechanism.heads import share
 from regard.mechanism.masks import Causal, Given
@@ -20,6 +20,7 @@ from regard.mechanism.request import autocast_tensor, is_autocast_on
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice
+from regard.observe.interception.handwritten.linear_attention import TITLE
 from regard.observe.interception.handwritten.score_formula import bound_products, collect_parts, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
@@ -36,6 +37,7 @@ ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch an
     **{(one,): "square" for one in ("square", "pow")},
     **{(one,): "silu" for one in ("silu", "SiLU")},
     **{(one,): "gelu" for one in ("gelu", "GELU")},
+    (IDENTITY,): IDENTITY,
 }
 QUADRATIC = ("squared relu", "square")
 
@@ -81,7 +83,8 @@ def describe_kind(trace: Trace) -> str:
         return "talking heads"
     if trace.activated is not None:
         functions = trace.activated.functions
-        return f"{ACTIVATION_NAMES.get(functions, ' of '.join(reversed(functions)).lower())} attention"
+        name = ACTIVATION_NAMES.get(functions, " of ".join(reversed(functions)).lower())
+        return TITLE if name == IDENTITY else f"{name} attention"
     return "attention whose weights are no softmax"
 
 

@@ -45,13 +45,14 @@ def is_attention_name(name: str) -> bool:
 
 
 def is_attention_place(name: str, module: nn.Module, multiplies_scores: bool) -> bool:
-    """Return whether a module is attention by the last name of its path: the whole name, unless it multiplies scores.
+    """Return whether a module is attention by the last name of its path and by its projections.
 
-    `in_proj` may be the first layer of a gated MLP.
+    One that multiplies scores with values needs one of the two; else the whole name counts. `in_proj` may be the first layer of
+    a gated MLP.
     """
-    if multiplies_scores:
-        return is_attention_name(name)
     own = tuple(one for one in list_own_names(module) if not one.startswith("in_proj"))
+    if multiplies_scores:
+        return is_attention_name(name) or have_queries(own)
     return ATTENTION_PLACE.fullmatch(name) is not None and have_queries(own)
 
 

@@ -1,0 +1,109 @@
+"""Linear attention in its quadratic order: scores of queries and keys that are multiplied with values as they are.
+
+That scores times values are attention, and not any algebra of three tensors, is known by one of
+- a causal mask: the scores of later keys are 0;
+- rows that were divided by their sums;
+- feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
+"""
+
+import math
+import weakref
+
+import torch
+from torch import Tensor
+
+from regard.map.scored_matrix import IDENTITY
+from regard.observe.interception.handwritten.ancestor_search import is_feature_map
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.linear_attention import (
+    TITLE,
+    ChainRoles,
+    are_keys_generated,
+    is_matrix_power,
+    list_axes,
+)
+from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
+from regard.observe.interception.handwritten.traces import ActivatedScores, Trace, TraceKind
+from regard.observe.interception.provenance import ModuleFrame
+
+CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
+ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its terms
+
+
+def find_roles_of_scores(
+    frames: list[ModuleFrame], table: AxisTable, trace: Trace, x: Tensor, product: LabelledProduct | None
+) -> ChainRoles | None:
+    """Return the roles of the operands of scores x and of the values they are multiplied with; None if it is no attention."""
+    form = trace.form
+    if form is None or trace.dims is None or product is None or not x.numel():
+        return None
+    place = 0 if product.operands[0] is x else 1
+    dims = product.build_dims(table, {place: trace.dims})
+    a, b, of_scores = (list_axes(table, one) for one in (form.a_dims, form.b_dims, form.dims))
+    keys = list_axes(table, trace.dims) - list_axes(table, dims[2])
+    sides = ((form.a, form.a_dims), (form.b, form.b_dims))
+    if not keys or (keys <= a) == (keys <= b) or keys & a & b:
+        return None  # the summed axis is not of the keys alone
+    (q, q_dims), (k, k_dims) = sides if keys <= b else sides[::-1]
+    v, v_dims = product.operands[1 - place], dims[1 - place]
+    features = (a & b) - of_scores
+    queries = (a | b) & of_scores - keys - (a & b)
+    scores = arrange_scores(table, x, trace.dims, queries, keys)
+    is_causal = scores is not None and has_later_zeros(scores)
+    has_weights = is_causal or (scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores))
+    if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
+        return None
+    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal)
+    return None if is_matrix_power(roles) or are_keys_generated(frames, table, roles) else roles
+
+
+def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether scores are of all tokens of a module: an axis of its inputs is as long as that of the keys.
+
+    Causal scores of other tokens are of a chunk, beside which a layer keeps a state.
+    """
+    t = math.prod(table.get_sizes([*roles.keys]))
+    return not roles.is_causal or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
+
+
+def weigh_linearly(trace: Trace) -> Trace:
+    """Return the trace of scores as weights, with a formula without tables of queries and keys."""
+    form = trace.form
+    assert form is not None
+    steps = tuple(step for step in form.steps if not is_table(step))
+    activated = ActivatedScores(form._replace(steps=steps), (IDENTITY,))
+    return trace._replace(kind=TraceKind.WEIGHTS, function=TITLE, activated=activated)
+
+
+def is_table(step: ScoreStep) -> bool:
+    """Return whether a step fills scores or multiplies them by a number for each query and key."""
+    x = step.operand
+    is_matrix = isinstance(x, Tensor) and x.dim() > 1 and min(x.shape[-2:]) > 1
+    return step.kind is StepKind.FILL or (step.kind is StepKind.MULTIPLY and is_matrix)
+
+
+def arrange_scores(table: AxisTable, x: Tensor, dims: Dims, queries: set[int], keys: set[int]) -> Tensor | None:
+    """Return scores with queries and keys last; None if they have no dimension of each alone."""
+    own = [{*axes} for axes in table.expand_dims(dims)]
+    if queries not in own or keys not in own or not queries:
+        return None
+    return x.detach().movedim((own.index(queries), own.index(keys)), (-2, -1))
+
+
+def has_later_zeros(scores: Tensor) -> bool:
+    """Return whether each query has a score of 0 for all later keys, and some have others for earlier ones."""
+    n, t = scores.shape[-2:]
+    return n == t and not bool(scores.triu(1).any()) and bool(scores.tril(-1).any())
+
+
+def divides_rows(table: AxisTable, form: ScoreForm, queries: set[int]) -> bool:
+    """Return whether scores were multiplied or divided by a tensor with a number for each query."""
+    steps = [step for step in form.steps if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor)]
+    return any(queries <= list_axes(table, step.dims) for step in steps)
+
+
+def has_unit_rows(scores: Tensor) -> bool:
+    """Return whether the rows of scores sum to 1, up to rounding or an epsilon beside the sums."""
+    bound = scores.abs().sum(-1) * (ROUNDINGS * torch.finfo(scores.dtype).eps) + 1e-3
+    return bool(((scores.sum(-1) - 1).abs() <= bound).all())
