@@ -1,6 +1,7 @@
 """Attention over the edges of a graph, whose softmax sums exponentials by an index, is missed with a reason."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -76,6 +77,33 @@ class SenderAttention(nn.Module):
         return self.add(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES).flatten(1)
 
 
+class FreedIndexAttention(nn.Module):
+    """Scores of the sender alone, picked by an index that is freed before the sum."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.project, self.score, self.pick = nn.Linear(C, C), nn.Linear(C, 1), pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges = torch.stack([SENDERS, RECEIVERS])[:, : NODES - 2]
+        e = self.pick(self.score(self.project(x)), edges).exp()
+        weights = divide_by_sums(e, add_by_index, edges[1], len(x))
+        return add_by_index(weights * x[edges[0]], edges[1], len(x))
+
+
+def pick_by_unbind(scores: Tensor, edges: Tensor) -> Tensor:
+    senders, _ = edges.unbind()
+    return scores[senders]
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "unbind": pick_by_unbind,
+    "a row": lambda scores, edges: scores[edges[0]],
+    "a column": lambda scores, edges: scores.index_select(0, edges.mT[:, 0]),
+    "a copy": lambda scores, edges: scores[torch.cat([SENDERS, RECEIVERS])][: edges.shape[1]],
+}
+
+
 class VectorAttention(nn.Module):
     """A network scores each channel of the difference of two tokens, as in a point transformer."""
 
@@ -92,12 +120,12 @@ class VectorAttention(nn.Module):
 class Pooling(nn.Module):
     """One row of weights for each graph, over the tokens that are no padding."""
 
-    def __init__(self, add: Add) -> None:
+    def __init__(self, add: Add, keeps_index: bool = True) -> None:
         super().__init__()
-        self.score, self.add = nn.Linear(C, 1), add
+        self.score, self.add, self.keeps_index = nn.Linear(C, 1), add, keeps_index
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[torch.arange(NODES - 2)]
+        x = x[torch.arange(NODES - 2)] if self.keeps_index else x[torch.arange(2 * NODES - 4).view(2, -1)[0]]
         graphs = torch.arange(len(x)) % GRAPHS
         scores = self.score(x)
         e = (scores - self.add(scores, graphs, GRAPHS)[graphs]).exp()
@@ -135,6 +163,13 @@ def test_attention_of_a_graph_with_scores_of_the_sender_alone_is_missed(name, sc
     assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
 
 
+@pytest.mark.parametrize("name", PICKS)
+def test_attention_of_a_graph_whose_index_is_freed_is_missed(name):
+    with torch.no_grad():  # a graph keeps the index
+        recording = record_module(FreedIndexAttention(PICKS[name]), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
+
+
 @pytest.mark.parametrize("name", SUMS)
 def test_attention_of_a_graph_with_a_weight_for_each_channel_is_missed(name):
     recording = record_module(VectorAttention(SUMS[name]), missing=True)
@@ -142,7 +177,8 @@ def test_attention_of_a_graph_with_a_weight_for_each_channel_is_missed(name):
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("part", [Pooling, GaussianFilter])
+@pytest.mark.parametrize("part", [Pooling, partial(Pooling, keeps_index=False), GaussianFilter])
 def test_pooling_and_filters_by_an_index_are_no_attention(part, name):
-    recording = record_module(part(SUMS[name]), missing=False)
+    with torch.no_grad():
+        recording = record_module(part(SUMS[name]), missing=False)
     assert not recording.calls

@@ -123,7 +123,7 @@ def is_residual(frames: list[ModuleFrame], x: Tensor, result: Tensor) -> bool:
 
 def walk_back(
     frames: list[ModuleFrame], x: Sized, goes_on: Callable[[Operation, int, int], bool]
-) -> Iterator[tuple[ModuleFrame, "weakref.ref[Tensor]", list[Operation]]]:
+) -> Iterator[tuple[ModuleFrame, Sized, list[Operation]]]:
     """Generate the tensors that a tensor was made from, with the operations that made each, in the frames from the innermost.
 
     goes_on(maker, n, size) chooses the arguments of n entries by which the search goes on from a result of `size` entries.
@@ -139,7 +139,7 @@ def walk_back(
             visited.add(id(one))
             count += 1
             makers = frame.find_makers(one)
-            yield frame, one, makers
+            yield frame, (one, size), makers
             if not makers:
                 outer_tensors.append((one, size))
             for maker in makers:
@@ -164,7 +164,7 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
         return n <= size and not is_end(maker)  # a larger tensor also holds something else
 
     ids = set[int]()
-    for _, one, makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
+    for _, (one, _), makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
         ids.add(id(one))
         for maker in makers:
             if maker.child or maker.name in CHOOSES:
@@ -174,7 +174,7 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
     """Return the ids of all tensors that a tensor was made from, in the running frames."""
-    return {id(one) for _, one, _ in walk_back(frames, (weakref.ref(x), 0), lambda *_: True)}
+    return {id(one) for _, (one, _), _ in walk_back(frames, (weakref.ref(x), 0), lambda *_: True)}
 
 
 def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:
@@ -187,7 +187,7 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
     def goes_on(maker: Operation, n: int, size: int) -> bool:
         return n >= size and maker.name not in JOINS and not is_end(maker)  # a smaller tensor is a norm or a factor
 
-    for frame, one, makers in walk_back(frames, x, goes_on):
+    for frame, (one, _), makers in walk_back(frames, x, goes_on):
         if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
             return True
         tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)

@@ -1,14 +1,13 @@
 """Softmaxes over the edges of a graph: exponentials of scores of picked tokens, summed by an index for each node."""
 
 import weakref
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import MAX_VISITED
+from regard.observe.interception.handwritten.ancestor_search import walk_back
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
 from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, Operation
 
@@ -78,17 +77,31 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
 
     An index that picks each token once at most leaves out padding, for one.
     """
-    indices = {
-        id(maker.given[1]): maker.given[1]
-        for maker in list_makers(frame, x)
+    picks = [
+        (maker, size)
+        for _, (_, size), makers in walk_back([frame], (x, 0), lambda *_: True)
+        for maker in makers
         if maker.name in GATHERS and len(maker.given) > 1 and is_token(frame, maker.given[0])
-    }
-    return len(indices) > 1 or any(has_repeats(index()) for index in indices.values())
+    ]
+    return len({id(maker.given[1]) for maker, _ in picks}) > 1 or any(picks_repeatedly(frame, *one) for one in picks)
 
 
-def has_repeats(index: Tensor | None) -> bool:
-    """Return whether an index has a number more than once; False if it was freed, or is a mask."""
-    return index is not None and index.dtype != torch.bool and index.dim() > 0 and len(index.unique(dim=0)) < len(index)
+def picks_repeatedly(frame: ModuleFrame, maker: Operation, size: int) -> bool:
+    """Return whether an operation picked a token more than once, of which its result has `size` entries.
+
+    An index that was freed did so if it picked more entries than there are, or if a row or column it was made of has repeats.
+    """
+    index = maker.given[1]()
+    if index is not None:
+        return has_repeats(index)
+    sources = (one() for _, (one, _), _ in walk_back([frame], (maker.given[1], 0), lambda *_: True))
+    tables = [x for x in sources if x is not None and x.dim() == 2 and not x.is_floating_point()]
+    return size > maker.sizes[0] or any(has_repeats(row) for x in tables for row in (x if len(x) <= x.shape[1] else x.mT))
+
+
+def has_repeats(index: Tensor) -> bool:
+    """Return whether an index has a number more than once; False for a mask."""
+    return index.dtype != torch.bool and index.dim() > 0 and len(index.unique(dim=0)) < len(index)
 
 
 def is_token(frame: ModuleFrame, x: TensorRef) -> bool:
@@ -96,15 +109,3 @@ def is_token(frame: ModuleFrame, x: TensorRef) -> bool:
     maker = skip_layouts(frame, x)
     name = "" if maker is None else strip_affixes(maker.name)
     return name not in EDGE_SUMS | {"max", "amax"} and frame.find_contents(x) == TOKEN
-
-
-def list_makers(frame: ModuleFrame, x: TensorRef) -> Iterator[Operation]:
-    """Iterate over the operations of a frame that a tensor was computed by."""
-    queue, visited = [x], set[int]()
-    while queue and len(visited) < MAX_VISITED:
-        one = queue.pop()
-        if id(one) not in visited:
-            visited.add(id(one))
-            for maker in frame.find_makers(one):
-                yield maker
-                queue += maker.given
