@@ -372,6 +372,46 @@ def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_modu
     assert "without a softmax" in recording.missed[0].reason
 
 
+TABLE = (
+    torch.randn(T, T, generator=torch.Generator().manual_seed(3)).tril().masked_fill(torch.ones(T, T).triu(1) > 0, -torch.inf)
+)
+
+
+def start_from_table(q):
+    return TABLE.to(q.dtype).expand(B, H, T, T).clone()
+
+
+WRITTEN = {
+    "addcdiv_": lambda q, k: start_from_table(q).addcdiv_(q @ k.mT, torch.tensor(2.0, dtype=q.dtype), value=0.3),
+    "addcmul_": lambda q, k: start_from_table(q).addcmul_(q @ k.mT, torch.tensor(0.5, dtype=q.dtype)),
+    "add_": lambda q, k: start_from_table(q).add_(q @ k.mT, alpha=0.5),
+    "add_ of what is negative": lambda q, k: start_from_table(q).add_((q @ k.mT).neg()),
+    "einsum of a factor": lambda q, k: torch.einsum("bhqk,bhq->bhqk", q @ k.mT, q.mean(-1).sigmoid()),
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_scores_that_are_written_into_a_table_or_multiplied_by_einsum_have_their_formula(form, float64):
+    seen = []
+
+    def mix(q, k, v):
+        seen.append(WRITTEN[form](q, k).softmax(-1))
+        return seen[-1] @ v
+
+    model, x = Model(Kernels(mix)), torch.randn(B, T, C)
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m(x))
+    assert not recording.notes
+    torch.testing.assert_close(recording.map(0).dense(), seen[-1], rtol=0, atol=EQUAL)
+
+
+def test_weights_that_an_einsum_multiplies_by_a_gate_are_one_call(float64):
+    gated = Kernels(lambda q, k, v: torch.einsum("bhqk,bhq->bhqk", (q @ k.mT).softmax(-1), q.mean(-1).sigmoid()) @ v)
+    recording, _ = record_and_compare(Model(gated), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 1
+    assert "multiplied by a gate" in recording.notes[0]
+
+
 class RepeatedQuery(nn.Module):
     """Additive attention as tutorials on translation have it: one query (b, c), repeated for all keys (b, t, c)."""
 

@@ -26,6 +26,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     label_entries,
     label_product,
     label_sum,
+    separate_entry_factors,
     separate_factors,
 )
 from regard.observe.interception.handwritten.linear_attention import ChainRoles
@@ -128,6 +129,9 @@ class HandwrittenTracker(Traces):
         """Follow a function; return the call of attention that it completes, or None."""
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
+        factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
+        if factors is not None:
+            name, role, args = "mul", Role.MULTIPLY, factors
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
         if call is None and (self.used.has_any or (self.traces and role in USES)):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))

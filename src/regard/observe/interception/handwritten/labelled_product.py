@@ -122,6 +122,17 @@ def separate_factors(
     return LabelledProduct((x, summed[0][0]), (own, summed[0][1]), result), factors
 
 
+def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the operands of an einsum that sums over nothing, one with the layout of the result; None for any other einsum."""
+    if len(args) != 3 or not isinstance(args[0], str):
+        return None
+    labels, result = label_terms(args[0], args[1:])
+    for place, one in enumerate(labels):
+        if one == result and set(labels[1 - place]) <= set(result):
+            return args[1 + place], align_labels(args[2 - place], labels[1 - place], result)
+    return None
+
+
 def align_labels(x: Tensor, labels: Labels, result: Labels) -> Tensor:
     """Return a tensor with the dimensions of a result, of size 1 where it has none with that label."""
     order = sorted(range(x.dim()), key=lambda n: result.index(labels[n]))

@@ -168,7 +168,7 @@ def extend_form(
     if core in ("masked_fill", "where", "setitem"):
         return extend_by_fill(form, core, args, kwargs, x)
     if core in FUSED and len(args) == 3:
-        return None if is_in_place(name) and args[0] is not x else extend_by_fused(form, core, args, kwargs, x)
+        return extend_by_fused(form, name, args, kwargs, x)
     values = [value for value in args if value is not x and isinstance(value, Tensor | int | float)]
     return extend_by_arithmetic(table, form, name, args, kwargs, x, values[0], other) if values else None
 
@@ -181,6 +181,10 @@ def extend_by_arithmetic(
     is_first = bool(args) and args[0] is x
     is_reversed = name.startswith("__r") or not is_first  # the value is on the left
     operand = value.detach() if isinstance(value, Tensor) else float(value)
+    if is_in_place(name) and not is_first:  # the value was written into
+        if core != "add":
+            return None
+        operand = operand - x.detach() * kwargs.get("alpha", 1)  # as before, up to rounding
     dims = select_dims(value, form.dims) if isinstance(value, Tensor) else ()
     if core in PRODUCTS:
         return None if other is not None else form.add_step(StepKind.MULTIPLY, operand, dims)
@@ -191,6 +195,8 @@ def extend_by_arithmetic(
     if core not in ("add", "sub", "subtract", "rsub"):
         return None
     amount = float(kwargs.get("alpha", 1))
+    if not is_first and amount != 1:
+        form, amount = form.add_step(StepKind.MULTIPLY, amount), 1.0
     if core != "add":
         is_reversed = is_reversed != (core == "rsub")
         amount = -amount
@@ -213,10 +219,12 @@ def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
     return shared[1] <= shared[0]
 
 
-def extend_by_fused(form: ScoreForm, core: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
+def extend_by_fused(form: ScoreForm, name: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
     """Return the form of args[0] + value · args[1] · args[2], or with a quotient, of which one is scores x."""
     (start, factor, by), amount = args, float(kwargs.get("value", 1))
-    by = by.reciprocal() if core == "addcdiv" else by
+    by = by.reciprocal() if strip_affixes(name) == "addcdiv" else by
+    if is_in_place(name) and start is not x:
+        start = start.detach() - factor * by * amount  # as before it was written into, up to rounding
     if start is x:
         term = (factor * by).detach()
         return form.add_step(StepKind.ADD, term, select_dims(term, form.dims), amount)
