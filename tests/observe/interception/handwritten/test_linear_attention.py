@@ -533,3 +533,23 @@ def multiply_by_cast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_a_normalizer_by_keyword_or_with_the_dtype_of_the_output_is_followed(form):
     recording, _ = record_and_compare(Mixer(form, F.softplus), lambda m: m(torch.randn(B, T, 11)))
     torch.testing.assert_close(recording.map(0, kind="implicit").row_sums(), torch.ones(B, H, T), rtol=0, atol=EQUAL)
+
+
+class DividedOutside(nn.Module):
+    """A module that divides what the one that attends has returned."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x) / (2 + x.square().sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("form", [divide_by_sum, multiply_scores, sum_up_entries])
+def test_rows_times_values_are_the_output_of_the_module_that_attends_not_of_its_caller(form):
+    mixer = Mixer(form, F.softplus)
+    recording, _ = record_and_compare(DividedOutside(mixer), lambda m: m(torch.randn(B, T, 11)))
+    found = recording.map(0, kind="implicit")
+    assert [call.name for call in recording.calls] == ["mixer"]
+    torch.testing.assert_close(found.dense() @ found.values, mixer.output, rtol=0, atol=EQUAL)
