@@ -344,7 +344,7 @@ class HandwrittenTracker(Traces):
 
     def add_entry_product(self, name: str, args: Any, y: Tensor) -> None:
         """Keep the tensors that were multiplied entry by entry to y, until it is summed or freed."""
-        if strip_affixes(name) in PRODUCTS and all(isinstance(x, Tensor) for x in args):
+        if strip_affixes(name) in PRODUCTS and not is_in_place(name) and all(isinstance(x, Tensor) for x in args):
             self.entry_products[y] = label_entries(*args)
 
     def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
-from regard.observe.interception.provenance import is_in_place, list_entries
+from regard.observe.interception.provenance import JOINS, is_in_place, list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are divided by their sums"
@@ -22,7 +22,6 @@ BY_MORE = "its context is divided by more than the sums of its weights, as with 
 UNFOLLOWED = "what its context is divided by is not followed through {}; in the map it is the sums of its weights"
 UNSEEN = "its tensors are split among ranks, so it is not seen what its context is divided by; in the map it is the sums"
 NEAR = 1e-3  # of 1: an epsilon beside the sums is no mistake
-JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack"}
 PARTS = {"getitem", "narrow", "select", "split", "split_with_sizes", "tensor_split", "chunk", "unbind"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS
 FILLS = {"masked_fill", "nan_to_num"}  # what they write is no context, whose divisor does not matter
