@@ -66,6 +66,7 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
+        "indices",
         "kwargs",
         "made",
         "makers",
@@ -80,6 +81,7 @@ class ModuleFrame:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
+        self.indices: list[Tensor] = []  # that entries were picked by, kept alive, as a graph picks the neighbors of its nodes
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below
         self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
@@ -135,6 +137,8 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
+        if name in GATHERS:
+            self.indices += tensors[1:]
         self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs))
 
     def resolve_sources(self) -> None:

@@ -1,4 +1,4 @@
-"""Attention over the edges of a graph, whose softmax sums exponentials by an index, is missed with a reason."""
+"""Attention over the edges of a graph, whose softmax sums exponentials by an index, is recorded as a matrix of its weights."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
+from regard.observe.interception.handwritten import handwritten_call
+from regard.observe.interception.handwritten.edge_call import GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
 from regard.observe.recording import Recording
 
@@ -30,8 +32,36 @@ def reduce_by_scatter(x: Tensor, index: Tensor, size: int) -> Tensor:
     return x.new_zeros(size, *x.shape[1:]).scatter_reduce(0, places, x, "sum")
 
 
+def average(x: Tensor, index: Tensor, size: int) -> Tensor:
+    places = index.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    return x.new_zeros(size, *x.shape[1:]).scatter_reduce(0, places, x, "mean", include_self=False)
+
+
+class Aggregation(nn.Module):
+    """A module that sums what the one around it multiplied, as in PyTorch Geometric."""
+
+    def forward(self, x: Tensor, index: Tensor, size: int) -> Tensor:
+        return add_by_index(x, index, size)
+
+
 Add = Callable[[Tensor, Tensor, int], Tensor]
 SUMS: dict[str, Add] = {"index_add": add_by_index, "scatter_add": scatter, "scatter_reduce": reduce_by_scatter}
+
+GATHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "x[index]": lambda x: x[SENDERS],
+    "x[index of a copy]": lambda x: (2 * x / 2)[torch.stack([RECEIVERS, SENDERS])[1]],
+    "index_select": lambda x: x.index_select(0, SENDERS),
+    "gather": lambda x: x.gather(0, SENDERS.view(-1, 1, 1).expand(-1, H, D)),
+    "negative": lambda x: x[SENDERS - NODES],
+    "flat": lambda x: x.flatten(1)[SENDERS].view(-1, H, D),
+}
+
+
+def exponentiate(scores: Tensor) -> Tensor:
+    """Return the exponentials of scores of edges, less the largest of each receiver."""
+    places = RECEIVERS.unsqueeze(-1).expand_as(scores)
+    largest = scores.new_full((NODES, H), -torch.inf).scatter_reduce(0, places, scores.detach(), "amax")
+    return (scores - largest.index_select(0, RECEIVERS)).exp()
 
 
 def divide_by_sums(e: Tensor, add: Add, index: Tensor, size: int) -> Tensor:
@@ -41,22 +71,26 @@ def divide_by_sums(e: Tensor, add: Add, index: Tensor, size: int) -> Tensor:
 class GraphAttention(nn.Module):
     """Scores of a sender and a receiver are added, as in GAT."""
 
-    def __init__(self, add: Add, divides_after: bool = False) -> None:
+    def __init__(
+        self, add: Add, divides_after: bool = False, adds_edges: bool = False, gather: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
+        self.adds_edges, self.gather = adds_edges, GATHERS["x[index]"] if gather is None else gather
         self.project, self.add, self.divides_after = nn.Linear(C, H * D), add, divides_after
         self.sends, self.receives = nn.Parameter(torch.randn(H, D)), nn.Parameter(torch.randn(H, D))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.project(x).unflatten(-1, (H, D))
         sent, received = (x * self.sends).sum(-1), (x * self.receives).sum(-1)
-        scores = F.leaky_relu(sent.index_select(0, SENDERS) + received.index_select(0, RECEIVERS), 0.2)
-        e = (scores - scores.amax()).exp().contiguous()
+        self.scores = scores = F.leaky_relu(sent.index_select(0, SENDERS) + received.index_select(0, RECEIVERS), 0.2)
+        e = exponentiate(scores).contiguous()
         e.view(-1).clamp_(min=0)
         if self.divides_after:
             context = self.add(e.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES)
             return context / (self.add(e, RECEIVERS, NODES).unsqueeze(-1) + 1e-16)
-        weights = divide_by_sums(e, self.add, RECEIVERS, NODES)
-        return self.add(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES).mean(1)
+        weights = divide_by_sums(e, self.add if self.add in SUMS.values() else add_by_index, RECEIVERS, NODES)
+        values = self.gather(x) + x[RECEIVERS] if self.adds_edges else self.gather(x)
+        return self.add(weights.unsqueeze(-1) * values, RECEIVERS, NODES).mean(1)
 
 
 class SenderAttention(nn.Module):
@@ -70,10 +104,8 @@ class SenderAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.project(x).unflatten(-1, (H, D))
         scores = (x * self.sends).sum(-1)[SENDERS] if self.scores_nodes else (x[SENDERS] * self.sends).sum(-1)
-        scores = F.leaky_relu(scores, 0.2)
-        places = RECEIVERS.unsqueeze(-1).expand_as(scores)
-        largest = scores.new_full((NODES, H), -torch.inf).scatter_reduce(0, places, scores.detach(), "amax")
-        weights = divide_by_sums((scores - largest.index_select(0, RECEIVERS)).exp(), self.add, RECEIVERS, NODES)
+        self.scores = scores = F.leaky_relu(scores, 0.2)
+        weights = divide_by_sums(exponentiate(scores), self.add, RECEIVERS, NODES)
         return self.add(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES).flatten(1)
 
 
@@ -86,7 +118,8 @@ class FreedIndexAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         edges = torch.stack([SENDERS, RECEIVERS])[:, : NODES - 2]
-        e = self.pick(self.score(self.project(x)), edges).exp()
+        self.scores = self.pick(self.score(self.project(x)), edges)
+        e = self.scores.exp()
         weights = divide_by_sums(e, add_by_index, edges[1], len(x))
         return add_by_index(weights * x[edges[0]], edges[1], len(x))
 
@@ -148,26 +181,66 @@ def record_module(module: nn.Module, missing: bool) -> Recording:
     return record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(NODES, C)), missing)[0]
 
 
+def check_map(module: nn.Module, senders: Tensor = SENDERS, receivers: Tensor = RECEIVERS) -> None:
+    """Hold the map of a module against a softmax over the edges of each node, one node after the other, in float64."""
+    module = module.double()
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(NODES, C, dtype=torch.float64)), False)
+    (_,), (note,) = recording.calls, recording.notes
+    assert f": {GRAPH}" in note
+    weights = recording.map(0).dense()[0]
+    scores = module.scores.view(len(senders), -1)
+    for node in range(NODES):
+        mine = (receivers == node).nonzero().squeeze(-1)
+        expected = torch.zeros(NODES, scores.shape[1], dtype=torch.float64)
+        expected.index_add_(0, senders[mine], scores[mine].softmax(0))
+        torch.testing.assert_close(weights[:, node], expected.mT, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("divides_after", [False, True])
-def test_attention_of_a_graph_with_added_scores_is_missed(name, divides_after):
-    recording = record_module(GraphAttention(SUMS[name], divides_after), missing=True)
+@pytest.mark.parametrize("gather", GATHERS)
+def test_attention_of_a_graph_with_added_scores_is_recorded(name, gather):
+    check_map(GraphAttention(SUMS[name], gather=GATHERS[gather]))
+
+
+def test_values_may_be_picked_by_the_module_around_the_one_that_sums():
+    check_map(GraphAttention(Aggregation()))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_exponentials_that_are_divided_after_the_sum_are_missed(name):
+    recording = record_module(GraphAttention(SUMS[name], divides_after=True), missing=True)
     assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
     assert recording.missed[0].kernel == f"by hand: exp, mul and {name}"
 
 
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("scores_nodes", [False, True])
-def test_attention_of_a_graph_with_scores_of_the_sender_alone_is_missed(name, scores_nodes):
-    recording = record_module(SenderAttention(SUMS[name], scores_nodes), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
+def test_attention_of_a_graph_with_scores_of_the_sender_alone_is_recorded(name, scores_nodes):
+    check_map(SenderAttention(SUMS[name], scores_nodes))
 
 
 @pytest.mark.parametrize("name", PICKS)
-def test_attention_of_a_graph_whose_index_is_freed_is_missed(name):
+def test_attention_of_a_graph_whose_index_is_freed_is_recorded(name):
     with torch.no_grad():  # a graph keeps the index
-        recording = record_module(FreedIndexAttention(PICKS[name]), missing=True)
-    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
+        check_map(FreedIndexAttention(PICKS[name]), SENDERS[: NODES - 2], RECEIVERS[: NODES - 2])
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_values_that_differ_from_edge_to_edge_are_missed(name):
+    recording = record_module(GraphAttention(SUMS[name], adds_edges=True), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", PICKED)]
+
+
+def test_means_over_the_neighbors_are_missed():
+    recording = record_module(GraphAttention(average), missing=True)
+    assert [one.module for one in recording.missed] == ["0"]
+    assert "do not give its result" in recording.missed[0].reason
+
+
+def test_a_graph_whose_matrix_is_too_large_is_missed(monkeypatch):
+    monkeypatch.setattr(handwritten_call, "LIMIT_BYTES", 4 * H * NODES**2 - 1)
+    recording = record_module(GraphAttention(add_by_index), missing=True)
+    assert recording.missed[0].reason == f"{GRAPH}, and its weights as a matrix would take {4 * H * NODES**2:,} bytes"
 
 
 @pytest.mark.parametrize("name", SUMS)

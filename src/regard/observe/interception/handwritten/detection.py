@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.handwritten.edge_call import find_edge_sum
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -553,7 +554,9 @@ class HandwrittenTracker(Traces):
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
             if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
                 product = None if trace.factors is None else label_sum(label_entries(*trace.factors), name, args, kwargs)
-                return self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
+                call = self.complete_call(trace, x if trace.factors is None else trace.factors[0], product, "mul", name)
+                edges = None if trace.factors is None else find_edge_sum(name, args, kwargs, trace.factors[1])
+                return call._replace(edges=edges)
         if role is Role.ADD and several and trace.pairs:
             return self.complete_call(trace, x, None, "mul", name)
         for one in results:

@@ -78,25 +78,12 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
     An index that picks each token once at most leaves out padding, for one.
     """
     picks = [
-        (maker, size)
-        for _, (_, size), makers in walk_back([frame], (x, 0), lambda *_: True)
+        maker.given[1]
+        for *_, makers in walk_back([frame], (x, 0), lambda *_: True)
         for maker in makers
         if maker.name in GATHERS and len(maker.given) > 1 and is_token(frame, maker.given[0])
     ]
-    return len({id(maker.given[1]) for maker, _ in picks}) > 1 or any(picks_repeatedly(frame, *one) for one in picks)
-
-
-def picks_repeatedly(frame: ModuleFrame, maker: Operation, size: int) -> bool:
-    """Return whether an operation picked a token more than once, of which its result has `size` entries.
-
-    An index that was freed did so if it picked more entries than there are, or if a row or column it was made of has repeats.
-    """
-    index = maker.given[1]()
-    if index is not None:
-        return has_repeats(index)
-    sources = (one() for _, (one, _), _ in walk_back([frame], (maker.given[1], 0), lambda *_: True))
-    tables = [x for x in sources if x is not None and x.dim() == 2 and not x.is_floating_point()]
-    return size > maker.sizes[0] or any(has_repeats(row) for x in tables for row in (x if len(x) <= x.shape[1] else x.mT))
+    return len({*map(id, picks)}) > 1 or any((index := one()) is not None and has_repeats(index) for one in picks)
 
 
 def has_repeats(index: Tensor) -> bool:

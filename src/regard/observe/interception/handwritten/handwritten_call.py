@@ -23,7 +23,8 @@ from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EDGES
+from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
+from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
@@ -55,6 +56,7 @@ class HandwrittenCall(NamedTuple):
     tensor: Tensor  # the weights
     product: LabelledProduct | None
     place: int  # of the weights among the product's operands
+    edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
 
 
 def read_call(
@@ -66,7 +68,7 @@ def read_call(
     """
     weights, product, place = product_call.trace, product_call.product, product_call.place
     if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:
-        raise UnreadableError(EDGES)
+        return read_edge_call(product_call, result), CallAdapter(lambda: result)
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
@@ -159,6 +161,13 @@ def read_picked_call(
         return call
     assert call.v is not None
     return store_weights(weights, matrix, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
+
+
+def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> AttentionCall:
+    """Return the call of weights of the edges of a graph, with its weights as they are."""
+    kernel = f"by hand: {product_call.steps}"
+    matrix, v = build_edge_matrix(product_call.tensor, product_call.edges, result, LIMIT_BYTES)
+    return store_weights(product_call.trace, matrix, v, kernel, GRAPH)
 
 
 def describe(changes: tuple[str, ...]) -> str:
