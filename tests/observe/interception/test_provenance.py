@@ -117,3 +117,21 @@ def test_weights_that_are_stored_as_they_are_have_a_kind_too(weigh):
         model(x, x)
         model(x, memory)
     assert [call.kind for call in recording.calls] == ["self", "cross"]
+
+
+class Types(nn.Module):
+    """Attention of latents over tokens, whose queries have the dtype of the keys, which are more."""
+
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_kv = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def forward(self, latents, x):
+        k, v = self.to_kv(x).chunk(2, dim=-1)
+        return F.scaled_dot_product_attention(self.to_q(latents).type_as(k)[:, None], k[:, None], v[:, None])
+
+
+def test_a_tensor_that_states_a_dtype_is_not_where_queries_come_from():
+    with record(model := Types()) as recording:
+        model(torch.randn(1, 3, 8), torch.randn(1, 7, 8))
+    assert [call.kind for call in recording.calls] == ["cross"]

@@ -19,6 +19,7 @@ FRESH = {  # results with the shape of a tensor, but not its numbers
 }
 GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}  # entries of their first argument
 PICKS = GATHERS | {"embedding"}  # look-ups in a table
+LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # take a shape or a dtype from a second tensor
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
@@ -129,6 +130,8 @@ class ModuleFrame:
         elif kwargs:
             args = find_tensors(args, kwargs)
         tensors = [*filter(IS_TENSOR, args)]
+        if name in LIKE_ANOTHER:
+            del tensors[1:]
         if PLAIN.issuperset(map(type, tensors)):
             sizes = [*map(Tensor.numel, tensors)]
         else:

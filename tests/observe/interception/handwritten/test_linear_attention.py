@@ -553,3 +553,46 @@ def test_rows_times_values_are_the_output_of_the_module_that_attends_not_of_its_
     found = recording.map(0, kind="implicit")
     assert [call.name for call in recording.calls] == ["mixer"]
     torch.testing.assert_close(found.dense() @ found.values, mixer.output, rtol=0, atol=EQUAL)
+
+
+class FavorAttention(nn.Module):
+    """Positive random features, as performer-pytorch writes them. https://arxiv.org/abs/2009.14794"""
+
+    def __init__(self, is_chunked: bool) -> None:
+        super().__init__()
+        self.is_chunked, self.to_qkv, self.to_out = is_chunked, nn.Linear(11, 3 * D), nn.Linear(D, 11)
+        self.register_buffer("projection_matrix", torch.randn(3, D))
+
+    def map_features(self, data: Tensor, dims: tuple[int, ...]) -> Tensor:
+        projection = self.projection_matrix.expand(len(data), -1, -1).type_as(data)  # type: ignore[operator]
+        products = torch.einsum("...id,...jd->...ij", D**-0.25 * data, projection)
+        half_square = (data**2).sum(dim=-1, keepdim=True) / 2 * D**-0.5
+        return 3**-0.5 * ((products - half_square - products.amax(dim=dims, keepdim=True).detach()).exp() + 1e-4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(x).chunk(3, dim=-1)
+        q, k = self.map_features(q, (-1,)), self.map_features(k, (-1, -2))
+        if not self.is_chunked:
+            return self.to_out(multiply_by_einsum_of_factors_first(q, k, v))
+        keys, products, outputs = torch.zeros(()), torch.zeros(()), []
+        for one, key, value in zip(*(one.chunk(T, dim=-2) for one in (q, k, v)), strict=True):
+            sums = keys + key.cumsum(dim=-2)
+            inverse = 1.0 / torch.einsum("...nd,...nd->...n", one, sums.type_as(one) + 1e-6)
+            running = products + torch.einsum("...nd,...ne->...nde", key, value).cumsum(dim=-3)
+            outputs.append(torch.einsum("...nde,...nd,...n->...ne", running, one, inverse))
+            keys, products = sums[..., -1:, :], running[..., -1:, :, :]
+        return self.to_out(torch.cat(outputs, dim=-2))
+
+
+def test_random_features_are_no_keys():
+    recording, _ = record_and_compare(nn.Sequential(FavorAttention(False)), lambda m: m(torch.randn(B, T, 11)))
+    (call,) = recording.calls
+    assert call.map.shape == (B, 1, T, T)
+    assert call.map.certificate().error < EQUAL
+
+
+def test_linear_attention_in_chunks_is_missed_and_no_chunk_is_recorded():
+    model = nn.Sequential(FavorAttention(True))
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.calls
+    assert {"linear attention" in one.reason for one in recording.missed} == {True}

@@ -49,7 +49,6 @@ from regard.observe.interception.handwritten.score_form import (
     BOUNDS,
     CHOOSES_BY_VALUE,
     COPIES,
-    LIKE_ANOTHER,
     PERMUTES,
     PRODUCTS,
     QUOTIENTS,
@@ -78,6 +77,7 @@ from regard.observe.interception.handwritten.traces import (
 from regard.observe.interception.provenance import (
     FRESH,
     LEARNED,
+    LIKE_ANOTHER,
     ModuleFrame,
     find_tensors,
     has_separate_sources,

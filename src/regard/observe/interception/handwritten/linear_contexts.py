@@ -26,12 +26,12 @@ from regard.observe.interception.handwritten.linear_attention import (
     is_matrix_power,
     read_call,
 )
-from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
 KERNEL = "by hand: linear attention, {}"

@@ -21,7 +21,6 @@ COPIES = {  # functions that keep every number
 BOUNDS = {"nan_to_num", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "max"}
 SAME = COPIES | BOUNDS  # or change only what no softmax sees: a lower bound, NaN
 PRODUCTS, QUOTIENTS = {"mul", "multiply"}, {"div", "divide", "true_divide", "truediv"}  # entry by entry
-LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # that take a shape or a dtype from a second tensor
 FUSED = {"addcmul", "addcdiv"}  # that add a product or a quotient of two tensors to a third
 MOVERS = {  # functions that move entries, so that an axis is no longer that of the keys in their order
     *("roll", "flip", "fliplr", "flipud", "rot90", "gather", "index_select", "take_along_dim", "take", "getitem", "select"),

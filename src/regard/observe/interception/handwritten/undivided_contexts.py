@@ -13,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.score_form import COPIES, FUSED, LIKE_ANOTHER, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
-from regard.observe.interception.provenance import JOINS, is_in_place, list_entries
+from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
+from regard.observe.interception.provenance import JOINS, LIKE_ANOTHER, is_in_place, list_entries
 
 DIVIDED = "the rows of its weights do not sum to 1 where the values are multiplied; in the map they are divided by their sums"
 NEARLY = "the rows of its weights sum to 1 up to {:.1g}; in the map they are divided by their sums"
