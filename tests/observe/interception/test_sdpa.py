@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported
 
 from observe.recording_checks import EQUAL, assert_map, compute_weights, distance, record_and_compare
-from regard import AttentionMap, Causal, Everything, Given
+from regard import AttentionMap, Causal, Everything, Given, KnockOut, intervene
 from regard.mechanism import Mask
 from regard.observe import record
 from regard.observe.interception import thread_state
@@ -496,3 +496,40 @@ def test_heads_beside_the_batch_are_split_off_where_a_mask_comes_before_the_toke
     with torch.no_grad(), record(model := Masked()) as recording:
         model(torch.ones(1, 1, 7, 7).bool().tril(), torch.randn(5, 7, 6))
     assert recording.map(0).shape == (5, 3, 7, 7)
+
+
+class Blocks(nn.Module):
+    """Attention in blocks of 5 tokens, which stand behind the heads, as in NesT and Hiera of timm."""
+
+    def __init__(self, num_heads: int, is_masked: bool = False):
+        super().__init__()
+        self.num_heads, self.is_masked, self.knocked_out = num_heads, is_masked, slice(0)
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = self.qkv(x).reshape(b, 2, t // 2, 3, self.num_heads, -1).permute(3, 0, 4, 1, 2, 5)
+        mask = torch.arange(2 * t // 2 * t // 2).view(2, t // 2, t // 2) % 3 != 1 if self.is_masked else torch.ones(()).bool()
+        self.weights = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf).softmax(-1).transpose(1, 2).flatten(0, 1)
+        out = F.scaled_dot_product_attention(q, k, v, mask if self.is_masked else None).clone()
+        out[:, self.knocked_out] = 0
+        return self.proj(out.permute(0, 2, 3, 1, 4).reshape(x.shape))
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_heads_before_blocks_of_tokens_are_heads(heads, is_masked):
+    model, x = nn.Sequential(Blocks(heads, is_masked)).double(), torch.randn(3, 10, 12).double()
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m(x))
+    assert recording.map(0).shape == (6, heads, 5, 5)
+    torch.testing.assert_close(recording.map(0).dense(), model[0].weights, rtol=0, atol=EQUAL)
+
+
+def test_a_head_before_blocks_of_tokens_is_knocked_out():
+    model, x = nn.Sequential(Blocks(3)).double(), torch.randn(3, 10, 12).double()
+    with torch.no_grad():
+        with intervene(model, KnockOut(layer=0, head=1)):
+            changed = model(x)
+        model[0].knocked_out = slice(1, 2)
+        torch.testing.assert_close(changed, model(x), rtol=0, atol=EQUAL)

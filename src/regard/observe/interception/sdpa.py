@@ -11,6 +11,7 @@ from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.distributed_tensors import make_part_adapter, take_local_heads
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import unwrap_tensor
 from regard.observe.interception.provenance import has_separate_sources, is_distributed
 from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule
@@ -41,13 +42,15 @@ def read_call(
 ) -> tuple[AttentionCall, CallAdapter]:
     """Read the call.
 
-    Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
+    Tensors have any number of batch axes and an axis of heads, or none; is_causal is aligned to the first key.
     """
     are_separate = has_separate_sources(STATE.frames, query, key)
     has_ranks, note, part, whole = any(map(is_distributed, (query, key, value))), "", None, query
     if has_ranks:
         query, key, value, attn_mask, part, note = take_local_heads(query, key, value, attn_mask)
     query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
+    axis = -3 if has_ranks else find_heads_axis(query, key, value)
+    query, key, value = (x.movedim(axis, -3) for x in (query, key, value)) if axis != -3 else (query, key, value)
     batch_and_heads = infer_batch_and_heads(query)
     q, k, v = (add_head_axis(x, query, batch_and_heads) for x in (query, key, value))
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -60,7 +63,9 @@ def read_call(
     if type(attn_mask).__name__ == "CausalBias":  # torch.nn.attention.bias
         rule = Causal(), (k.shape[2] - q.shape[2] if "LOWER" in attn_mask.variant.name else 0), None
     elif attn_mask is not None:
-        mask = add_head_axis(unwrap_tensor(attn_mask), query, batch_and_heads)
+        mask = unwrap_tensor(attn_mask)
+        mask = mask if axis == -3 else mask[(None,) * (query.dim() - mask.dim())].movedim(axis, -3)
+        mask = add_head_axis(mask, query, batch_and_heads)
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     call = AttentionCall(
@@ -79,10 +84,31 @@ def read_call(
         note=note,
         rank_part=part,
     )
-    four = q.shape[0], heads, q.shape[2], v.shape[3]
+    four, more = (q.shape[0], heads, q.shape[2], v.shape[3]), (*batch, heads, q.shape[2], v.shape[3])
     if has_ranks:
         return call, make_part_adapter(call, whole, run)
+    if axis != -3:
+        return call, CallAdapter(
+            run,
+            lambda out: unwrap_tensor(out).movedim(axis, -3).reshape(four),
+            lambda new, out: new.reshape(more).movedim(-3, axis),
+        )
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
+
+
+def find_heads_axis(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Return the axis of heads of tensors (b, ..., t, d) with several axes before t: -3, or the one whose size modules state.
+
+    Windows stand behind the heads in Hiera and NesT of timm, for one.
+    """
+    axes = range(1 - query.dim(), -2)
+    if not len(axes) > 1 or not query.dim() == key.dim() == value.dim():
+        return -3
+    for count in dict.fromkeys(find_head_counts(least=1)):
+        fits = [axis for axis in axes if query.shape[axis] == count]
+        if fits:
+            return fits[0] if len(fits) == 1 else -3
+    return -3
 
 
 def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:

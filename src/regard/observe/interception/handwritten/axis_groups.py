@@ -1,7 +1,7 @@
 """The axes of a product of weights with values: which are batch, heads, queries and keys."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -9,14 +9,9 @@ from regard.observe.interception.handwritten.labelled_product import LabelledPro
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.thread_state import STATE
-
-HEADS = (
-    *("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhead", "nheads", "num_head"),
-    *("query_heads", "num_query_heads", "n_query_heads"),
-)
-NAMES = frozenset(HEADS)
 
 
 class Groups(NamedTuple):
@@ -81,8 +76,11 @@ def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int], to
 
     `batch` are the dimensions of weights but those of queries and keys, without axes where their size is 1; `other` are axes of
     values. Axes that the values lack are of heads if they and the axis of heads make a number of heads that a module states, or
-    if none states any and they stand behind the dimensions of batch and heads.
+    if none states any and they stand behind the dimensions of batch and heads. There is no axis of heads where the innermost
+    module that states their number states 1.
     """
+    if find_head_counts(least=1)[:1] == [1]:
+        return tuple(axis for axes in batch for axis in axes), ()
     shared = [axes for axes in batch if axes and not set(axes) & other]
     own = [axes for axes in batch if axes not in shared]
     if shared and len(own) > 1:
@@ -103,8 +101,20 @@ def split_heads(table: AxisTable, batch: list[Axes], tokens: set[int]) -> tuple[
     if not head_counts and len(batch) == 2:
         shape = find_input_shape(3)
         fits = [n for n in (0, 1) if shape is not None and sizes[1 - n] in shape[:2] and sizes[n] not in shape[:2]]
-    heads = fits[0] if len(fits) == 1 else len(batch) - 1
-    return tuple(axis for n, axes in enumerate(batch) if n != heads for axis in axes), batch[heads] if batch else ()
+    joined = [] if fits else find_joined_heads(sizes, head_counts)
+    if len(joined) == 1:
+        n, count = joined[0]
+        outer, heads = split_axes(table, batch[n], count)
+        return tuple(axis for m, axes in enumerate(batch) for axis in (outer if m == n else axes)), heads
+    place = fits[0] if len(fits) == 1 else len(batch) - 1
+    return tuple(axis for n, axes in enumerate(batch) if n != place for axis in axes), batch[place] if batch else ()
+
+
+def find_joined_heads(sizes: list[int], head_counts: list[int]) -> list[tuple[int, int]]:
+    """Return the places of the sizes that are a batch times a number of heads that a module states, each with that number."""
+    shape = find_input_shape()
+    counts = dict.fromkeys(head_counts if shape is not None and shape[0] else [])
+    return [(n, count) for n, size in enumerate(sizes) for count in counts if shape is not None and size == shape[0] * count]
 
 
 def count_tokens(table: AxisTable, *groups: Axes) -> set[int]:
@@ -115,23 +125,35 @@ def count_tokens(table: AxisTable, *groups: Axes) -> set[int]:
 def split_single(table: AxisTable, axes: Axes, head_counts: list[int], tokens: set[int]) -> tuple[Axes, Axes]:
     """Return the axes of batch and of heads in a dimension that may hold both, as that of bmm.
 
-    The number of heads is one that a module states and that leaves a batch of its input, or what the batch of the input leaves.
+    The number of heads is one that a module states and that leaves a batch of its input, or a batch of windows that make up the
+    tokens of its input, or what the batch of the input leaves.
     The batch of an input (1, b, c), such as the state of a recurrent layer, is its second axis, unless that may be tokens.
     """
     size = math.prod(table.get_sizes(axes))
     shape = find_input_shape()
     if shape is None:
         return ((), axes) if any(x.dim() > 1 for frame in STATE.frames for x in frame.input_tensors) else (axes, ())
-    heads = next((n for n in head_counts if size % n == 0 and size // n in shape[:2]), 0)
+    heads = next((n for n in head_counts if size % n == 0 and is_batch(size // n, shape, tokens)), 0)
     if not heads and shape[0] == 1 and size == shape[1] and size not in tokens:
         return axes, ()
     heads = heads or (size // shape[0] if shape[0] and size % shape[0] == 0 else 1)
+    return split_axes(table, axes, heads)
+
+
+def is_batch(size: int, shape: torch.Size, tokens: set[int]) -> bool:
+    """Return whether a size is the batch of an input (b, t, c), (t, b, c) or (b, c, rows, columns), or that of its windows."""
+    windows = size // shape[0] if shape[0] and size % shape[0] == 0 else 0
+    return size in shape[:2] or any(windows * t in (shape[1:-1].numel(), shape[2:].numel()) for t in tokens if windows)
+
+
+def split_axes(table: AxisTable, axes: Axes, heads: int) -> tuple[Axes, Axes]:
+    """Return axes of batch and of heads, the last ones; none of heads if their number splits none of several axes."""
     for n in range(len(axes) + 1):
         if math.prod(table.get_sizes(axes[n:])) == heads:
             return axes[:n], axes[n:]
     if len(axes) > 1:
         return axes, ()
-    outer, inner = table.split_axis(axes[0], size // heads)
+    outer, inner = table.split_axis(axes[0], math.prod(table.get_sizes(axes)) // heads)
     return (outer,), (inner,)
 
 
@@ -142,26 +164,6 @@ def find_input_shape(most: int = 0) -> torch.Size | None:
     """
     inputs = (x for frame in reversed(STATE.frames) for x in frame.input_tensors if x.dim() > 2)
     return next((x.shape for x in inputs if not most or (x.dim() <= most and x.is_floating_point())), None)
-
-
-def find_head_counts() -> list[int]:
-    """Return the numbers of heads that the running modules state, of the innermost first."""
-    counts = []
-    for frame in reversed(STATE.frames[-3:]):
-        own = vars(frame.module)
-        for attributes in (own, read_attributes(own.get("config"))):
-            stated = sorted(NAMES & attributes.keys(), key=HEADS.index)
-            counts += [n for name in stated if type(n := attributes[name]) is int and n > 1]
-    return counts
-
-
-def read_attributes(config: object) -> dict[str, Any]:
-    """Return the attributes of an object, without a `__getattribute__` of its own, which is slow in a configuration."""
-    try:
-        attributes: dict[str, Any] = object.__getattribute__(config, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes
 
 
 def describe_choice(changes: tuple[str, ...]) -> str:

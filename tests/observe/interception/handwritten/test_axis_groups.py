@@ -1,0 +1,81 @@
+"""Heads are told from batch rows and windows by what the running modules state."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, record_and_compare
+from regard import KnockOut, intervene
+
+B, D, WINDOW = 2, 3, 5
+Attend = Callable[["Windowed", Tensor, Tensor, Tensor], Tensor]
+
+
+class Windowed(nn.Module):
+    """Attention in windows of 5 tokens of (b, t, c) or of (b, c, rows, columns), in the layout of a package."""
+
+    def __init__(self, heads: int, attend: Attend) -> None:
+        super().__init__()
+        self.heads, self.attend, self.knocked_out = heads, attend, slice(0)
+        self.qkv, self.out = nn.Linear(7, 3 * heads * D), nn.Linear(heads * D, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x if x.dim() == 3 else x.flatten(2).mT
+        q, k, v = (one.unflatten(-1, (self.heads, D)).transpose(1, 2) for one in self.qkv(tokens).chunk(3, dim=-1))
+        q, k, v = (one.unflatten(2, (-1, WINDOW)) for one in (q, k, v))  # (b, h, w, n, d)
+        self.weights = (q @ k.mT).softmax(-1).transpose(1, 2).flatten(0, 1)
+        y = self.out(self.attend(self, q, k, v).transpose(1, 2).flatten(1, 3).unflatten(1, (tokens.shape[1], -1)).flatten(2))
+        return y if x.dim() == 3 else y.mT.unflatten(2, x.shape[2:])
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    def knock_out(self, context: Tensor) -> Tensor:
+        """Set a head of a context (b, h, w, n, d) to 0, and move the heads behind the tokens."""
+        context = context.clone()
+        context[:, self.knocked_out] = 0
+        return context.permute(0, 2, 1, 3, 4).transpose(2, 3)
+
+
+def join_windows_before_heads(layer: Windowed, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Batch, windows and heads in one axis, as TwinsSVT of vit-pytorch has them."""
+    joined = layer.weigh(*(one.transpose(1, 2).flatten(0, 2) for one in (q, k, v)))
+    return layer.knock_out(joined.unflatten(0, (B, -1, layer.heads)).transpose(1, 2))
+
+
+def join_heads_with_batch(layer: Windowed, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Batch and heads in one axis and windows in another one, as local-attention has them."""
+    joined = layer.weigh(*(one.flatten(0, 1) for one in (q, k, v)))
+    return layer.knock_out(joined.unflatten(0, (B, layer.heads)))
+
+
+def join_windows_with_batch(layer: Windowed, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Batch and windows in one axis and heads in another one, as SepViT of vit-pytorch has them."""
+    joined = layer.weigh(*(one.transpose(1, 2).flatten(0, 1) for one in (q, k, v)))
+    return layer.knock_out(joined.unflatten(0, (B, -1)).transpose(1, 2))
+
+
+LAYOUTS: list[Attend] = [join_windows_before_heads, join_heads_with_batch, join_windows_with_batch]
+
+
+@pytest.mark.parametrize("lead", [(B, 35, 7), (B, 7, 5, 7)], ids=["words", "pixels"])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("attend", LAYOUTS)
+def test_windows_are_batch_rows(attend, heads, lead):
+    model = nn.Sequential(nn.Identity(), Windowed(heads, attend)).double()
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m(torch.randn(lead).double()))
+    assert recording.map(0).shape == (7 * B, heads, WINDOW, WINDOW)
+    torch.testing.assert_close(recording.map(0).dense(), model[1].weights, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("attend", LAYOUTS)
+def test_a_head_is_knocked_out_in_every_window(attend):
+    model, x = nn.Sequential(nn.Identity(), Windowed(3, attend)).double(), torch.randn(B, 35, 7).double()
+    with torch.no_grad():
+        with intervene(model, KnockOut(layer=0, head=1)):
+            changed = model(x)
+        model[1].knocked_out = slice(1, 2)
+        torch.testing.assert_close(changed, model(x), rtol=0, atol=EQUAL)
