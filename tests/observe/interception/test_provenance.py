@@ -135,3 +135,31 @@ def test_a_tensor_that_states_a_dtype_is_not_where_queries_come_from():
     with record(model := Types()) as recording:
         model(torch.randn(1, 3, 8), torch.randn(1, 7, 8))
     assert [call.kind for call in recording.calls] == ["cross"]
+
+
+class Perceptron(nn.Module):
+    """Two layers whose weights are parameters of its own, or those of a list."""
+
+    def __init__(self, in_list):
+        super().__init__()
+        weights = nn.Parameter(torch.randn(8, 12)), nn.Parameter(torch.randn(12, 8))
+        self.one, self.other = (None, None) if in_list else weights
+        self.weights = nn.ParameterList(weights if in_list else ())
+
+    def forward(self, x):
+        one, other = self.weights or (self.one, self.other)
+        return F.gelu(x @ one) @ other
+
+
+@pytest.mark.parametrize("in_list", [False, True])
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_weights_from_outside_are_no_keys_and_values(is_mapped, in_list):
+    model, x = nn.Sequential(Perceptron(in_list)), torch.randn(2, 3, 8)
+    weights = {name: one.detach().expand(2, -1, -1).clone() for name, one in model.named_parameters()}
+    with record(model) as recording:
+        if is_mapped:
+            torch.func.vmap(lambda own, row: torch.func.functional_call(model, own, row))(weights, x)
+        else:
+            torch.func.functional_call(model, {name: one[0] for name, one in weights.items()}, x)
+    assert not recording.runs
+    assert not recording.missed

@@ -212,7 +212,7 @@ class ModuleFrame:
         known = self.contents.get(id(x))
         if known is None:
             tensor = x()
-            weighs = isinstance(tensor, nn.Parameter) or is_buffer(self.module, tensor)
+            weighs = isinstance(tensor, nn.Parameter) or is_weight(self.module, tensor)
             known = self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
         return known[1]
 
@@ -269,10 +269,14 @@ def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
     return isinstance(table, nn.Parameter) and table.dim() > 2
 
 
-def is_buffer(module: nn.Module, x: Tensor | None) -> bool:
-    """Return whether a tensor is a buffer of a module or of one of its children."""
+def is_weight(module: nn.Module, x: Tensor | None) -> bool:
+    """Return whether a tensor is a buffer of a module or of one of its children, or a parameter, as in torch.func too.
+
+    torch.func.functional_call puts plain tensors in the place of parameters.
+    """
     holders = (module, *module.children())
-    return x is not None and any(x is one for holder in holders for one in holder._buffers.values())
+    weights = (own for holder in holders for own in (*holder._buffers.values(), *holder._parameters.values()))
+    return x is not None and any(x is one for one in weights)
 
 
 def list_entries(x: Any) -> Any:
