@@ -461,6 +461,24 @@ def test_a_cache_that_rounds_its_older_keys_alone_is_reported():
     assert len(recording.runs) == 1
 
 
+class SignCache(DynamicCache):
+    """A cache that keeps the sign of each number alone, but of the tokens of the last forward."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        new = key_states.shape[2]
+        return tuple(torch.cat([x[:, :, :-new].sign() / 8, x[:, :, -new:]], 2) for x in (keys, values))
+
+
+def test_a_cache_whose_keys_are_unlike_those_it_was_given_begins_a_run_that_is_the_last():
+    model, given = make_model_and_inputs("llama")
+    with pytest.warns(UserWarning, match="dropped or changed keys"), record(model) as recording:
+        ids, _ = generate(model, given, **{CACHE: SignCache()})
+    assert {"dropped or changed keys" in one.reason for one in recording.missed} == {True}
+    assert recording.runs[0].calls[0].map.shape[-2:] == (T, T)
+    assert recording.last.calls[-1].map.shape[-2:] == (1, ids.shape[1])
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_chunks_and_windows_are_plain_rules_after_a_generation():

@@ -59,6 +59,10 @@ class OpenRun:
         """Return the number of tokens that a root module has read in this run."""
         return sum(ids.shape[1] for _, ids in self.tokens.get(root, ()) if ids is not None)
 
+    def count_read_tokens(self, root: str) -> int:
+        """Return the number of tokens of its text up to the last one that a root module has read, with those of its cache."""
+        return self.starts.get(root, 0) + self.count_tokens(root)
+
     def find_histories(self, name: str, kind: str) -> list[tuple[HistoryKey, KVHistory]]:
         """Return the keys and histories of a module for one kind of attention."""
         return [(key, history) for key, history in self.run.histories.items() if key[:2] == (name, kind)]

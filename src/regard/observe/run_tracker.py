@@ -86,7 +86,7 @@ class RunTracker:
         rejected = 0 if longest is None else longest.count_rejected_tokens(root, sequences)
         if longest is not None and rejected and all(one.can_be_cropped for one in longest.run.implicit_histories.values()):
             longest.cut_tokens(root, rejected)
-        found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
+        found = [(one.match_sequences(root, sequences, prompts), one.count_read_tokens(root), one.run) for one in recent]
         rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
         return rows, run
 
@@ -254,9 +254,10 @@ class RunTracker:
         for running in self.runs:
             history = running.run.histories.get(key)
             match = None if history is None else self.match_cache(history, call)
-            if history is None or match is None:
-                continue
             is_own = running.has_cache(self.cache)
+            if history is None or match is None:
+                pruned = pruned or (history is not None and is_own and self.holds_keys(call))
+                continue
             if not match.is_pruned:
                 found.append((running, history, match))
             elif is_own or (self.cache is None and running is self.runs.current):  # other texts may end alike
@@ -274,6 +275,10 @@ class RunTracker:
             running = running.fork()  # its own cache may continue as well
         self.dropped = history.total - match.known
         self.continue_run(running, match.known - history.past)
+
+    def holds_keys(self, call: AttentionCall) -> bool:
+        """Return whether a call has keys of the cache, which stated to hold tokens when this forward started."""
+        return bool(self.length) and call.can_use_cache and call.k.shape[2] > call.q.shape[2]
 
     def continue_run(self, running: OpenRun, known: int | None = None) -> None:
         """Make this forward the next step of a run, of which the first `known` tokens remain; all of them by default."""
