@@ -171,3 +171,23 @@ def test_relative_values_of_vits_have_a_note_and_an_intervention_warns():
         told = pytest.warns(UserWarning, match="A part of the output of layers.1.attention was not changed")
         with told, regard.intervene(encoder, regard.KnockOut(layer=1)):
             encode(encoder)
+
+
+class RankingAttention(nn.Module):
+    """Attention that sums weights times the norms of values over the heads, which ranks tokens. https://arxiv.org/abs/2111.15667"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.qkv = 3, nn.Linear(12, 36)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / 2).softmax(-1)
+        ranks = torch.einsum("b h n, b h n -> b n", weights[..., 0, 1:], v[..., 1:, :].norm(dim=-1))
+        return (weights @ v).transpose(1, 2).flatten(2), ranks
+
+
+def test_a_sum_of_weights_over_heads_is_no_attention():
+    recording, _ = record_and_compare(nn.Sequential(RankingAttention()), lambda m: m(torch.randn(2, 7, 12)))
+    (call,) = recording.calls
+    assert call.map.shape == (2, 3, 7, 7)

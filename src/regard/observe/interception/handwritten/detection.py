@@ -30,7 +30,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_entry_factors,
     separate_factors,
 )
-from regard.observe.interception.handwritten.linear_attention import ChainRoles
+from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHUNKS,
@@ -269,7 +269,7 @@ class HandwrittenTracker(Traces):
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
-            values = values and not self.is_sum_of_scores(trace, x, product)
+            values = values and not (self.is_sum_of_scores(trace, x, product) or self.is_sum_of_heads(trace, x, product))
             if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace, product)):
                 return self.complete_call(trace, x, product, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
@@ -335,6 +335,16 @@ class HandwrittenTracker(Traces):
         own, other = product.labels[place], product.labels[1 - place]
         widths = zip(other, product.operands[1 - place].shape, strict=True)
         return all(size == 1 for label, size in widths if label not in own)
+
+    def is_sum_of_heads(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
+        """Return whether a product sums weights x over the heads alone, as where the norms of values rank the tokens."""
+        if trace.form is None or trace.dims is None or product is None:
+            return False
+        labels = product.labels[0 if product.operands[0] is x else 1]
+        dims = zip(labels, self.table.expand_dims(trace.dims), strict=True)
+        summed = {axis for label, axes in dims if label not in product.result for axis in axes}
+        mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
+        return bool(summed) and summed <= mine & theirs & list_axes(self.table, trace.form.dims)
 
     def follow_features(self, frames: list[ModuleFrame], x: Tensor, y: Tensor) -> None:
         """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
