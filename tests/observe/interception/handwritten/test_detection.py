@@ -539,3 +539,30 @@ def test_a_boolean_mask_that_is_added_to_scores_is_recorded_as_what_it_does_and_
     scores = (x @ x.mT).div(3).tanh() * 3 + torch.ones(5, 5).tril()
     torch.testing.assert_close(recording.map(0).dense()[:, 0], scores.softmax(-1))
     assert "it adds a boolean mask to its scores" in recording.notes[0]
+
+
+class BiasOfPositions(nn.Module):
+    """Scores with a bias of each head added, as RelPosBias of timm."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(3, 7, 7))
+
+    def forward(self, scores):
+        return scores + self.table
+
+
+class BiasedAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(12, 36), BiasOfPositions()
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        return self.bias(q @ k.mT).softmax(-1) @ v
+
+
+def test_a_bias_in_a_module_of_its_own_mixes_no_heads():
+    with torch.no_grad(), record(model := nn.Sequential(BiasedAttention())) as recording:
+        model(torch.randn(2, 7, 12))
+    assert "made by BiasOfPositions, so its weights" in recording.notes[0]

@@ -216,7 +216,7 @@ class HandwrittenTracker(Traces):
                     form=None,
                     unmixed=trace.unmixed or trace.form,
                     moved=None,
-                    changes=(*trace.changes, name if activates else describe_mixing(name, x, y)),
+                    changes=(*trace.changes, describe_mixing(name, x, y) if has_projection(child) else name),
                 )
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
@@ -659,6 +659,11 @@ def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> 
 def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:
     """Return a function's name, with what it does where it mixes the heads of scores or weights x."""
     return f"{name}, which mixes the heads," if x.dim() > 2 and x.shape == y.shape else name
+
+
+def has_projection(module: nn.Module) -> bool:
+    """Return whether a module that cannot attend has a layer that may mix heads: others, as a bias of positions, do not."""
+    return any(isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in module.modules())
 
 
 def keep_undropped(trace: Trace, x: Tensor) -> Trace:
