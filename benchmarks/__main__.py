@@ -33,6 +33,7 @@ NAMES = (
     "files",
     "long",
     "families",
+    "packages",
     "coverage",
     "products",
     "tiles",
