@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
+from regard.observe.attention_changes import KnockOut
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.edge_call import GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
+from regard.observe.intervene import intervene
+from regard.observe.record import record
 from regard.observe.recording import Recording
 
 NODES, EDGE_COUNT, C, H, D, GRAPHS = 11, 37, 12, 3, 5, 2
@@ -91,6 +94,21 @@ class GraphAttention(nn.Module):
         weights = divide_by_sums(e, self.add if self.add in SUMS.values() else add_by_index, RECEIVERS, NODES)
         values = self.gather(x) + x[RECEIVERS] if self.adds_edges else self.gather(x)
         return self.add(weights.unsqueeze(-1) * values, RECEIVERS, NODES).mean(1)
+
+
+class WidthFirstAttention(nn.Module):
+    """Heads stand behind their width, and are summed into a tensor that is there already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.score = nn.Linear(C, D * H), nn.Linear(C, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scores = self.score(x)[SENDERS] + self.score(x).square()[RECEIVERS]
+        weights = divide_by_sums(exponentiate(self.scores), add_by_index, RECEIVERS, NODES)
+        result = x.new_zeros(NODES, D, H)
+        result.index_add_(0, RECEIVERS, weights.unsqueeze(1) * self.project(x).unflatten(-1, (D, H))[SENDERS])
+        return result.mean(2)
 
 
 class SenderAttention(nn.Module):
@@ -206,6 +224,21 @@ def test_values_may_be_picked_by_the_module_around_the_one_that_sums():
     check_map(GraphAttention(Aggregation()))
 
 
+@pytest.mark.parametrize("name", [*SUMS, "width first"])
+def test_a_head_of_a_graph_can_be_knocked_out(name):
+    module = WidthFirstAttention().double() if name == "width first" else GraphAttention(SUMS[name]).double()
+    x = torch.randn(NODES, C, dtype=torch.float64)
+    with torch.no_grad(), record(module) as recording:
+        plain = module(x)
+    shape, order = ((D, H), (2, 0, 1)) if name == "width first" else ((H, D), (1, 0, 2))
+    contexts = recording.map(0).dense()[0] @ module.project(x).unflatten(-1, shape).permute(order)
+    torch.testing.assert_close(contexts.mean(0), plain, rtol=1e-12, atol=1e-12)
+    contexts[1] = 0
+    with torch.no_grad(), intervene(module, KnockOut(0, 1)):
+        changed = module(x)
+    torch.testing.assert_close(changed, contexts.mean(0), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", SUMS)
 def test_exponentials_that_are_divided_after_the_sum_are_missed(name):
     recording = record_module(GraphAttention(SUMS[name], divides_after=True), missing=True)
@@ -217,6 +250,10 @@ def test_exponentials_that_are_divided_after_the_sum_are_missed(name):
 @pytest.mark.parametrize("scores_nodes", [False, True])
 def test_attention_of_a_graph_with_scores_of_the_sender_alone_is_recorded(name, scores_nodes):
     check_map(SenderAttention(SUMS[name], scores_nodes))
+
+
+def test_heads_may_stand_behind_their_width():
+    check_map(WidthFirstAttention())
 
 
 @pytest.mark.parametrize("name", PICKS)

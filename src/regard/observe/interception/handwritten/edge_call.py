@@ -26,10 +26,23 @@ class EdgeSum(NamedTuple):
 
 
 class EdgeMatrix(NamedTuple):
-    """The weights (b, h, q, k) of all edges from k senders to q receivers, and the values (b, h, k, d) of the senders."""
+    """The weights (b, h, q, k) of all edges from k senders to q receivers, and the values (b, h, k, d) of the senders.
+
+    `order` are the dimensions of the result that are batch, heads, receivers and width, in this order.
+    """
 
     weights: Tensor
     values: Tensor
+    order: list[int]
+
+    def read_context(self, result: Tensor) -> Tensor:
+        """Return a result of the sum as contexts (b, h, q, d)."""
+        return result.permute(self.order).reshape(*self.weights.shape[:3], self.values.shape[3])
+
+    def write_context(self, context: Tensor, result: Tensor) -> Tensor:
+        """Write contexts (b, h, q, d) into a result of the sum, which the model may hold already, and return it."""
+        inverse = [self.order.index(n) for n in range(len(self.order))]
+        return result.copy_(context.reshape([result.shape[n] for n in self.order]).permute(inverse))
 
 
 def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum | None:
@@ -70,12 +83,12 @@ def build_edge_matrix(weights: Tensor, edges: EdgeSum | None, result: Tensor, li
     matrix = of_edges.new_zeros(b, h, nodes * count).index_add_(2, edges.receivers * count + senders, of_edges)
     matrix = matrix.view(b, h, nodes, count)
     v = picked.new_zeros(b, h, count, d).index_copy_(2, senders, picked)
-    theirs = result.detach().permute(order).reshape(b, h, nodes, d)
+    found = EdgeMatrix(matrix, v, order)
     degree = int(edges.receivers.bincount().amax())
     bound = torch.finfo(values.dtype).eps * (8 + degree) * (matrix.abs() @ v.abs())
-    if not bool(((matrix @ v - theirs).abs() <= bound).all()):
+    if not bool(((matrix @ v - found.read_context(result.detach())).abs() <= bound).all()):
         raise UnreadableError(f"{GRAPH}, and its weights times the values of these do not give its result")
-    return EdgeMatrix(matrix, v)
+    return found
 
 
 def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:

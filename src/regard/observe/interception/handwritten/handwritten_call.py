@@ -68,7 +68,7 @@ def read_call(
     """
     weights, product, place = product_call.trace, product_call.product, product_call.place
     if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:
-        return read_edge_call(product_call, result), CallAdapter(lambda: result)
+        return read_edge_call(product_call, result)
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
@@ -163,11 +163,12 @@ def read_picked_call(
     return store_weights(weights, matrix, call.v, kernel, f"its formula differs from its weights by {difference:.2g}")
 
 
-def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> AttentionCall:
-    """Return the call of weights of the edges of a graph, with its weights as they are."""
+def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[AttentionCall, CallAdapter]:
+    """Read a call of weights of the edges of a graph, with its weights as they are."""
     kernel = f"by hand: {product_call.steps}"
-    matrix, v = build_edge_matrix(product_call.tensor, product_call.edges, result, LIMIT_BYTES)
-    return store_weights(product_call.trace, matrix, v, kernel, GRAPH)
+    found = build_edge_matrix(product_call.tensor, product_call.edges, result, LIMIT_BYTES)
+    call = store_weights(product_call.trace, found.weights, found.values, kernel, GRAPH)
+    return call, CallAdapter(lambda: result, found.read_context, found.write_context)
 
 
 def describe(changes: tuple[str, ...]) -> str:
