@@ -1,6 +1,7 @@
 """Modules that cannot attend are told by their code, and what they make of weights is still followed."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,31 @@ class Attend(Double):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         return attend_to_itself(x)
+
+
+class AttendInApply(Double):
+    @classmethod
+    def apply(cls, x: Tensor) -> Tensor:
+        return attend_to_itself(x)
+
+
+class AttendByDefault(Double):
+    @staticmethod
+    def forward(ctx, x: Tensor, *, function=attend_to_itself) -> Tensor:
+        return function(x)
+
+
+class Helper:
+    """No module, with a method that attends, and a function that it holds."""
+
+    def __init__(self) -> None:
+        self.function = attend_to_itself
+
+    def mix(self, x: Tensor) -> Tensor:
+        return attend_to_itself(x)
+
+
+FUNCTIONS = (double_numbers, attend_to_itself)
 
 
 class Feed(nn.Module):
@@ -94,6 +120,31 @@ class WithGradient(nn.Module):
 class ByGradient(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return Attend.apply(x)
+
+
+class ByGradientInApply(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return AttendInApply.apply(x)
+
+
+class ByGradientByDefault(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return AttendByDefault.apply(x)
+
+
+class ByOneOfTwoGradients(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (Attend if self.training else Double).apply(x)
+
+
+class ByDefault(nn.Module):
+    def forward(self, x: Tensor, function=attend_to_itself) -> Tensor:
+        return function(x)
+
+
+class ByTuple(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return FUNCTIONS[-1](x)
 
 
 class ByHandedGradient(nn.Module):
@@ -152,6 +203,38 @@ class Held(nn.Module):
         return self.act(x)
 
 
+class HeldInAList(Held):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act[-1](x)
+
+
+class HeldObject(Held):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act.mix(x)
+
+
+class HeldFunctionOfAnObject(Held):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act.function(x)
+
+
+class WithMethod(nn.Module):
+    """Cannot attend when it is called, and has a method that does."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        return attend_to_itself(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class HeldSizes(Held):
+    """Calls a function of torch with sizes from a list, a dictionary and an object."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.act[0]) * self.act[1]["factor"] + self.act[2].dim
+
+
 HARMLESS = [
     Feed(),
     Steps(),
@@ -161,6 +244,7 @@ HARMLESS = [
     nn.Sequential(Feed(), nn.GELU()),
     nn.Embedding(3, C),
     Held(F.gelu),
+    HeldSizes([(1, 2), {"factor": 3.0}, SimpleNamespace(dim=4)]),
 ]
 OTHERS = [
     *(
@@ -177,6 +261,9 @@ OTHERS = [
         Overridden(),
         Held(attend_to_itself),
     ),
+    *(ByGradientInApply(), ByGradientByDefault(), ByOneOfTwoGradients(), ByDefault(), ByTuple()),
+    *(HeldInAList([attend_to_itself]), HeldInAList((ByFunction(),)), HeldInAList([[], attend_to_itself])),
+    *(HeldObject(Helper()), HeldFunctionOfAnObject(Helper()), HeldObject(WithMethod())),
     *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
     *(nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
 ]
@@ -202,6 +289,25 @@ def test_hooks_and_a_forward_of_the_instance_are_intercepted():
         module = Feed()
         change(module)
         assert id(module) not in find_skippable(module.modules())
+
+
+class ByReplaced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return double_numbers(x)
+
+
+def test_a_function_that_is_replaced_after_a_recording_is_read_anew(monkeypatch):
+    module = ByReplaced()
+    assert id(module) in find_skippable(module.modules())
+    monkeypatch.setattr(f"{__name__}.double_numbers", attend_to_itself)
+    assert id(module) not in find_skippable(module.modules())
+
+
+def test_what_a_module_holds_of_itself_ends():
+    loop: list[object] = [3]
+    loop.append(loop)
+    module = HeldInAList(loop)
+    assert id(module) in find_skippable(module.modules())
 
 
 class Given(nn.Module):

@@ -8,13 +8,13 @@ import builtins
 import dis
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
 from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
@@ -22,48 +22,79 @@ from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
 PRODUCTS = "regard.matmul."
-KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
-GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
+KINDS = 1024  # cached classes and code; bounded, so that those made at run time can be freed
+GLOBAL, IMPORTS, APPLY = {"LOAD_GLOBAL", "LOAD_NAME"}, {"IMPORT_NAME"}, "apply of a global"
+ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
+PARTS = {"_modules", "_parameters", "_buffers"}  # of a module, which are checked one by one
+INERT = {  # classes of values that have no code of a user
+    *(int, float, bool, str, bytes, type(None), Tensor, nn.Parameter),
+    *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
+}
 
 
 def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     """Return the modules of a model that cannot attend, by id. `modules` must be ordered from the outermost inwards."""
     modules_by_id: dict[int, nn.Module] = {}
+    names_by_kind: dict[Any, frozenset[str] | None] = {}
     for module in reversed(list(modules)):
         kind: Any = type(module)
-        names, own = find_used_attributes(kind), vars(module)
+        if kind not in names_by_kind:
+            names_by_kind[kind] = find_used_attributes(kind)
+        names, own = names_by_kind[kind], vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
             continue
         if can_mix_tokens(module):  # to be reported if it is not read
             continue
         parts = [id(part) for part in module._modules.values() if part is not None]
-        functions = [own[name] for name in own.keys() & names if callable(own[name])]
-        if modules_by_id.keys() >= {*parts} and all(map(is_trusted, functions)):
+        if modules_by_id.keys() >= {*parts} and holds_inert_values(module, names):
             modules_by_id[id(module)] = module
     return modules_by_id
 
 
-@lru_cache(KINDS)
+class ReadClass(NamedTuple):
+    """A module class whose code was read: the attributes that its forward uses, and the globals with what they were then."""
+
+    attributes: frozenset[str] | None
+    forward: Any
+    loaded: list[tuple[dict[str, Any], str, Any]]
+
+
 def find_used_attributes(kind: Any) -> frozenset[str] | None:
     """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code."""
+    found = read_class(kind)
+    if found.forward is not kind.forward or any(names.get(name) is not value for names, name, value in found.loaded):
+        read_class.cache_clear()  # a function was replaced
+        found = read_class(kind)
+    return found.attributes
+
+
+@lru_cache(KINDS)
+def read_class(kind: Any) -> ReadClass:
+    """Read the code of a module class."""
+    loaded: list[tuple[dict[str, Any], str, Any]] = []
+    return ReadClass(read_attributes(kind, loaded), kind.forward, loaded)
+
+
+def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) -> frozenset[str] | None:
+    """Return what `find_used_attributes` does, and append the globals that the code loads to `loaded`."""
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
         return None
     attributes: set[str] = set()
     queue, read = [kind.forward], set[Any]()
     while queue:
         function = queue.pop()
-        if not isinstance(function, FunctionType) or function.__closure__:
+        if not isinstance(function, FunctionType) or function.__closure__ or not all(map(is_trusted, list_defaults(function))):
             return None
         read.add(function)
-        called: Any = None
-        for operation, name in find_loaded_names(function.__code__):
-            if name == "apply" and is_autograd_function(called):
-                queue += {called.forward, called.setup_context} - read
-                continue
-            if operation in GLOBAL:
-                called = function.__globals__.get(name, getattr(builtins, name, None))
-                if is_autograd_function(called):
-                    continue  # its apply is read
+        for operation, name in list_loaded_names(function.__code__):
+            if operation == APPLY or operation in GLOBAL:
+                loaded.append((function.__globals__, name, function.__globals__.get(name)))
+                called: Any = function.__globals__.get(name, getattr(builtins, name, None))
+                if operation == APPLY and calls_forward(called):
+                    queue += {called.forward, called.setup_context} - read
+                    continue
+                if operation == APPLY:
+                    return None
                 if isinstance(called, FunctionType) and not is_of_torch(called):
                     queue += {called} - read  # whatever its name
                     continue
@@ -84,20 +115,71 @@ def find_used_attributes(kind: Any) -> frozenset[str] | None:
     return frozenset(attributes)
 
 
-def is_autograd_function(value: Any) -> bool:
+def list_defaults(function: FunctionType) -> list[Any]:
+    """Return the default values of a function's arguments."""
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def calls_forward(value: Any) -> bool:
     """Return whether a value is a class of functions with a gradient of their own, whose `apply` calls its `forward`."""
-    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    base = torch.autograd.Function
+    return (
+        isinstance(value, type)
+        and issubclass(value, base)
+        and inspect.getattr_static(value, "apply") is inspect.getattr_static(base, "apply")
+    )
 
 
-def find_loaded_names(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield the names that code loads, each with its operation, including those of nested functions."""
+def holds_inert_values(module: nn.Module, names: frozenset[str]) -> bool:
+    """Return whether what a module and its parts hold under these names cannot attend, nor methods of the parts."""
+    parts = [*module.modules()] if module._modules else [module]
+    kinds: list[Any] = [*map(type, parts[1:])]
+    if any(names & list_methods(kind) for kind in kinds):
+        return False
+    queue = [vars(part)[name] for part in parts for name in names & vars(part).keys() - PARTS]
+    if INERT.issuperset(map(type, queue)):
+        return True
+    visited = set[int]()
+    while queue:
+        value = queue.pop()
+        if is_trusted(value) or id(value) in visited:
+            continue
+        visited.add(id(value))
+        kind: Any = type(value)
+        if callable(value) or names & list_methods(kind):
+            return False
+        if isinstance(value, list | tuple | set | frozenset | dict):
+            queue += value.values() if isinstance(value, dict) else value
+        own = getattr(value, "__dict__", {})
+        queue += [own[name] for name in names & own.keys()]
+    return True
+
+
+@lru_cache(KINDS)
+def list_methods(kind: Any) -> frozenset[str]:
+    """Return the names of a class under which there is code that may attend."""
+    members = [member for one in kind.__mro__ if not is_of_torch(one) for member in vars(one).items()]
+    return frozenset(name for name, value in members if not is_trusted(value)) - vars(nn.Module).keys()
+
+
+@lru_cache(KINDS)
+def list_loaded_names(code: CodeType) -> list[tuple[str, str]]:
+    """Return the names that code loads, each with its operation, including those of nested functions."""
+    names: list[tuple[str, str]] = []
+    before = ""
     for step in dis.get_instructions(code):
-        if step.opname in GLOBAL | ATTRIBUTE | IMPORTS:
-            yield step.opname, str(step.argval)
+        if step.opname == "EXTENDED_ARG":
+            continue
+        if step.opname in ATTRIBUTE and step.argval == "apply" and before in GLOBAL:
+            names[-1] = APPLY, names[-1][1]
+        elif step.opname in GLOBAL | ATTRIBUTE | IMPORTS:
+            names.append((step.opname, str(step.argval)))
         elif step.opname == "BINARY_OP":
-            yield step.opname, step.argrepr
+            names.append((step.opname, step.argrepr))
         elif isinstance(step.argval, CodeType):
-            yield from find_loaded_names(step.argval)
+            names += list_loaded_names(step.argval)
+        before = step.opname
+    return names
 
 
 def is_allowed_name(name: str) -> bool:
@@ -120,4 +202,4 @@ def is_trusted(value: Any) -> bool:
         return value.__name__.split(".")[0] in ("torch", "math")
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return is_of_torch(value) and is_allowed_name(value.__name__)
-    return isinstance(value, int | float | str | tuple | None)
+    return all(map(is_trusted, value)) if type(value) is tuple else type(value) in INERT
