@@ -167,6 +167,12 @@ class Algebra(nn.Module):
             for _ in range(3):
                 gram = 1.5 * gram - 0.5 * gram @ gram @ gram
             return x @ gram
+        if self.style == "whitening by vectors":
+            sizes, vectors = torch.linalg.eigh(x.mT @ x / T)
+            return x @ vectors @ torch.diag_embed(sizes.clamp(min=1e-3).rsqrt()) @ vectors.mT
+        if self.style == "whitening by scaled vectors":
+            _, sizes, vectors = torch.linalg.svd(x.mT @ x / T)
+            return x @ (vectors * sizes.clamp(min=1e-3).rsqrt().unsqueeze(-1))
         if self.style == "rotations":
             turn = torch.linalg.qr(q[:, :3, :3]).Q @ torch.linalg.qr(k[:, :3, :3]).Q
             return turn @ v[:, :3]
@@ -250,7 +256,15 @@ def list_modules() -> dict[str, nn.Module]:
             "one pooled row",
         ],
         Algebra: [
-            *("whitening", "rotations", "bilinear pooling", "a merged adapter", "modulated weights"),
+            *(
+                "whitening",
+                "whitening by vectors",
+                "whitening by scaled vectors",
+                "rotations",
+                "bilinear pooling",
+                "a merged adapter",
+                "modulated weights",
+            ),
             *("a norm", "a gate", "a machine of factors", "a pooled tower"),
         ],
     }

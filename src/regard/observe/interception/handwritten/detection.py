@@ -95,6 +95,10 @@ LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
 INHERITED = (  # by weights, from scores
     *("dims", "form", "unmixed", "changes", "eps", "moved", "has_edits", "picked", "has_separate_sources"),
 )
+DECOMPOSES = {  # whose results are no scores: those of a covariance are vectors of channels
+    *("linalg_eigh", "linalg_eig", "linalg_svd", "svd", "linalg_qr", "qr"),
+    *("linalg_eigvalsh", "linalg_eigvals", "linalg_svdvals"),
+}
 MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
 
@@ -523,6 +527,8 @@ class HandwrittenTracker(Traces):
         is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(role, args))
         if scales or gates or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
+            return
+        if trace.kind is TraceKind.SCORES and strip_affixes(name) in DECOMPOSES:
             return
         if is_activation:
             before = self.find(x)
