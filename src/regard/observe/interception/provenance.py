@@ -23,6 +23,7 @@ LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # take a
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the first arguments of functions, in order
+ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, as NumPy names them
 PLAIN = frozenset((Tensor, nn.Parameter))  # classes of most tensors, which need no inspection
 SINGLE = PLAIN | {int, float, bool, slice, type(None), str, torch.dtype, torch.device}  # classes of arguments without entries
 IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
@@ -242,9 +243,11 @@ def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a function of this name as it is usually called: tensors by place, operands in no list."""
+    """Return the arguments of a function of this name as it is usually called: tensors by place, operands in no list, `dim`."""
     if name == "einsum" and len(args) == 2 and isinstance(args[1], list | tuple):
         return (args[0], *args[1]), kwargs
+    if not ALIASES.keys().isdisjoint(kwargs):
+        kwargs = {ALIASES.get(key, key): value for key, value in kwargs.items()}
     places = [key for key in PLACES if key in kwargs] if kwargs else []
     if not places:
         return args, kwargs

@@ -239,6 +239,23 @@ def test_a_join_by_keyword_is_the_same_as_by_place():
     assert recordings[0].notes == recordings[1].notes
 
 
+NUMPY_NAMES = {
+    "softmax": lambda scores, x: scores.softmax(axis=-1) @ x,
+    "softmax over queries": lambda scores, x: scores.mT.softmax(axis=-2).mT @ x,
+    "quotient": lambda scores, x: (scores.exp() / scores.exp().sum(axis=-1, keepdims=True)) @ x,
+    "sum": lambda scores, x: (scores.softmax(-1)[..., None] * x[:, None]).sum(axis=2),
+}
+
+
+@pytest.mark.parametrize("attend", NUMPY_NAMES)
+def test_arguments_may_have_the_names_that_numpy_has(attend):
+    part = Stepwise(lambda q, k: q @ k.mT)
+    part.forward = lambda x: NUMPY_NAMES[attend](part.score(part.q(x), part.k(x)), x)
+    recording, _ = record_and_compare(nn.Sequential(part, nn.Identity()), lambda m: m(torch.randn(B, T, C)))
+    assert not recording.notes
+    assert [(call.kind, call.map.shape) for call in recording.calls] == [("self", (B, 1, T, T))]
+
+
 class BothDirections(nn.Module):
     """Scores that are the same from a token to another and back."""
 
