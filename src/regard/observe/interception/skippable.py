@@ -22,7 +22,7 @@ from regard.observe.interception.recurrent.token_mixers import can_mix_tokens
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
 PRODUCTS = "regard.matmul."
-KINDS = 1024  # cached classes and code; bounded, so that those made at run time can be freed
+KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 GLOBAL, IMPORTS, APPLY = {"LOAD_GLOBAL", "LOAD_NAME"}, {"IMPORT_NAME"}, "apply of a global"
 ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 PARTS = {"_modules", "_parameters", "_buffers"}  # of a module, which are checked one by one
@@ -90,11 +90,11 @@ def read_attributes(kind: Any, loaded: list[tuple[dict[str, Any], str, Any]]) ->
             if operation == APPLY or operation in GLOBAL:
                 loaded.append((function.__globals__, name, function.__globals__.get(name)))
                 called: Any = function.__globals__.get(name, getattr(builtins, name, None))
-                if operation == APPLY and calls_forward(called):
+                if operation == APPLY:
+                    if not calls_forward(called):
+                        return None
                     queue += {called.forward, called.setup_context} - read
                     continue
-                if operation == APPLY:
-                    return None
                 if isinstance(called, FunctionType) and not is_of_torch(called):
                     queue += {called} - read  # whatever its name
                     continue
@@ -162,7 +162,6 @@ def list_methods(kind: Any) -> frozenset[str]:
     return frozenset(name for name, value in members if not is_trusted(value)) - vars(nn.Module).keys()
 
 
-@lru_cache(KINDS)
 def list_loaded_names(code: CodeType) -> list[tuple[str, str]]:
     """Return the names that code loads, each with its operation, including those of nested functions."""
     names: list[tuple[str, str]] = []
