@@ -19,6 +19,7 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.tables import Table
+from observe.eager_weights import are_equal
 from observe.handwritten_families import OwnWeights, find_largest_difference
 from regard.observe import record
 
@@ -230,15 +231,6 @@ def find_edge_weights(model: nn.Module) -> Tensor:
     _, (edges, weights) = model(draw(NODES, 16), draw_edges(), return_attention_weights=True)
     matrix: Tensor = weights.new_zeros(weights.shape[1], NODES * NODES)
     return matrix.index_add_(1, edges[1] * NODES + edges[0], weights.mT).view(-1, NODES, NODES)
-
-
-def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two outputs are the same to the bit."""
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(are_equal(value, other[key]) for key, value in one.items())
-    return not isinstance(one, tuple | list) or all(map(are_equal, one, other))
 
 
 if __name__ == "__main__":
