@@ -340,13 +340,17 @@ class HandwrittenTracker(Traces):
         widths = zip(other, product.operands[1 - place].shape, strict=True)
         return all(size == 1 for label, size in widths if label not in own)
 
+    def find_summed_axes(self, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
+        """Return the axes of x, an operand with these axes, that a product sums."""
+        labels = product.labels[0 if product.operands[0] is x else 1]
+        own = zip(labels, self.table.expand_dims(dims), strict=True)
+        return {axis for label, axes in own if label not in product.result for axis in axes}
+
     def is_sum_of_heads(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
         """Return whether a product sums weights x over the heads alone, as where the norms of values rank the tokens."""
         if trace.form is None or trace.dims is None or product is None:
             return False
-        labels = product.labels[0 if product.operands[0] is x else 1]
-        dims = zip(labels, self.table.expand_dims(trace.dims), strict=True)
-        summed = {axis for label, axes in dims if label not in product.result for axis in axes}
+        summed = self.find_summed_axes(trace.dims, x, product)
         mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
         return bool(summed) and summed <= mine & theirs & list_axes(self.table, trace.form.dims)
 
@@ -480,13 +484,14 @@ class HandwrittenTracker(Traces):
         product: LabelledProduct | None,
     ) -> bool:
         """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
-        if product is not None and trace.dims is not None and trace.keys is not None:
-            labels = zip(product.labels[0 if product.operands[0] is x else 1], trace.dims, strict=True)
-            summed_axes = {
-                axis for label, axes in labels if label not in product.result for axis in self.table.expand_axes(axes)
-            }
-            if summed_axes != set(self.table.expand_axes(trace.keys)):
-                return False
+        keys = None if trace.keys is None else set(self.table.expand_axes(trace.keys))
+        if (
+            product is not None
+            and trace.dims is not None
+            and keys is not None
+            and self.find_summed_axes(trace.dims, x, product) != keys
+        ):
+            return False
         shared, summed = find_axes(name, args, operands, x)
         along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)

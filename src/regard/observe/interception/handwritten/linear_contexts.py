@@ -109,7 +109,7 @@ class LinearContexts:
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
             if roles is None or not roles.k.numel() or is_matrix_power(roles) or are_keys_generated(frames, table, roles):
                 return False
-            has_maps = (is_running and roles.is_causal) or is_feature_map(frames, queries)
+            has_maps = not is_running or roles.is_causal or is_feature_map(frames, queries)
             if not has_maps or not (roles.is_causal or has_feature_map(frames, roles.k, x)):
                 return False
             call, places = read_call(table, roles, trace, product, y, kernel)
