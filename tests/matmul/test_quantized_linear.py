@@ -223,8 +223,10 @@ def test_vectors_that_are_not_floating_or_of_another_width_are_refused(to, rows,
 @pytest.mark.parametrize("to", [*INTEGERS, "bfloat16"])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("restored", [2**22, 101 * 192])  # numbers restored at a time: all, and some rows
-def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, biased, restored, monkeypatch):
+@pytest.mark.parametrize("vectors", [278, 93])  # multiplied at a time: all, and a third
+def test_many_vectors_of_bfloat16_stay_bfloat16_and_are_rounded_as_often(to, biased, restored, vectors, monkeypatch):
     monkeypatch.setattr("regard.matmul.quantized_linear.MOST_RESTORED", restored)
+    monkeypatch.setattr("regard.matmul.quantized_linear.count_vectors_at_a_time", lambda count, rows: vectors)
     matrix = QuantizedLinear.from_weight(numbers(523, 192), numbers(523) if biased else None, to)
     x = numbers(2, 139, 192, seed=3).bfloat16()
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x))

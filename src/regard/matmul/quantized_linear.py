@@ -9,6 +9,7 @@ from regard.compiled import threads
 from regard.compiled.kernel_choice import (
     count_least_vectors_for_tiles,
     count_least_vectors_in_bfloat16,
+    count_vectors_at_a_time,
     is_bfloat16_product_faster,
 )
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
@@ -125,16 +126,15 @@ class QuantizedLinear(nn.Module):
 
     def multiply_in_bfloat16(self, x: Tensor) -> Tensor:
         """Compute x Wᵀ + b by oneDNN's products of bfloat16, with sums in float32; the outputs are rounded to bfloat16."""
-        rows, kind = len(self.values), x.dtype
+        rows, vectors = len(self.values), x.bfloat16().flatten(0, -2)
         step = rows if self.values.dtype == torch.bfloat16 else max(MOST_RESTORED // self.columns, 1)
-        x, found = x.bfloat16(), x.new_empty(*x.shape[:-1], rows if step < rows else 0)
+        most = count_vectors_at_a_time(len(vectors), rows)
+        found = x.new_empty(*x.shape[:-1], rows)
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            bias = None if self.bias is None else self.bias[part]
-            product = torch.ops.mkldnn._linear_pointwise(x, self.restore_as_bfloat16(part), bias, "none", [], "")
-            if step >= rows:
-                return product.to(kind)  # type: ignore[no-any-return]
-            found[..., part] = product
+            weight, bias = self.restore_as_bfloat16(part), None if self.bias is None else self.bias[part]
+            for piece, out in zip(vectors.split(most), found.flatten(0, -2).split(most), strict=True):
+                out[:, part] = torch.ops.mkldnn._linear_pointwise(piece, weight, bias, "none", [], "")
         return found
 
     def restore_as_bfloat16(self, part: slice) -> Tensor:
