@@ -18,6 +18,19 @@ def test_columns_fit_from_the_first_on():
     assert [text_table.count_fitting_columns(titles, rows, width) for width in (1, 2, 9, 10, 13, 14)] == [0, 1, 1, 2, 2, 3]
 
 
+def test_columns_without_room_stand_below_beside_names_that_leave_room_for_two():
+    titles, rows = ["name", "a", "bb", "c"], [["a name that is long", "1", "22", "333"], ["short", "4", "5", "6"]]
+    assert text_table.align_in_blocks(titles, rows, 23) == [
+        "name            a  bb",
+        "a name that i…  1  22",
+        "short           4   5",
+        "name              c",
+        "a name that i…  333",
+        "short             6",
+    ]
+    assert text_table.align_in_blocks(titles, rows, 40) == text_table.align_columns(titles, rows, left=("name",))
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.126, "0.13"), (9.994, "9.99"), (9.996, "10.0"), (-12.34, "-12.3"), (99.96, "100"), (65535.4, "65535"), (math.nan, "-")],

@@ -17,7 +17,7 @@ from regard.cli.look import record_ids
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
-from regard.observe.text_table import align_columns, count_fitting_columns, format_token
+from regard.observe.text_table import align_in_blocks
 from regard.policies import Policy, parse_policy
 from regard.policies.policy import label_policies
 from regard.policy_audit import Audit, Downstream, NeedleTask, audit, find_needles, make_needle_tasks, measure_downstream
@@ -128,10 +128,7 @@ def format_needles(needles: Counts, width: int) -> list[str]:
     """Return how many tasks of each kind are answered as aligned lines of at most `width` columns."""
     titles = ["answered", *(SHORT_NAMES.get(kind, kind) for kind in KINDS)]
     lines = [[label, *(str(number) for number in counts.values())] for label, counts in needles.items()]
-    room = max(12, width - 12)
-    lines = [[format_token(line[0], room), *line[1:]] for line in lines]
-    count = count_fitting_columns(titles, lines, width)
-    return align_columns(titles[:count], [line[:count] for line in lines], left=("answered",))
+    return align_in_blocks(titles, lines, width)
 
 
 def format_effects(effects: Sequence[Downstream], width: int) -> list[str]:
@@ -148,7 +145,4 @@ def format_effects(effects: Sequence[Downstream], width: int) -> list[str]:
         ]
         for one in effects
     ]
-    room = max(12, width - 18)
-    lines = [[format_token(line[0], room), *line[1:]] for line in lines]
-    count = count_fitting_columns(titles, lines, width)
-    return align_columns(titles[:count], [line[:count] for line in lines], left=("policy",))
+    return align_in_blocks(titles, lines, width)

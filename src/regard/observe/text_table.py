@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 
 WIDTH = 80  # columns of the screen
+LEAST_NAME = 12  # columns of the name of a row
 
 
 def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
@@ -30,7 +31,13 @@ def count_fitting_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def align_in_blocks(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return aligned lines with all columns, those that do not fit the width below, beside the first column again."""
+    """Return aligned lines with all columns, those that do not fit the width below, beside the first column again.
+
+    The cells of the first column are shortened to what the two widest others leave of the width, but not below LEAST_NAME.
+    """
+    widths = sorted(2 + max(measure_width(line[n]) for line in (titles, *rows)) for n in range(1, len(titles)))
+    room = max(LEAST_NAME, width - sum(widths[-2:]))
+    rows = [[format_token(row[0], room), *row[1:]] for row in rows]
     lines: list[str] = []
     first = 1
     while first < len(titles):

@@ -47,25 +47,18 @@ def summarize_part(policy: str, part: str, recall: Tensor, kl: Tensor, error: Te
 
 
 def format_summaries(rows: Sequence[Summary], width: int) -> list[str]:
-    """Return the summaries as aligned lines; where the width has no room, the last columns and long names are cut."""
-    titles = ["policy", *TITLES.values()]
+    """Return the summaries as aligned lines of at most `width` columns; numbers that it has no room for stand below."""
     lines = [[row.policy, *(format_cell(name, getattr(row, name)) for name in TITLES)] for row in rows]
-    others = sum(2 + max(len(line[n]) for line in (titles, *lines)) for n in range(1, 3))  # keys and recall always
-    room = max(12, width - others)
-    lines = [[text_table.format_token(line[0], room), *line[1:]] for line in lines]
-    count = text_table.count_fitting_columns(titles, lines, width)
-    return text_table.align_columns(titles[:count], [line[:count] for line in lines], left=("policy",))
+    return text_table.align_in_blocks(["policy", *TITLES.values()], lines, width)
 
 
 def format_positions(names: Sequence[str], edges: Sequence[int], means: Sequence[Sequence[float]], width: int) -> list[str]:
-    """Return means of each policy over runs of queries, given their edges, as aligned lines.
+    """Return means of each policy over runs of queries, given their edges, as aligned lines of at most `width` columns.
 
-    The width may cut long names; runs that it has no room for stand below.
+    Runs that it has no room for stand below.
     """
     titles = ["recall at query", *(f"{first:,}-{stop - 1:,}" for first, stop in pairwise(edges))]
-    cells = [[format_cell("recall", x) for x in line] for line in means]
-    room = max(12, width - sum(2 + max(len(title), 6) for title in titles[1:]))
-    lines = [[text_table.format_token(name, room), *line] for name, line in zip(names, cells, strict=True)]
+    lines = [[name, *(format_cell("recall", x) for x in line)] for name, line in zip(names, means, strict=True)]
     return text_table.align_in_blocks(titles, lines, width)
 
 
