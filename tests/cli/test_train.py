@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -47,6 +48,19 @@ def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
     assert sorted({row["step"] for row in read_rows(tmp_path / "run" / "heads.jsonl")}) == [1, 5, 10, 11]
     assert all((tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "heads.png"))
     assert "".join(GPT2.load("run/model").complete("the", 5, seed=0)) != ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "saved"), [("0.1", "last"), ("0", "model")])
+def test_a_text_that_is_known_by_heart_ends_the_run_with_a_model(capsys, monkeypatch, tmp_path, share, saved):
+    monkeypatch.setattr("regard.train.listeners.memorization.MEMORIZED", 2.5)
+    few = ["--evaluate-every", "50", "--held-out", share]
+    code, out, err = run_train(capsys, "--text", "story.txt", "--steps", "900", *SMALL, *few)
+    assert (code, err) == (0, "")
+    step = int(re.search(r"stopped after step (\d+): the text is known by heart, at a mean loss of 2\.\d nats", out)[1])
+    assert 100 <= step < 900
+    assert "".join(GPT2.load(f"run/{saved}").complete("the", 5, seed=0)) != ""
+    assert CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest().step == step
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from regard.train.config import ENGINES
 from regard.train.distributed import start_engine
 from regard.train.listeners import json_lines, tensorboard_writer
 from regard.train.listeners.head_observer import HeadObserver
+from regard.train.listeners.memorization import stop_when_memorized
 from regard.train.listeners.progress_printer import ProgressPrinter
 from regard.train.listeners.signal_listener import SignalListener
 from regard.train.single_process import Engine
@@ -145,7 +146,7 @@ def make_listeners(training: Training, signals: SignalListener) -> list[Listener
             measure_product_rate(getattr(torch, config.precision), training.engine.device) if not config.peak_tflops else 0.0
         )
         peak = training.engine.sum_over_processes(config.peak_tflops * 1e12 or measured)
-    found: list[Listener] = [signals, json_lines.ReportLog(folder / json_lines.LOG_NAME)]
+    found: list[Listener] = [signals, stop_when_memorized, json_lines.ReportLog(folder / json_lines.LOG_NAME)]
     if config.observe_every:
         found.append(HeadObserver(folder / json_lines.HEADS_NAME, config.observe_every, config.observe_text))
     if tensorboard_writer.is_tensorboard_installed():
@@ -165,6 +166,8 @@ def print_end(training: Training, signals: SignalListener) -> int:
         print_line(f"model: {folder / 'model'}{note}")
     if signals.came is not None and training.stopped:
         print_line(f"{signals.came.name}: stopped after step {step:,}, which is saved; the same command resumes there")
+    elif training.stopped:
+        print_line(f"stopped after step {step:,}: {training.stopped}")
     return get_exit_code(signals)
 
 
