@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import (
     LlavaConfig,
@@ -113,8 +114,8 @@ def test_a_model_of_ones_own_needs_no_config():
     assert recording.axis_places(0)[1] == [PatchGrid(2, 5, 0)]
 
 
-@pytest.mark.parametrize("name", ["vit_mae", "videomae", "segformer"])
-def test_patches_that_are_shuffled_filmed_or_overlapping_get_no_place(name):
+@pytest.mark.parametrize("name", ["vit_mae", "videomae"])
+def test_patches_that_are_shuffled_or_filmed_get_no_place(name):
     model, given = build(name)
     assert run(model, given).places is None
 
@@ -487,3 +488,277 @@ def test_learned_queries_have_no_places_though_they_are_as_many_as_patches():
     recording = run(Blip2ForConditionalGeneration(config).eval().double(), given)
     assert recording.axis_places(0, part="language_model") == ([], [])
     assert recording.axis_places(0, part="vision_model")[1][0].start == 1
+
+
+class Rearrange(nn.Module):
+    """A layer as einops has it, for patches of p1 x p2 pixels: its pattern states the order of the tokens."""
+
+    def __init__(self, pattern, **axes_lengths):
+        super().__init__()
+        self.pattern, self.axes_lengths = pattern, axes_lengths
+
+    def forward(self, x):
+        p1, p2 = self.axes_lengths["p1"], self.axes_lengths["p2"]
+        x = x.unflatten(3, (-1, p2)).unflatten(2, (-1, p1)).permute(0, 2, 4, 3, 5, 1).flatten(3)
+        by_columns = self.pattern.split("->")[1].split()[1:3] in (["(w", "h)"], ["w", "h"])
+        return (x.transpose(1, 2) if by_columns else x).flatten(1, 2)
+
+
+class Attention(nn.Module):
+    """Attention of 2 heads: of the first `queries` tokens; over channels; on pooled keys; of weights that heads mix."""
+
+    def __init__(self, width=8, queries=None, pool=None, of="tokens"):
+        super().__init__()
+        self.to_q, self.to_kv, self.out = (nn.Linear(width, n * width) for n in (1, 2, 1))
+        self.mix, self.pool, self.queries, self.of = nn.Linear(2, 2), pool, queries, of
+
+    def forward(self, x, sides=None):
+        if isinstance(self.pool, nn.Conv2d):
+            y = self.pool(x.mT.unflatten(2, sides)).flatten(2).mT
+        else:
+            y = x if self.pool is None else self.pool(x.mT).mT
+        q = x if self.queries is None else x[:, : self.queries]
+        q, k, v = (one.unflatten(2, (2, -1)).transpose(1, 2) for one in (self.to_q(q), *self.to_kv(y).chunk(2, -1)))
+        if self.of == "channels":
+            q, k = (F.normalize(one.mT, dim=-1) for one in (q, k))
+            return self.out((F.scaled_dot_product_attention(q, k, v.mT, scale=3.0)).mT.transpose(1, 2).flatten(2))
+        if self.of == "mixed":
+            weights = self.mix((q @ k.mT).softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return self.out((weights @ v).transpose(1, 2).flatten(2))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Layers(nn.Module):
+    """A stem that makes tokens of images, (b, c, h, w) or (b, t, c), and layers of attention, after a class token or not."""
+
+    def __init__(self, stem, *layers, special=None, behind=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.layers, self.behind = stem, nn.ModuleList(layers), behind
+        if special is not None:
+            self.register_parameter(special, nn.Parameter(torch.randn(2 if "register" in special else 1, 8)))
+        self.special = special
+
+    def forward(self, pixels):
+        x = self.stem(pixels)
+        sides = x.shape[2:]
+        x = x.flatten(2).mT if x.dim() == 4 else x
+        if self.special is not None:
+            tokens = getattr(self, self.special).expand(len(x), -1, -1)
+            x = torch.cat([x, tokens] if self.behind else [tokens, x], 1)
+        for layer in self.layers:
+            y = layer(x, sides) if isinstance(layer, Attention) else layer(x)
+            x = x + y if y.shape == x.shape else y
+        return x
+
+
+def find_stem(name):
+    """A stem that makes 8 channels of patches of 4 x 4 pixels."""
+    linear = nn.Linear(48, 8)
+    linear.patch_size = (4, 4)
+    return {
+        "rows": lambda: nn.Sequential(Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=4, p2=4), linear),
+        "axes": lambda: nn.Sequential(Rearrange("b c (f p1) (g p2) -> b f g (p1 p2 c)", p1=4, p2=4), linear),
+        "columns": lambda: nn.Sequential(Rearrange("b c (h p1) (w p2) -> b (w h) (p1 p2 c)", p1=4, p2=4), linear),
+        "stated": Stated,
+        "overlapping": lambda: nn.Conv2d(3, 8, 7, 4, 3),
+        "strided": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.GELU(), nn.Conv2d(6, 8, 3, 2, 1)),
+    }[name]()
+
+
+class Stated(nn.Module):
+    """Patches that a linear layer reads, of a size that the module states."""
+
+    def __init__(self, side=4):
+        super().__init__()
+        self.patch_size, self.read = (side, side), nn.Linear(3 * side**2, 8)
+
+    def forward(self, pixels):
+        return self.read(F.unfold(pixels, self.patch_size, stride=self.patch_size).mT)
+
+
+def change_pixel(pixels, row, column):
+    """The images with another pixel, that only one token of a stem with strides of 4 reads."""
+    changed = pixels.clone()
+    changed[..., row, column] += 5
+    return changed
+
+
+def find_moved_key(before, after, name):
+    """The batch row and the token of the key of a layer that moved most, or of its columns where no keys are stored."""
+    one, other = (recording[name][0].map for recording in (before, after))
+    if hasattr(one, "planes"):
+        moved = (one.planes.request.k - other.planes.request.k).abs().sum((1, 3))
+    else:
+        moved = (one[:, :] - other[:, :]).abs().sum((1, 2))
+    return divmod(int(moved.argmax()), moved.shape[1])
+
+
+def check_moved_keys(model, layers, size=(16, 24)):
+    """Check that the keys of layers move most where a pixel of a patch of 4 x 4 changes, as their grids state."""
+    pixels = torch.randn(1, 3, *size, dtype=torch.float64)
+    model = model.eval().double()
+    before = run(model, {"pixels": pixels})
+    for name, kind, start in layers:
+        (grid,) = before.axis_places(name, kind)[1]
+        assert (grid.rows, grid.columns, grid.start) == (size[0] // 4, size[1] // 4, start)
+        for row, column in ((0, 0), (1, 3), (3, 2)):
+            after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)})
+            keys = before[name][0].map.shape[3]
+            assert find_moved_key(before, after, name) == grid.find_token(row, column, keys)
+    return before
+
+
+@pytest.mark.parametrize("special", [None, "cls_token"])
+@pytest.mark.parametrize("stem", ["rows", "axes", "stated", "overlapping", "strided"])
+def test_patches_that_einops_a_linear_layer_or_strides_cut_have_their_places(stem, special):
+    torch.manual_seed(0)
+    model = Layers(find_stem(stem), Attention(), Attention(), special=special)
+    check_moved_keys(model, [("layers.0", "self", 0 if special is None else 1)])
+
+
+@pytest.mark.parametrize(("stem", "special"), [("columns", None), ("rows", "register_tokens")])
+def test_patches_column_by_column_and_registers_that_may_be_last_have_no_places(stem, special):
+    model = Layers(find_stem(stem), Attention(), special=special, behind=True).eval()
+    assert run(model, {"pixels": torch.randn(1, 3, 16, 24)}).places is None
+
+
+def test_layers_of_mixed_heads_have_places_and_so_have_the_keys_that_a_class_token_looks_at():
+    torch.manual_seed(0)
+    model = Layers(find_stem("rows"), Attention(of="mixed"), Attention(queries=1), special="cls_token")
+    before = check_moved_keys(model, [("layers.0", "implicit", 1), ("layers.1", "self", 1)])
+    assert before.axis_places("layers.1")[0] == []  # its query is the class token
+
+
+@pytest.mark.parametrize("stem", ["rows", "strided"])
+@pytest.mark.parametrize("width", [8, 32, 48])
+def test_channels_have_no_places_though_they_are_as_many_as_patches(stem, width):
+    layers = [nn.Linear(8, width), Attention(width, of="channels")]
+    recording = run(Layers(find_stem(stem), *layers).eval(), {"pixels": torch.randn(2, 3, 16, 16)})
+    assert recording.map(0).shape[3] == width // 2  # of 16 patches
+    assert recording.places is None
+
+
+@pytest.mark.parametrize("stem", ["overlapping", "strided"])
+def test_keys_that_a_convolution_pools_are_patches_of_a_coarser_grid(stem):
+    torch.manual_seed(0)
+    model = Layers(find_stem(stem), Attention(pool=nn.Conv2d(8, 8, 2, 2))).eval().double()
+    pixels = torch.randn(1, 3, 32, 48, dtype=torch.float64)
+    before = run(model, {"pixels": pixels})
+    (grid,) = before.axis_places(0)[1]
+    assert before.axis_places(0)[0] == []
+    assert (grid.rows, grid.columns) == (4, 6)
+    for row, column in ((0, 0), (1, 4), (3, 2)):
+        after = run(model, {"pixels": change_pixel(pixels, 8 * row, 8 * column)})
+        assert find_moved_key(before, after, "layers.0") == grid.find_token(row, column, 24)
+
+
+def test_keys_that_are_pooled_in_the_order_of_the_tokens_have_no_places():
+    model = Layers(find_stem("strided"), Attention(pool=nn.AvgPool1d(4, 4))).eval()  # as many as a coarser grid has
+    assert run(model, {"pixels": torch.randn(1, 3, 32, 32)}).places is None
+
+
+class KeepTokens(nn.Module):
+    """Keeps a quarter of the tokens, as masked autoencoders do."""
+
+    def forward(self, x):
+        return x[:, torch.randperm(x.shape[1])[: x.shape[1] // 4]]
+
+
+@pytest.mark.parametrize("stem", ["rows", "overlapping", "strided"])
+def test_a_quarter_of_the_patches_is_not_taken_for_a_coarser_grid(stem):
+    model = Layers(find_stem(stem), KeepTokens(), Attention()).eval()
+    recording = run(model, {"pixels": torch.randn(1, 3, 32, 32)})
+    assert recording.map(0).shape[2] == 16
+    assert recording.places is None
+
+
+class SplitUnits(nn.Module):
+    """Sorts tokens into units of 2 x 2 that are batch rows, or joins these without sorting them back, as Hiera does."""
+
+    def __init__(self, joins):
+        super().__init__()
+        self.joins = joins
+
+    def forward(self, x):
+        if self.joins:
+            return x.reshape(2, -1, 8)
+        side = int(x.shape[1] ** 0.5)
+        return x.view(2, side // 2, 2, side // 2, 2, 8).transpose(2, 3).reshape(-1, 4, 8)
+
+
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_tokens_that_were_sorted_into_units_before_are_not_taken_for_rows(layers):
+    model = Layers(find_stem("strided"), SplitUnits(False), Attention(), SplitUnits(True), Attention()).eval()
+    recording = run(model, {"pixels": torch.randn(2, 3, 16, 16)}, layers=layers)
+    assert recording.map("layers.3").shape[:3:2] == (2, 16)
+    assert recording.places is None
+
+
+def test_segformer_has_places_for_the_keys_that_it_pools():
+    model, given = build("segformer")
+    recording = run(model, given)
+    queries, keys = recording.axis_places(0)
+    (q, k) = recording.map(0).shape[2:]
+    assert q > k == keys[0].length
+    assert queries == []
+
+
+class Squares(nn.Module):
+    """Attention in squares of 2 x 2 tokens; or of their queries that are the same in all of them, as in GCViT."""
+
+    def __init__(self, attribute, is_global):
+        super().__init__()
+        self.attend, self.is_global = nn.MultiheadAttention(8, 2, batch_first=True), is_global
+        setattr(self, attribute, 2)
+
+    def forward(self, x):
+        x = x.view(1, 4, 4, 8).unflatten(2, (2, 2)).unflatten(1, (2, 2)).transpose(2, 3).reshape(4, 4, 8)
+        q = x.mean(0, keepdim=True).expand_as(x) if self.is_global else x
+        return self.attend(q, x, x)[0]
+
+
+@pytest.mark.parametrize("attribute", ["block_size", "window_size"])
+def test_squares_of_tokens_are_windows_unless_their_queries_are_of_all(attribute):
+    torch.manual_seed(0)
+    model = Layers(find_stem("strided"), Squares(attribute, False))
+    before = check_moved_keys(model, [("layers.0.attend", "self", 0)], (16, 16))
+    assert before.axis_places(0)[1][0].windows == 4
+    other = Layers(find_stem("strided"), Squares(attribute, True)).eval()
+    assert run(other, {"pixels": torch.randn(1, 3, 16, 16)}).places is None
+
+
+@pytest.mark.parametrize("counts", [(16, 5), (5, 16)])
+def test_a_module_that_is_called_with_patches_and_with_other_tokens_has_no_places(counts):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = Attention()
+
+        def forward(self, x):
+            first, _ = [self.attend(x[:, :count]) for count in counts]
+            return first
+
+    recording = run(Layers(find_stem("rows"), Twice()).eval(), {"pixels": torch.randn(1, 3, 16, 16)})
+    assert tuple(call.map.shape[3] for call in recording.calls) == counts
+    assert recording.places is None
+
+
+class TwoScales(nn.Module):
+    """Patches of 4 x 4 or of 8 x 8 pixels, as in CrossViT."""
+
+    def __init__(self, is_coarse):
+        super().__init__()
+        self.is_coarse, self.fine, self.coarse = is_coarse, find_stem("rows"), Stated(8)
+
+    def forward(self, pixels):
+        return self.coarse(pixels) if self.is_coarse else self.fine(pixels)
+
+
+def test_patches_of_either_scale_have_their_places_but_not_channels_that_are_as_many():
+    pixels = torch.randn(1, 3, 16, 16)
+    for is_coarse, of, count in ((False, "tokens", 16), (True, "tokens", 4), (False, "channels", 4)):
+        recording = run(Layers(TwoScales(is_coarse), Attention(of=of)).eval(), {"pixels": pixels})
+        assert recording.map(0).shape[3] == count
+        side = int(count**0.5)
+        assert recording.axis_places(0)[1] == ([] if of == "channels" else [PatchGrid(side, side, 0)])

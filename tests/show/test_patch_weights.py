@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -183,3 +185,29 @@ def test_the_numbers_of_a_layer_are_means_over_the_patches_that_are_queries():
     assert found.itself == pytest.approx(float(patches.diagonal(5, -2, -1).mean()), rel=1e-12)
     assert found.distance == pytest.approx(float((shares * torch.cdist(places[5:], places)).sum(-1).mean()), rel=1e-12)
     assert found.patches == pytest.approx(float(torch.special.entr(shares).sum(-1).exp().mean()), rel=1e-12)
+
+
+def test_the_queries_of_pooled_keys_are_no_patches_and_are_numbered_by_themselves():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 16, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    layer = PooledKeys(q, k).eval()
+    with torch.no_grad(), regard.record(layer) as recording:
+        layer(q)
+    recording.places = PatchGrid(2, 2, has_queries=False)
+    found = compute_patch_weights(recording, query=3)
+    torch.testing.assert_close(found.values, recording.map(0)[0, :, 3].mean(0).view(2, 2), **CLOSE)
+    assert (found.query, found.patch) == ("token 3", None)
+    with pytest.raises(ConfigError, match="are not patches"):
+        compute_patch_weights(recording, query=(0, 0))
+    assert math.isnan(compute_layer_numbers(recording, 0).distance)
+
+
+class PooledKeys(torch.nn.Module):
+    """Attention of 16 tokens to 4 keys."""
+
+    def __init__(self, q, k):
+        super().__init__()
+        self.k = torch.nn.Buffer(k)
+
+    def forward(self, q):
+        return torch.nn.functional.scaled_dot_product_attention(q, self.k, self.k)

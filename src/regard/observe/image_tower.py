@@ -1,8 +1,9 @@
 """The part of a model that reads images: the grid of its patches, its special tokens, and its windows."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +13,7 @@ from regard.observe.media import Media
 from regard.observe.places import EMPTY, PatchGrid
 
 Sizes = tuple[int, int, int]  # batch rows, queries and keys
+Sides = tuple[int, int]  # height and width, or rows and columns
 CLASS_TOKEN = "class token"  # its name among those of a grid
 SPECIAL_TOKENS = {  # parameters before the patches, in the order in which models put them
     "cls_token": CLASS_TOKEN,
@@ -24,6 +26,9 @@ SPECIAL_TOKENS = {  # parameters before the patches, in the order in which model
 }
 LATER_TOKENS = ("detection_tokens",)  # parameters behind the patches
 MAX_STAGES = 8  # of a model that halves its grid
+WINDOW_SIDES = ("window_size", "block_size")  # attributes of modules that cut their tokens into squares
+ONE, NAMED = r"(\w+)", r"\((\w+) (\w+)\)"
+CUTS_ROW_BY_ROW = re.compile(rf"{ONE} {ONE} {NAMED} {NAMED} -> \1 (?:\3 \5|\(\3 \5\)) \([\w ]+\)")  # a pattern of einops
 SAME_KEYS = 1e-3  # relative to the largest number of all keys: a larger difference is none of rounding
 
 
@@ -35,6 +40,8 @@ class Tower:
     path: str
     rows: int
     columns: int
+    cuts: bool = True  # whether the patches are cut out of the image; otherwise they overlap
+    knows_registers: bool = True  # whether registers stand before the patches
 
     def has_layer(self, name: str) -> bool:
         """Return whether a module is inside this part."""
@@ -53,12 +60,89 @@ class Tower:
         names = [label if count == 1 else f"{label} {n}" for label, count in before for n in range(count)]
         return names, sum(counts.get(own, 0) for own in LATER_TOKENS)
 
-    def find_grid(self, size: int) -> PatchGrid | None:
-        """Return the grid of a layer with `size` tokens; None unless the patches and the special tokens are exactly these."""
+    def find_grid(self, size: int, stages: Iterable[Sides] = ()) -> PatchGrid | None:
+        """Return the grid of a layer with `size` tokens; None unless the patches and the special tokens are exactly these.
+
+        stages: the rows and columns that the layer may have beside those of patches that were cut out of the image.
+        """
+        found = self.fit_grid(size, self.rows, self.columns) if self.cuts else None
+        grids = {self.fit_grid(size, *sides) for sides in stages if min(sides) > 1} - {None} if found is None else {found}
+        return grids.pop() if len(grids) == 1 else None
+
+    def fit_grid(self, size: int, rows: int, columns: int) -> PatchGrid | None:
+        """Return the grid of `size` tokens; None unless rows x columns patches and the special tokens are exactly these."""
         names, behind = self.special_tokens
-        if size == self.rows * self.columns + len(names) + behind:
-            return PatchGrid(self.rows, self.columns, len(names), names=tuple(names))
-        return PatchGrid(self.rows, self.columns, 0) if size == self.rows * self.columns else None
+        is_known = self.knows_registers or "register" not in " ".join(names)
+        if is_known and size == rows * columns + len(names) + behind:
+            return PatchGrid(rows, columns, len(names), names=tuple(names))
+        return PatchGrid(rows, columns, 0) if size == rows * columns else None
+
+    def find_key_grid(self, name: str, q: int, k: int, stages: set[Sides]) -> PatchGrid | None:
+        """Return the grid of the k keys of a layer with q queries; None unless they are all tokens, or strides pooled these."""
+        if q == k:
+            return self.find_grid(k, stages)
+        if q < k:
+            grid = self.find_grid(k, stages) if stages else None
+            return None if grid is None else replace(grid, has_queries=False)
+        asking = self.find_grid(q, stages)
+        if asking is None or asking.length != q:
+            return None
+        pooled = {sides for sides in self.list_strided(name, (asking.rows, asking.columns)) if math.prod(sides) == k}
+        return PatchGrid(*pooled.pop(), 0, has_queries=False) if len(pooled) == 1 else None
+
+    def list_strided(self, name: str, sides: Sides) -> Iterator[Sides]:
+        """Generate the rows and columns that the strides of modules inside a layer make of a grid."""
+        for one in list_inside(self.modules, name):
+            if isinstance(one, nn.Conv2d):
+                strided = measure_convolution(one, sides)
+            else:
+                steps = read_pair(one, "stride") or (1, 1)
+                strided = -(-sides[0] // steps[0]), -(-sides[1] // steps[1])
+            if strided is not None and strided != sides:
+                yield strided
+
+    def list_stages(self, media: Media, layers: Mapping[tuple[str, str], Sizes]) -> dict[str, set[Sides]]:
+        """Return the rows and columns that each layer may have, from the strides of the modules before it, by its path.
+
+        Convolutions count that read the channels which the one before wrote: others stand beside it. Queries that are fewer
+        than the keys may be the tokens from there on, if a stride in their layer makes so many of them.
+        """
+        calls = {name: sizes for (name, _), sizes in layers.items()}
+        size, channels = media.size or (0, 0), None
+        sides: set[Sides] = set()
+        found: dict[str, set[Sides]] = {}
+        for name, module in self.modules.items():
+            if any(name.startswith(f"{layer}.") for layer in found):
+                continue
+            if name in calls:
+                found[name] = set(sides)
+                _, q, k = calls[name]
+                if q < k:
+                    sides |= {new for old in sides for new in self.list_strided(name, old) if math.prod(new) == q}
+            elif (patch := read_patch(module, media.channels)) is not None:
+                sides.add((size[0] // patch[0], size[1] // patch[1]))
+                channels = getattr(module, "out_channels", None)
+            elif (
+                isinstance(module, nn.Conv2d) and module.in_channels == (channels or media.channels) and media.size is not None
+            ):
+                measured = [measure_convolution(module, one) for one in (sides if channels else {media.size})]
+                sides, channels = {one for one in measured if one is not None}, module.out_channels
+            elif isinstance(module, nn.MaxPool2d | nn.AvgPool2d):  # perhaps beside a convolution
+                steps = read_pair(module, "stride") or (1, 1)
+                sides |= {(-(-rows // steps[0]), -(-columns // steps[1])) for rows, columns in sides}
+        return found
+
+    def attends_over_channels(self, name: str, heads: int, k: Tensor, stages: Iterable[Sides]) -> bool:
+        """Return whether the keys (b, g, k, d) of a layer may be the channels of each head, as in XCiT.
+
+        They are then as many as its linear layers read for each head, and as wide as there are tokens.
+        """
+        size, width = k.shape[2:]
+        if size == width:
+            lengths = k.float().norm(dim=-1)  # of channels they are 1
+            return bool((lengths - lengths.mean()).abs().max() <= SAME_KEYS * lengths.max())
+        widths = {one.in_features for one in list_inside(self.modules, name) if isinstance(one, nn.Linear)}
+        return heads * size in widths and (heads * width not in widths or self.find_grid(width, stages) is not None)
 
     def find_windows(self, name: str, k: Tensor, images: int) -> PatchGrid | None:
         """Return the grid of a layer whose batch rows are windows, with its shift; None if it has none.
@@ -69,7 +153,7 @@ class Tower:
         if window**2 != k.shape[2] or k.shape[0] % images:
             return None
         found = find_window_module(self.modules, name)
-        if found is None or read_pair(found, "window_size") != (window, window):
+        if found is None or read_window(found) != (window, window):
             return None
         for stage in range(MAX_STAGES):
             rows, columns = -(-self.rows // 2**stage), -(-self.columns // 2**stage)
@@ -86,17 +170,61 @@ class Tower:
 
 
 def find_tower(modules: Mapping[str, nn.Module], media: Media, layers: set[str]) -> Tower | None:
-    """Return the part of a model whose first convolution cuts its images into patches; None if there is none."""
-    name, first = next(((name, one) for name, one in modules.items() if isinstance(one, nn.Conv2d)), ("", None))
-    if first is None or media.size is None or first.kernel_size != first.stride or max(first.stride) < 2:
+    """Return the part of a model that makes patches of its images; None if its first operation on pixels is none that does."""
+    cutters = ((name, one, read_patch(one, media.channels)) for name, one in modules.items())
+    name, first, patch = next((one for one in cutters if one[2] or isinstance(one[1], nn.Conv2d)), ("", None, None))
+    if first is None or media.size is None or (patch is None and getattr(first, "in_channels", None) != media.channels):
         return None
-    if first.in_channels != media.channels or first.padding not in ("valid", (0, 0)):
-        return None
-    components = name.split(".")
-    paths = [".".join(components[:n]) for n in reversed(range(len(components)))]
+    components = name.split(".") if patch else []  # convolutions may be a part of the first stage
+    paths = [".".join(components[:n]) for n in reversed(range(max(len(components), 1)))]
     path = next((one for one in paths if any(layer.startswith(f"{one}.") or not one for layer in layers)), None)
-    rows, columns = (side // step for side, step in zip(media.size, first.stride, strict=True))
-    return None if path is None or not rows * columns else Tower(modules, path, rows, columns)
+    rows, columns = (side // step for side, step in zip(media.size, patch or (1, 1), strict=True))
+    if path is None or not rows * columns:
+        return None
+    return Tower(modules, path, rows, columns, patch is not None, not hasattr(first, "pattern"))
+
+
+def read_patch(module: nn.Module, channels: int) -> Sides | None:
+    """Return the sides of the patches that a module cuts out of an image, beside each other; None if it is none that does."""
+    if not isinstance(module, nn.Conv2d):
+        return read_rearranged_patch(module) or read_linear_patch(module, channels)
+    is_cut = module.kernel_size == module.stride and max(module.stride) > 1 and module.padding in ("valid", (0, 0))
+    return read_pair(module, "stride") if is_cut and module.in_channels == channels else None
+
+
+def measure_convolution(module: nn.Conv2d, size: Sides) -> Sides | None:
+    """Return the height and width of the output of a convolution; None if it does not cover its input evenly."""
+    if module.padding == "same":
+        return size
+    padding = (0, 0) if isinstance(module.padding, str) else module.padding
+    shape = zip(size, padding, module.dilation, module.kernel_size, module.stride, strict=True)
+    rows, columns = ((n + 2 * one - dilation * (side - 1) - 1) // step + 1 for n, one, dilation, side, step in shape)
+    evenly = tuple(-(-n // step) for n, step in zip(size, module.stride, strict=True))
+    return (rows, columns) if (rows, columns) == evenly else None
+
+
+def read_rearranged_patch(module: nn.Module) -> Sides | None:
+    """Return the sides of the patches that a layer of einops makes tokens of, row by row; None for any other module."""
+    pattern, sizes = getattr(module, "pattern", None), getattr(module, "axes_lengths", None)
+    found = CUTS_ROW_BY_ROW.fullmatch(pattern) if isinstance(pattern, str) else None
+    if found is None or not isinstance(sizes, dict):
+        return None
+    down, across = sizes.get(found[4]), sizes.get(found[6])
+    return (down, across) if isinstance(down, int) and isinstance(across, int) else None
+
+
+def read_linear_patch(module: nn.Module, channels: int) -> Sides | None:
+    """Return the sides of the patches, as a module states them, all numbers of which a linear layer of it reads; or None."""
+    patch = read_pair(module, "patch_size")
+    if patch is None:
+        return None
+    count = channels * math.prod(patch)
+    return patch if any(isinstance(one, nn.Linear) and one.in_features == count for one in module.children()) else None
+
+
+def list_inside(modules: Mapping[str, nn.Module], path: str) -> Iterator[nn.Module]:
+    """Generate a module and those in it."""
+    return (one for name, one in modules.items() if name == path or name.startswith(f"{path}."))
 
 
 def select_by_padding(grids: Iterable[PatchGrid], k: Tensor) -> PatchGrid | None:
@@ -117,8 +245,13 @@ def find_window_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module
     """Return the module around a layer that cuts its tokens into windows: the innermost with a shift, or else with a window."""
     components = name.split(".")
     around = [modules.get(".".join(components[:n])) for n in range(len(components), 0, -1)]
-    windowed = [one for one in around if one is not None and read_pair(one, "window_size")]
+    windowed = [one for one in around if one is not None and read_window(one)]
     return next((one for one in windowed if read_pair(one, "shift_size")), windowed[0] if windowed else None)
+
+
+def read_window(module: nn.Module) -> tuple[int, int] | None:
+    """Return the sides of the squares into which a module cuts its tokens, in tokens; None if it states none."""
+    return next((pair for pair in (read_pair(module, name) for name in WINDOW_SIDES) if pair), None)
 
 
 def read_pair(module: nn.Module, name: str) -> tuple[int, int] | None:

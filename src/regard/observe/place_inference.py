@@ -11,14 +11,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.map.scored_matrix import ScoredMatrix
+from regard.map.stored_matrix import StoredMatrix
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
 from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_key_places
-from regard.observe.run import Run
+from regard.observe.run import IMPLICIT, Run
 
 FIRST_NUMBER = re.compile(r"\.\d+(?:\.|$)")
 Found = dict[str, Any]  # the places of each layer, by its module's path
-Keys = Mapping[tuple[str, str], Tensor]  # of the first call of each layer, by its path and kind
+Calls = Mapping[tuple[str, str], tuple[Tensor, Tensor]]  # queries and keys of each layer's first call, by its path and kind
 SHUFFLING = "mask_ratio"  # an attribute of the config of a model that shuffles its patches
 POOLING = ("scale_factor", "downsample_ratio", "mm_tokens_per_image")  # of one that merges squares of patches, row by row
 MERGE = "spatial_merge_size"  # an attribute of a config, and of a tower that reads patches in blocks of this side
@@ -26,36 +28,46 @@ LEARNED_QUERIES = ("perceiver", "resampler", "qformer")  # in names of classes: 
 RATE, WHISPER_SECONDS = 16_000, 0.02  # samples a second of the models of sound in transformers; a frame of Whisper's encoder
 
 
-def infer_places(modules: Mapping[str, nn.Module], run: Run) -> Any:
-    """Return the places of the tokens of a run, as `recording.places` holds them; None if nothing is known."""
+def infer_places(modules: Mapping[str, nn.Module], run: Run, has_all_layers: bool = True) -> Any:
+    """Return the places of the tokens of a run, as `recording.places` holds them; None if nothing is known.
+
+    If not all layers were recorded, less is proven.
+    """
     media = run.media
     if media is None:
         return None
     layers = measure_layers(run)
     config = getattr(modules[""], "config", None)
-    found = find_sound(config, media, layers) if media.sound else find_images(modules, media, layers, find_first_keys(run))
-    return found or None
+    if media.sound:
+        return find_sound(config, media, layers) or None
+    return find_images(modules, media, layers, find_first_calls(run), has_all_layers) or None
 
 
 def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:
     """Return the batch rows, queries and keys of each layer in the first forward of the run, by its path and kind.
 
-    The queries and keys of several calls of a visit are added: they pack several images.
+    The queries and keys of several calls of a visit are added: they pack several images. All are 0 if visits differ.
     """
-    found: dict[tuple[str, str], Sizes] = {}
+    visits: dict[tuple[str, str, int], Sizes] = {}
     for (name, kind, visit, _), history in run.histories.items():
         stored = history.stored_calls[0]
-        if visit == 0:
-            _, q, k = found.get((name, kind), (0, 0, 0))
-            found[name, kind] = stored.q.shape[0], q + stored.q.shape[2], k + stored.stop - stored.first
+        _, q, k = visits.get((name, kind, visit), (0, 0, 0))
+        visits[name, kind, visit] = stored.q.shape[0], q + stored.q.shape[2], k + stored.stop - stored.first
+    found: dict[tuple[str, str], Sizes] = {}
+    for (name, kind, _), sizes in visits.items():
+        found[name, kind] = sizes if found.get((name, kind), sizes) == sizes else (0, 0, 0)
+    for (name, _, visit, _), implicit in run.implicit_histories.items():
+        mechanism = implicit.stored_calls[0].mechanism
+        if visit == 0 and isinstance(mechanism, StoredMatrix | ScoredMatrix):  # recurrences may scan an image in any order
+            found[name, IMPLICIT] = mechanism.shape[0], mechanism.rows, mechanism.shape[2]
     return found
 
 
-def find_first_keys(run: Run) -> Keys:
-    """Return the keys (b, g, k, d) of the first call of each layer of a run, by its path and kind."""
-    found: dict[tuple[str, str], Tensor] = {}
+def find_first_calls(run: Run) -> Calls:
+    """Return the queries and keys (b, g, k, d) of the first call of each layer of a run, by its path and kind."""
+    found: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
     for (name, kind, *_), history in run.histories.items():
-        found.setdefault((name, kind), history.keys[0])
+        found.setdefault((name, kind), (history.stored_calls[0].q, history.keys[0]))
     return found
 
 
@@ -80,7 +92,9 @@ def place_frames(frames: AudioFrames, layers: Mapping[tuple[str, str], Sizes]) -
     return {**({"encoder": frames} if encoder else {}), **({CROSS: frames} if cross else {})}
 
 
-def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes], keys: Keys) -> Found:
+def find_images(
+    modules: Mapping[str, nn.Module], media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls, has_all_layers: bool
+) -> Found:
     """Return the grids of the layers that read images, and of the words among which the images stand."""
     config = getattr(modules[""], "config", None)
     if getattr(config, SHUFFLING, None) is not None:
@@ -95,13 +109,15 @@ def find_images(modules: Mapping[str, nn.Module], media: Media, layers: Mapping[
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
         return {}
-    found = find_tower_grids(tower, media, layers, keys)
+    found = find_tower_grids(tower, media, layers, calls, has_all_layers)
     sizes = find_merged_sizes(config, modules, media, tower)
     own = {name for name, _ in layers if tower.has_layer(name)}
     return shorten_names(found | find_image_words(media, layers, own, sizes), layers)
 
 
-def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], keys: Keys) -> Found:
+def find_tower_grids(
+    tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls, has_all_layers: bool
+) -> Found:
     """Return the grid of each layer of a tower, and of each layer of cross attention to its patches.
 
     Keys of cross attention that are as many as the tokens of a prompt, or as what an earlier layer's queries made of the
@@ -109,17 +125,50 @@ def find_tower_grids(tower: Tower, media: Media, layers: Mapping[tuple[str, str]
     """
     found: Found = {}
     others = set(media.lengths)
+    windows = find_all_windows(tower, media, layers, calls)
+    is_plain = has_all_layers and has_plain_stages(tower, media, layers, windows)
+    stages = tower.list_stages(media, layers) if is_plain else {}
     for (name, kind), sizes in layers.items():
         grid = None
         if kind == CROSS:
             grid = None if sizes[2] in others else tower.find_grid(sizes[2])
             others |= {sizes[1], sizes[1] - 1} if grid is not None and sizes[1] > 1 else set()
-        elif tower.has_layer(name) and sizes[1] == sizes[2]:
-            grid = tower.find_windows(name, keys[name, kind], media.images)
-            grid = tower.find_grid(sizes[2]) if grid is None and sizes[0] == media.images else grid
+        elif (name, kind) in windows:
+            grid = windows[name, kind]
+        elif tower.has_layer(name) and sizes[0] == media.images:
+            q, k = calls.get((name, kind), (None, None))
+            is_one_call = k is None or k.shape[2] == sizes[2]
+            sides = stages.get(name, set())
+            if is_one_call and (q is None or k is None or not tower.attends_over_channels(name, q.shape[1], k, sides)):
+                grid = tower.find_key_grid(name, *sizes[1:], sides)
         if grid is not None:
             found[name] = grid
     return found
+
+
+def find_all_windows(
+    tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], calls: Calls
+) -> dict[tuple[str, str], PatchGrid]:
+    """Return the grid of each layer of a tower whose batch rows are windows with queries of their own, by its path and kind."""
+    found = {}
+    for (name, kind), sizes in layers.items():
+        if kind == "self" and tower.has_layer(name) and sizes[1] == sizes[2]:
+            q, k = calls[name, kind]
+            grid = tower.find_windows(name, k, media.images)
+            is_global = grid is not None and grid.windows > 1 and bool((q[: grid.windows] == q[:1]).all())  # of all windows
+            if grid is not None and not is_global:
+                found[name, kind] = grid
+    return found
+
+
+def has_plain_stages(tower: Tower, media: Media, layers: Mapping[tuple[str, str], Sizes], windows: Any) -> bool:
+    """Return whether a tower reads images alone, and regroups its tokens nowhere but in known windows.
+
+    Elsewhere their order may remain another than row by row, as in Hiera, or queries may be as many as patches.
+    """
+    inside = {layer: sizes for layer, sizes in layers.items() if tower.has_layer(layer[0])}
+    is_alone = not media.lengths and not media.tokens and not any(kind == CROSS for _, kind in layers)
+    return is_alone and all(sizes[0] == media.images or layer in windows for layer, sizes in inside.items())
 
 
 def shorten_names(found: Found, layers: Mapping[tuple[str, str], Sizes]) -> Found:

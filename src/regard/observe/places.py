@@ -1,7 +1,7 @@
 """The places of tokens: which patch of an image, or which time of a recording of sound, each token of an axis stands for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class PatchGrid:
     The patches are the tokens from number `start` on, row by row; by default the last tokens of the axis, after at most 16
     others, such as a class token and registers. `order` states another order: the patch of each token, row * columns + column,
     or -1 for padding; of windows that are batch rows of the map, one such list each. `names` are those of the tokens before the
-    patches. Raises ConfigError if they do not fit together.
+    patches. Without has_queries the queries of self-attention are other tokens, as where keys are pooled. Raises ConfigError if
+    they do not fit together.
     """
 
     rows: int
@@ -33,11 +34,13 @@ class PatchGrid:
     start: int | None = None
     order: tuple[tuple[int, ...], ...] | None = None
     names: tuple[str, ...] = ()
+    has_queries: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         check_sides(self.rows, self.columns)
         if self.start is not None:
             check_count("start", self.start, 0, alternative=", or None for the patches at the end of the axis")
+        check_flag("has_queries", self.has_queries)
         object.__setattr__(self, "names", tuple(map(str, check_sequence("names", self.names))))
         if self.order is not None:
             object.__setattr__(self, "order", check_order(self.order, self.rows * self.columns))

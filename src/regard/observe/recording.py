@@ -134,10 +134,11 @@ class Recording(HtmlRepr):
     def axis_places(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[list[Place], list[Place]]:
         """Return the places of the queries and of the keys of a layer of the last run: several for several images, or none.
 
-        The queries of cross attention are of another text, and have none.
+        The queries of cross attention are of another text, and have none; nor have those of a grid without has_queries.
         """
         keys = select_key_places(self.places, kind, self.last.find_visit(layer, kind, part)[0])
-        return [] if kind == CROSS else keys, keys
+        has_queries = kind != CROSS and all(getattr(one, "has_queries", True) for one in keys)
+        return keys if has_queries else [], keys
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""

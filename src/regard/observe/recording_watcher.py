@@ -70,7 +70,8 @@ class RecordingWatcher:
         """Infer the places of the tokens of the last run, unless they were set."""
         if self.recording.places is None and self.recording.runs:
             with suppress(Exception):  # a failure here must not stop the program; what needs places says that there are none
-                self.recording.places = infer_places(self.modules, self.recording.last)
+                has_all_layers = self.selection.has_all_layers and not self.recording.missed
+                self.recording.places = infer_places(self.modules, self.recording.last, has_all_layers)
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
@@ -137,6 +138,7 @@ class RecordingWatcher:
             self.add_note(found.note, name)
         history.append_call(stored)
         tracker.run.implicit_histories[key] = history
+        tracker.run.media = join_media(tracker.run.media, self.media)
         tracker.run.calls.append(ImplicitCall(history, stored))
         self.add_run()
 

@@ -43,6 +43,11 @@ class Selection:
         kept = None if heads is None else [heads] if isinstance(heads, int) else require_list("heads", heads)
         return cls(numbers, paths, None if kept is None else [check_integer("a head", one) for one in kept])
 
+    @property
+    def has_all_layers(self) -> bool:
+        """Whether all layers are selected."""
+        return self.numbers is None and not self.paths
+
     def find_heads(self, count: int) -> list[int]:
         """Return the selected heads of `count`. Raises ConfigError for one that there is not, or that is named twice."""
         named = range(count) if self.heads is None else self.heads

@@ -38,7 +38,7 @@ def compute_layer_numbers(recording: Recording, layer: int, part: str | None = N
     m = recording.map(layer, part=part)
     cells = grid.locate_tokens(m.shape[3])
     sums, count = torch.zeros(4, dtype=torch.float64), 0
-    for window in range(grid.windows):
+    for window in range(grid.windows if grid.has_queries else 0):
         patches = cells[window]
         asking = patches[m.shape[3] - m.shape[2] :] != EMPTY
         one, count = m.select(batch=row * grid.windows + window), count + int(asking.sum())

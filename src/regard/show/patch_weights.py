@@ -12,7 +12,7 @@ from regard.mechanism.arguments import check_choice, check_index, check_instance
 from regard.observe import Recording
 from regard.observe.attribution import Attribution
 from regard.observe.image_tower import CLASS_TOKEN
-from regard.observe.places import CROSS, EMPTY, HINT, PatchGrid, list_places
+from regard.observe.places import EMPTY, HINT, PatchGrid, list_places
 from regard.observe.rollout import rollout
 from regard.show.axis_words import match_words
 
@@ -145,7 +145,7 @@ def find_query(query: Any, grid: PatchGrid, size: tuple[int, int], has_patches: 
         )
     if grid.windows > 1:
         raise ConfigError(f"a query among {grid.windows} windows must be a patch, (row, column); got {query}.")
-    if kind != CROSS and query >= 0:
+    if has_patches and query >= 0:
         if query < k - q:
             raise OutOfRangeError(
                 f"token {query} was recorded only as a key: the recorded queries are the last {q} of {k} tokens."
@@ -195,8 +195,8 @@ def name_query(
         return f"patch {patch[0]},{patch[1]}"
     q, k = recording.map(layer, kind=kind, part=part).shape[2:]
     asking, keys = recording.axis_places(layer, kind, part)
-    words = match_words(recording.words(layer, kind, part)[0], row, k if kind != CROSS else q)
-    number = token if kind == CROSS else token + k - q
+    words = match_words(recording.words(layer, kind, part)[0], row, k if asking else q)
+    number = token + k - q if asking else token
     if asking and isinstance(keys[0], PatchGrid) and words[number] == str(number):
         return name_patch(keys, number, k)
     return f"“{words[number].strip()}”, token {number}" if words[number] != str(number) else f"token {number}"

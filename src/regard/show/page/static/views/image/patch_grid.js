@@ -6,9 +6,10 @@ const CLASS_TOKEN = "class token"; // among the names of a grid
 // Return the number of tokens that a grid takes in a window.
 const countTokens = ({ rows, columns, order }) => order?.[0].length ?? rows * columns;
 
-// Create the grid of one of the images of a layer with a number of queries and keys; `isCross` states whether the queries are
-// words of another text, `grids` are those of all images of the layer.
-export function createPatchGrid(grid, { queries, keys }, isCross, grids = [grid]) {
+// Create the grid of one of the images of a layer with a number of queries and keys; `isCrossAttention` states whether the
+// queries are words of another text, `grids` are those of all images of the layer.
+export function createPatchGrid(grid, { queries, keys }, isCrossAttention, grids = [grid]) {
+  const isCross = isCrossAttention || grid.has_queries === false; // queries of pooled keys are other tokens too
   const { rows, columns, start, order, names } = grid;
   const windows = order?.length ?? 1;
   const patches = Array.from({ length: windows }, () => new Int32Array(keys).fill(NONE)); // of each key, by window
