@@ -59,6 +59,19 @@ def test_a_patch_under_the_pointer_shows_where_it_looks_and_a_click_keeps_it(ope
     assert link(page)["q"] == "27"
 
 
+def test_the_queries_of_pooled_keys_are_buttons_and_no_patches(open_page, tmp_path):
+    model = make_vit()
+    with torch.no_grad(), regard.record(model) as recording:
+        recording.places = regard.PatchGrid(5, 7, 1, has_queries=False)
+        model(pixel_values=make_pixels(15, 21))
+    write(recording, tmp_path / "pooled.html", image=IMAGE)
+    page = wait_until_settled(open_page(f"{(tmp_path / 'pooled.html').as_uri()}#view=image&layer=0&head=2&q=27"))
+    expect_caption(page, "the attention of ‘27’")
+    assert page.locator(".image-words .word").first.inner_text() == "0"
+    row = vit()[1][0][0, 2, 27]
+    assert read_largest(page) == pytest.approx(float(row.max()), rel=3 * CODE)
+
+
 def test_the_names_of_patches_are_explained_and_have_no_mark_of_a_space(open_page, addresses):
     page = wait_until_settled(open_page(f"{addresses['vit']}#view=image&layer=0&head=2&q=27"))
     expect_caption(page, "patch 3,5 (row, column)")

@@ -237,7 +237,7 @@ async function renderWords(it) {
     const hover = () => hoverQuery(it, { q, window: 0 });
     return app.el("button", { class: "word", "data-query": q, onpointerenter: isTouch() ? null : hover, onpointerleave: () => hoverQuery(it, null), onfocus: hover, onblur: () => hoverQuery(it, null), onclick: () => pin(it, { q, window: 0 }) }, text ?? renderWord(word));
   });
-  it.words.replaceChildren(...(chips.length ? [app.el("h2", {}, some.length < grid.others().length ? "Tokens" : grid.isCross ? "Words" : "Other tokens"), app.el("p", {}, chips)] : []));
+  it.words.replaceChildren(...(chips.length ? [app.el("h2", {}, some.length < grid.others().length ? "Tokens" : app.state().kind === "cross" ? "Words" : "Other tokens"), app.el("p", {}, chips)] : []));
   it.words.hidden = !chips.length;
   paint(it);
 }
