@@ -30,15 +30,15 @@ from regard.observe import record
 
 FORMS = {f"(t, d): {name}": (form, (T, C)) for name, form in list_unbatched_forms().items()}
 FORMS |= {f"(b, h, t, d): {name}": (form, (B, T, C)) for name, form in list_batched_forms().items()}
-LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "mean", "a product with ones", "multi_dot"]
+LOOPS_OVER_KEYS = ["loops over pairs", "one query", "a loop over keys", "a product with ones", "multi_dot"]
 SCRIPTED = ["a scripted product", "scripted as a whole"]
 MISSED = {f"(t, d): {name}" for name in ("rolls", *LOOPS_OVER_KEYS, *SCRIPTED)}
-STORED = {  # without a formula of q and k, or with a table of which keys were picked
+STORED = {  # without a formula of q and k, with a table of which keys were picked, or with a factor of the weights
     f"(t, d): {name}"
     for name in (
         *("vecdot", "cdist", "squared distances", "norm", "cosine", "pow", "relu before", "sparsemax", "gumbel"),
         *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
-        *("weights to a power", "sort", "top k"),
+        *("weights to a power", "sort", "top k", "mean"),
     )
 } | {"(b, h, t, d): talking heads", "(b, h, t, d): of the mean over heads"}
 JOINED = {  # of the weights (..., q, k) as a whole, in the order of the calls

@@ -178,6 +178,13 @@ def test_float32_is_recorded_by_its_formula_too(name):
     assert found.dtype == torch.float32
 
 
+@pytest.mark.parametrize("weigh", [lambda s: s.clamp(min=0.5), lambda s: s.clamp_min(0.1), lambda s: s.clip(min=0) + 0.2])
+def test_the_weight_of_a_single_key_is_that_of_the_model_and_not_1(weigh):
+    model = nn.Sequential(Own(lambda q, k: weigh(score(q, k)))).double()
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, 1, C, dtype=torch.float64)))
+    assert (recording.map(0, kind="implicit").dense() - model[0].seen).abs().max() < EQUAL
+
+
 def test_a_formula_takes_memory_that_grows_with_the_length_alone():
     sizes = []
     for length in (101, 202):

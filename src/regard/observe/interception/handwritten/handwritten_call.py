@@ -124,6 +124,8 @@ def read_grouped_call(
     v = table.arrange(value, own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (product_call.tensor.detach(), weights.dims)
     matrix = table.arrange(tensor, axes or weights.dims, groups.matrix)
+    assert product_call.product is not None
+    matrix = matrix if product_call.product.factor == 1 else matrix * product_call.product.factor
     four = (groups.batch, groups.heads, groups.queries, groups.width)
     try:
         call, total = build_call(product_call, table, groups, matrix, v)
@@ -189,7 +191,9 @@ def build_call(
         raise NoSoftmaxError("its scores are multiplied by a table")
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    is_exponential = trace.function.startswith("exp") and not trace.extent  # unlike that of a log_softmax
+    functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
+    has_exponentials = any(one.startswith("exp") for one in functions)
+    is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
     if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
         raise UnreadableError(BLOCKS)
     divisor = None if not is_exponential or has_unit_rows(matrix, trace.eps) else matrix.sum(-1, keepdim=True)
@@ -201,8 +205,10 @@ def build_call(
                 with_sinks = add_sinks(call, matrix, trace) if divisor is not None and trace.changes else None
                 return (call, divisor) if with_sinks is None else (with_sinks, None)
             total = matrix.sum(-1, keepdim=True)
-            if call.sinks is None and compare_rows(call, matrix / total, trace.eps, trace.may_differ_by_row) is None:
-                return replace(call, note=DIVIDED if trace.function.startswith("exp") else GATED), total
+            is_softmax = has_exponentials or trace.activated is None  # else the weight of a single key may be anything
+            may_have_factor = is_softmax and call.sinks is None
+            if may_have_factor and compare_rows(call, matrix / total, trace.eps, trace.may_differ_by_row) is None:
+                return replace(call, note=DIVIDED if has_exponentials else GATED), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)

@@ -1,5 +1,6 @@
 """Products of two tensors as an einsum has them: a label for each dimension of the operands and of the result."""
 
+import math
 import string
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,15 @@ class LabelledProduct(NamedTuple):
     result: Labels
     factor: float = 1.0
     added: tuple[Tensor, float] | None = None
+
+    def get_size(self, label: Hashable) -> int:
+        """Return the size of the dimensions with a label, of which those of size 1 are broadcast."""
+        operands = zip(self.operands, self.labels, strict=True)
+        return max(x.shape[labels.index(label)] for x, labels in operands if label in labels)
+
+    def list_rows(self, place: int) -> Labels:
+        """Return the labels of the result that only the operand at a place has."""
+        return [label for label in self.labels[place] if label in self.result and label not in self.labels[1 - place]]
 
     def build_dims(self, table: AxisTable, known: dict[int, Dims]) -> tuple[Dims, Dims, Dims]:
         """Return the axes of both operands and of the result; `known` are those of an operand by its place.
@@ -161,12 +171,16 @@ def label_entries(a: Tensor, b: Tensor) -> LabelledProduct:
 
 
 def label_sum(product: LabelledProduct, name: str, args: Any, kwargs: Any) -> LabelledProduct | None:
-    """Return the product that the sum of a product's result amounts to; None for another function."""
-    dim, rank = kwargs.get("dim", args[1] if len(args) > 1 else None), len(product.result)
-    summed = {n % rank for n in ([dim] if isinstance(dim, int) else dim or range(rank))}
-    if strip_affixes(name) != "sum":
+    """Return the product that the sum or the mean of a product's result amounts to; None for another function."""
+    core = strip_affixes(name)
+    if core not in ("sum", "mean"):
         return None
-    return product._replace(result=[label for n, label in enumerate(product.result) if n not in summed])
+    dim, keeps = (kwargs.get(key, args[n] if len(args) > n else None) for n, key in ((1, "dim"), (2, "keepdim")))
+    rank = len(product.result)
+    summed = {n % rank for n in ([dim] if isinstance(dim, int) else dim or range(rank))}
+    result = [("kept", n) if n in summed else label for n, label in enumerate(product.result) if keeps or n not in summed]
+    terms = math.prod(product.get_size(product.result[n]) for n in summed) if core == "mean" else 1
+    return product._replace(result=result, factor=product.factor / max(terms, 1))
 
 
 def label_tensordot(a: Tensor, b: Tensor, dims: Any) -> LabelledProduct | None:

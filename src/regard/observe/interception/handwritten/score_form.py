@@ -161,9 +161,13 @@ def extend_form(
         return form.add_step(StepKind.CUMSUM, None, (dims[axis],)) if type(axis) is int else None
     if core == "neg":
         return form.add_step(StepKind.MULTIPLY, -1.0)
-    if core == "tril" and x.dim() > 1:
-        later = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1 + (args[1] if len(args) > 1 else 0))
-        return form.add_step(StepKind.FILL, later, dims[-2:], 0.0)
+    if core in ("tril", "triu") and x.dim() > 1:
+        diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
+        ones = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
+        hidden = ones.triu(diagonal + 1) if core == "tril" else ones.tril(diagonal - 1)
+        return form.add_step(StepKind.FILL, hidden, dims[-2:], 0.0)
+    if core == "normalize":
+        return extend_by_norm(form, args, kwargs, x)
     if core in ("masked_fill", "where", "setitem"):
         return extend_by_fill(form, core, args, kwargs, x)
     if core in FUSED and len(args) == 3:
@@ -216,6 +220,16 @@ def is_separable(table: AxisTable, form: ScoreForm, other: ScoreForm) -> bool:
         for one in (form, other)
     ]
     return shared[1] <= shared[0]
+
+
+def extend_by_norm(form: ScoreForm, args: Any, kwargs: Any, x: Tensor) -> ScoreForm:
+    """Return the form of scores x that torch.nn.functional.normalize divides by their norms along a dimension."""
+    order, dim, eps = (
+        kwargs.get(name, args[n] if len(args) > n else default)
+        for n, name, default in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12))
+    )
+    inverse = x.detach().norm(order, dim, keepdim=True).clamp_min(eps).reciprocal()
+    return form.add_step(StepKind.MULTIPLY, inverse, select_dims(inverse, form.dims))
 
 
 def extend_by_fused(form: ScoreForm, name: str, args: Any, kwargs: Any, x: Tensor) -> ScoreForm | None:
