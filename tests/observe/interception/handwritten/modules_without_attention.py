@@ -173,6 +173,9 @@ class Algebra(nn.Module):
         if self.style == "whitening by scaled vectors":
             _, sizes, vectors = torch.linalg.svd(x.mT @ x / T)
             return x @ (vectors * sizes.clamp(min=1e-3).rsqrt().unsqueeze(-1))
+        if self.style.endswith("triangles"):
+            n = 3 if self.style == "small triangles" else T
+            return (q[:, :n, :n].tril() @ k[:, :n, :n].tril()) @ v[:, :n]
         if self.style == "rotations":
             turn = torch.linalg.qr(q[:, :3, :3]).Q @ torch.linalg.qr(k[:, :3, :3]).Q
             return turn @ v[:, :3]
@@ -196,6 +199,69 @@ class Algebra(nn.Module):
         mask = (x[..., :1] > 0).float()
         pooled = torch.tanh((x * mask).sum(1) / mask.sum(1).clamp(min=1))
         return pooled @ F.normalize(v.mean(1), dim=-1).mT
+
+
+class Transitions(nn.Module):
+    """Products of positive matrices that a layer makes, as those of a Markov chain."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.project, self.of_tokens = style, nn.Linear(C, 3 * K * K), nn.Linear(C, 3 * T)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "tokens" in self.style:
+            made = torch.stack(self.of_tokens(x).chunk(3, -1))
+        else:
+            made = self.project(x if "each token" in self.style else x.mean(1)).unflatten(-1, (3, K, K)).movedim(-3, 0)
+        made = made.softmax(-1) if "softmax" in self.style else made.relu() + 1e-3
+        one, two, three = made / made.sum(-1, keepdim=True)
+        if "power" in self.style:
+            return one @ one @ one
+        return one @ (two @ three) if "last" in self.style else one @ two @ three
+
+
+class Skinning(nn.Module):
+    """Points that move with a sum of the matrices of joints, with weights that a layer predicts."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.weigh, self.move = style, nn.Linear(C, E), nn.Linear(C, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, matrices = self.weigh(x).relu(), self.move(x[:, :E]).exp().unflatten(-1, (4, 4))  # (b, t, e), (b, e, 4, 4)
+        if self.style == "of one cloud":
+            return (torch.tensordot(weights[0], matrices[0], 1) @ x[0, :, :4, None]).squeeze(-1)
+        blended = torch.einsum("bte,beij->btij", weights, matrices)
+        return torch.einsum("btij,btj->bti", blended, x[..., :4].exp())
+
+
+class Streams(nn.Module):
+    """Hyper-connections: residual streams that layers mix by weights of each token. https://arxiv.org/abs/2409.19606"""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.layer, self.mix, self.alpha = style, nn.Linear(C, C), nn.Linear(C, 5), nn.Parameter(torch.randn(4, 5))
+        self.weigh = nn.Linear(4 * C, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        streams = x.unsqueeze(2).repeat(1, 1, 4, 1)
+        for _ in range(2):
+            if self.style == "of each stream":
+                mixed = (self.mix(F.layer_norm(streams, (C,))).tanh() * 0.1 + self.alpha).mT @ streams
+                streams = mixed[:, :, 1:] + self.layer(mixed[:, :, 0]).unsqueeze(2)
+                continue
+            before, after, mixing = self.weigh(streams.flatten(2)).split([4, 4, 16], -1)
+            mixing = mixing.unflatten(-1, (4, 4))
+            if self.style == "as in a Sinkhorn iteration":
+                mixing = mixing.exp() / mixing.exp().sum(-1, keepdim=True)
+                mixing = mixing / mixing.sum(-2, keepdim=True)
+            else:
+                mixing = mixing.softmax(-1) if self.style == "softmax" else mixing.sigmoid()
+            made = self.layer((before.sigmoid().unsqueeze(-2) @ streams).squeeze(-2))
+            streams = mixing @ streams
+            if self.style != "mixed alone":
+                streams = streams + after.unsqueeze(-1) * made.unsqueeze(2)
+        return streams.sum(2)
 
 
 class NormedWeights(nn.Module):
@@ -265,8 +331,14 @@ def list_modules() -> dict[str, nn.Module]:
                 "a merged adapter",
                 "modulated weights",
             ),
-            *("a norm", "a gate", "a machine of factors", "a pooled tower"),
+            *("a norm", "a gate", "a machine of factors", "a pooled tower", "triangles", "small triangles"),
         ],
+        Transitions: [
+            *("softmax", "softmax, last first", "softmax, power", "relu", "softmax of each token", "relu of each token"),
+            *("relu of each token, last first", "relu of tokens", "relu of tokens, last first", "softmax of tokens"),
+        ],
+        Skinning: ["of one cloud", "of a batch"],
+        Streams: ["of each stream", "as in a Sinkhorn iteration", "softmax", "sigmoid", "mixed alone"],
     }
     found = {f"{kind.__name__}: {style}": kind(style) for kind, names in styles.items() for style in names}
     return found | {"NormedWeights": NormedWeights(), "Rotary": Rotary()}

@@ -78,6 +78,27 @@ def sum_entries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q @ (k[..., None] * v[..., None, :]).sum(2)
 
 
+def sum_entries_and_keep_their_axes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    products = (k[..., None] * v[..., None, :]).sum(2, keepdim=True)
+    return (q[..., None] * products).sum(-2, True).squeeze(-2)
+
+
+def average_entries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q[..., None] * (k[..., None] * v[..., None, :]).mean(dim=2, keepdim=True)).mean(3)
+
+
+def weigh_features_by_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return divide_by_sum(q.softmax(-1), k.softmax(-1), v)
+
+
+def weigh_features_of_queries_by_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bhnd,bhde->bhne", q.softmax(-1), torch.einsum("bhnd,bhne->bhde", k, v))
+
+
+def weigh_features_by_softmax_tokens_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((v.mT @ k.softmax(-1)) @ q.mT.softmax(-2)).mT
+
+
 NOT_CAUSAL: dict[str, Form] = {
     "a column of ones": divide_by_column_of_ones,
     "a row of ones": divide_by_row_of_ones,
@@ -90,6 +111,11 @@ NOT_CAUSAL: dict[str, Form] = {
     "addcdiv": divide_by_addcdiv,
     "heads side by side": divide_heads_side_by_side,
     "a sum of entries": sum_entries,
+    "sums of entries that keep their axes": sum_entries_and_keep_their_axes,
+    "means of entries": average_entries,
+    "softmaxes over features": weigh_features_by_softmax,
+    "a softmax over features of queries": weigh_features_of_queries_by_softmax,
+    "softmaxes over features, tokens last": weigh_features_by_softmax_tokens_last,
 }
 
 
@@ -122,12 +148,23 @@ def sum_up_matrices_of_one_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return divide_by_running_sum(torch.mul(q.unsqueeze(-1), state).sum(-2), q, k)
 
 
+def sum_up_entries_and_keep_their_axis(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = (k[..., :, None] * v[..., None, :]).cumsum(dim=-3)
+    return (q[..., None] * state).sum(dim=-2, keepdim=True).squeeze(-2)
+
+
+def average_entries_of_running_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q[..., None] * (k[..., :, None] * v[..., None, :]).cumsum(dim=-3)).mean(-2)
+
+
 CAUSAL: dict[str, Form] = {
     "einsum": sum_up_outer_products,
     "entries": sum_up_entries,
     "entries of values first": sum_up_entries_of_values_first,
     "entries and a product": sum_up_entries_and_multiply,
     "matrices of one token": sum_up_matrices_of_one_token,
+    "entries that keep their axis": sum_up_entries_and_keep_their_axis,
+    "means of entries": average_entries_of_running_sums,
 }
 
 
@@ -145,7 +182,28 @@ def divide_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhij,bhje->bhie", scores, v) / (scores.sum(-1, keepdim=True) + EPS)
 
 
-SCORED: dict[str, Form] = {"scaled": multiply_scores, "divided": divide_scores, "divided after": divide_product}
+def normalize_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.normalize(q @ k.mT, p=1, dim=-1) @ v
+
+
+def score_softmaxes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q.softmax(-1) @ k.softmax(-1).mT) @ v
+
+
+def average_over_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As non-local blocks with a dot product. https://arxiv.org/abs/1711.07971"""
+    scores = q @ k.mT
+    return scores / scores.shape[-1] @ v
+
+
+SCORED: dict[str, Form] = {
+    "scaled": multiply_scores,
+    "divided": divide_scores,
+    "divided after": divide_product,
+    "normalized": normalize_scores,
+    "of softmaxes over features": score_softmaxes,
+    "divided by their number": average_over_keys,
+}
 
 
 def hide_by_tril(scores: Tensor) -> Tensor:
@@ -258,8 +316,15 @@ def test_scores_of_feature_maps_that_are_multiplied_with_values_are_recorded(for
     check_map(Mixer(SCORED[form], F.softplus), torch.randn(B, T, 11), torch.randn(B, T + 4, 11))
 
 
-def test_scores_that_are_divided_by_their_sums_need_no_feature_maps():
-    check_map(Mixer(divide_scores, nn.Identity()), torch.randn(B, T, 11))
+@pytest.mark.parametrize("form", [divide_scores, average_over_keys])
+def test_scores_that_are_divided_by_their_sums_or_their_number_need_no_feature_maps(form):
+    check_map(Mixer(form, nn.Identity()), torch.randn(B, T, 11))
+
+
+@given(st.integers(1 - T, T - 1), st.sampled_from([torch.tril, torch.triu]))
+def test_scores_on_one_side_of_any_diagonal_are_recorded(diagonal, hide):
+    mixer = Mixer(lambda q, k, v: hide(q @ k.mT, diagonal=diagonal) @ v, F.softplus)
+    check_map(mixer, torch.randn(B, T, 11))
 
 
 @pytest.mark.parametrize("hide", HIDDEN)

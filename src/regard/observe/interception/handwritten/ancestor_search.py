@@ -178,7 +178,7 @@ def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
 
 
 def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOINS) -> bool:
-    """Return whether a nonlinear function of each entry made x, up to layouts, factors, sums and joins of feature maps alone.
+    """Return whether a nonlinear function or a softmax made x, up to layouts, factors, sums and joins of feature maps alone.
 
     What another module has made counts if it is at least 0 and no mask. The model's own arguments, as the adjacency matrix of a
     graph, do not.
@@ -188,7 +188,7 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
         return n >= size and maker.name not in JOINS and not is_end(maker)  # a smaller tensor is a norm or a factor
 
     for frame, (one, _), makers in walk_back(frames, x, goes_on):
-        if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER) for maker in makers):
+        if any(infer_role(maker.name) in (Role.NONLINEAR, Role.POWER, Role.SOFTMAX) for maker in makers):
             return True
         tensor = next((y for ref in (one, x[0]) if (y := ref()) is not None), None)
         if makers and makers[-1].child and tensor is not None and has_features(tensor):

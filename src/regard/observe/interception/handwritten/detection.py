@@ -30,7 +30,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_entry_factors,
     separate_factors,
 )
-from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes
+from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes, mixes_within_tokens
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHUNKS,
@@ -177,7 +177,8 @@ class HandwrittenTracker(Traces):
                 pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
-            if role is Role.MULTIPLY and trace.form is not None and trace.form.has_running_sum:
+            may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
+            if role is Role.MULTIPLY and may_be_read:
                 self.add_entry_product(name, args, results[0])
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
@@ -270,11 +271,15 @@ class HandwrittenTracker(Traces):
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         product = label_product(name, operands, args, kwargs)
+        multiplies_features = len(traced) == 2 and all(self.sums_softmax(x, trace, product) for x, trace in traced)
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
             values = values and not (self.is_sum_of_scores(trace, x, product) or self.is_sum_of_heads(trace, x, product))
+            values = values and not multiplies_features
             if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace, product)):
+                if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
+                    return None
                 return self.complete_call(trace, x, product, name)
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
@@ -294,9 +299,9 @@ class HandwrittenTracker(Traces):
         if len(token_operands) > 1:
             if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
-                if weights:
-                    dims = self.table.add_dims(y.shape)
-                    self.start(y, TraceKind.WEIGHTS, pairs=True, function=traced[0][1].function, dims=dims)
+                if weights and not multiplies_features:
+                    dims, function = self.table.add_dims(y.shape), traced[0][1].function
+                    self.start(y, TraceKind.WEIGHTS, pairs=True, roots=join_roots(traced), function=function, dims=dims)
                 else:
                     self.start_scores(frames, y, (token_operands[0], token_operands[1]), product)
             elif product is not None and product.added is None:
@@ -327,6 +332,30 @@ class HandwrittenTracker(Traces):
             return self.complete_call(weigh_linearly(trace), x, product, name)
         self.drop(y)
         return None
+
+    def start_linear_call(
+        self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, operands: list[Tensor], y: Tensor
+    ) -> bool:
+        """Start linear attention if one of the operands that a softmax is multiplied with to y is products of keys with values.
+
+        The softmax is then a feature map of the queries. Return whether it is one.
+        """
+        for x, trace in self.find_all(operands):
+            if trace.kind is TraceKind.SCORES and trace.pairs and trace.form is not None:
+                product, factors = separate_factors(name, args, kwargs, x)
+                if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y):
+                    self.drop(y)
+                    return True
+        return False
+
+    def sums_softmax(self, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool:
+        """Return whether a product sums x along the axes of the softmax that made it, as a feature map of queries or keys."""
+        if trace.kind is not TraceKind.WEIGHTS or None in (trace.keys, trace.dims, product):
+            return False
+        assert trace.keys is not None
+        assert trace.dims is not None
+        assert product is not None
+        return self.find_summed_axes(trace.dims, x, product) == set(self.table.expand_axes(trace.keys))
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
         """Return whether a product sums activations of scores x with one number for each, as an indexer does that scores keys.
@@ -492,6 +521,10 @@ class HandwrittenTracker(Traces):
             and self.find_summed_axes(trace.dims, x, product) != keys
         ):
             return False
+        if product is not None:
+            place = 0 if product.operands[0] is x else 1
+            if mixes_within_tokens(frames, product, product.list_rows(place)):
+                return False
         shared, summed = find_axes(name, args, operands, x)
         along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)

@@ -17,7 +17,7 @@ from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.handwritten.ancestor_search import has_fewer_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
@@ -113,6 +113,35 @@ def find_roles(table: AxisTable, form: ScoreForm, q: Tensor, q_dims: Dims, dims:
     return None
 
 
+def is_attention(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether roles are those of attention: no matrix to some power, no generated weights, values that queries share."""
+    return not (is_matrix_power(roles) or has_values_of_each_query(table, roles) or are_keys_generated(frames, table, roles))
+
+
+def has_values_of_each_query(table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether each query has values of its own, or keys have rows that neither queries nor values have.
+
+    So it is where a matrix of each point, a sum of matrices with its own weights, is multiplied with the point.
+    """
+    q, k, v = (list_axes(table, dims) for dims in (roles.q_dims, roles.k_dims, roles.v_dims))
+    of_output = list_axes(table, roles.dims) - roles.features - roles.keys
+    own = (q & of_output) - k
+    return bool((k & of_output) - q - v) or (bool(own & v) and own <= v)
+
+
+def mixes_within_tokens(frames: list[ModuleFrame], product: LabelledProduct, labels: Labels) -> bool:
+    """Return whether the rows with these labels are parts of each token, as the streams of hyper-connections.
+
+    So it is where a product has a matrix for each token of an input, ids (b, t) or (b, t, c), and no input has as many rows.
+    """
+    batch = [label for label in product.result if all(label in one for one in product.labels)]
+    count, rows = (math.prod(map(product.get_size, one)) for one in (batch, labels))
+    inputs = (x for frame in frames for x in frame.input_tensors)
+    shapes = [x.shape for x in inputs if x.dim() == 3 or (x.dim() == 2 and not x.is_floating_point())]
+    are_tokens = any(rows in shape for shape in shapes)
+    return not are_tokens and any(count == shape[0] * shape[1] for shape in shapes)
+
+
 def are_keys_generated(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether keys were made of fewer tokens than there are keys, as weights are that a hypernetwork generates."""
     keys, rest = select_axes(table, roles.k_dims, roles.keys), roles.features | roles.keys
@@ -128,13 +157,13 @@ def is_matrix_power(roles: ChainRoles) -> bool:
 
 
 def is_transposed(x: Tensor, x_dims: Dims, y: Tensor, y_dims: Dims, axes: set[int]) -> bool:
-    """Return whether x is y transposed, with the same axes along other dimensions."""
+    """Return whether x is y, or a part of the same tensor, transposed: with the same axes along other dimensions."""
     first, second = (
         [stride for stride, own in zip(one.stride(), dims, strict=True) if axes & set(own)]
         for one, dims in ((x, x_dims), (y, y_dims))
     )
     try:
-        return first != second and x.data_ptr() == y.data_ptr()
+        return first != second and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor without storage, as those of torch.func
         return False
 

@@ -20,10 +20,10 @@ from regard.observe.interception.handwritten.linear_attention import (
     CHANGED,
     ChainRoles,
     LinearCall,
-    are_keys_generated,
     find_roles,
     has_moved_axes,
-    is_matrix_power,
+    is_attention,
+    mixes_within_tokens,
     read_call,
 )
 from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS
@@ -100,6 +100,8 @@ class LinearContexts:
         is_running = trace.form is not None and trace.form.has_running_sum
         if not is_running and not is_feature_map(frames, queries):
             return False
+        if not is_running and mixes_within_tokens(frames, product, product.list_rows(1 - place)):
+            return False
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
                 if not multiplies_features(frames, x):
@@ -107,7 +109,7 @@ class LinearContexts:
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
             dims = product.build_dims(table, {place: trace.dims})
             roles = find_roles(table, trace.form, q, dims[1 - place], dims[2])
-            if roles is None or not roles.k.numel() or is_matrix_power(roles) or are_keys_generated(frames, table, roles):
+            if roles is None or not roles.k.numel() or not is_attention(frames, table, roles):
                 return False
             has_maps = not is_running or roles.is_causal or is_feature_map(frames, queries)
             if not has_maps or not (roles.is_causal or has_feature_map(frames, roles.k, x)):

@@ -2,7 +2,7 @@
 
 That scores times values are attention, and not any algebra of three tensors, is known by one of
 - a causal mask: the scores of later keys are 0;
-- rows that were divided by their sums;
+- rows that were divided by their sums, or by the number of keys;
 - feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
 """
 
@@ -18,9 +18,9 @@ from regard.observe.interception.handwritten.labelled_product import LabelledPro
 from regard.observe.interception.handwritten.linear_attention import (
     TITLE,
     ChainRoles,
-    are_keys_generated,
-    is_matrix_power,
+    is_attention,
     list_axes,
+    mixes_within_tokens,
 )
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
@@ -45,17 +45,20 @@ def find_roles_of_scores(
     sides = ((form.a, form.a_dims), (form.b, form.b_dims))
     if not keys or (keys <= a) == (keys <= b) or keys & a & b:
         return None  # the summed axis is not of the keys alone
+    if mixes_within_tokens(frames, product, [label for label in product.labels[place] if label not in product.result]):
+        return None
     (q, q_dims), (k, k_dims) = sides if keys <= b else sides[::-1]
     v, v_dims = product.operands[1 - place], dims[1 - place]
     features = (a & b) - of_scores
     queries = (a | b) & of_scores - keys - (a & b)
     scores = arrange_scores(table, x, trace.dims, queries, keys)
-    is_causal = scores is not None and has_later_zeros(scores)
-    has_weights = is_causal or (scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores))
+    is_causal = scores is not None and any(map(is_table, form.steps)) and has_later_zeros(scores)
+    has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
+    has_weights = is_causal or has_unit_sums or divides_by_count(table, form, keys)
     if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
         return None
     roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal)
-    return None if is_matrix_power(roles) or are_keys_generated(frames, table, roles) else roles
+    return roles if is_attention(frames, table, roles) else None
 
 
 def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:
@@ -101,6 +104,13 @@ def divides_rows(table: AxisTable, form: ScoreForm, queries: set[int]) -> bool:
     """Return whether scores were multiplied or divided by a tensor with a number for each query."""
     steps = [step for step in form.steps if step.kind is StepKind.MULTIPLY and isinstance(step.operand, Tensor)]
     return any(queries <= list_axes(table, step.dims) for step in steps)
+
+
+def divides_by_count(table: AxisTable, form: ScoreForm, keys: set[int]) -> bool:
+    """Return whether scores were divided by the number of keys, as those of non-local blocks. https://arxiv.org/abs/1711.07971"""
+    count = math.prod(table.get_sizes([*keys]))
+    factors = [step.operand for step in form.steps if step.kind is StepKind.MULTIPLY]
+    return any(isinstance(one, float) and math.isclose(one * count, 1) for one in factors)
 
 
 def has_unit_rows(scores: Tensor) -> bool:
