@@ -20,7 +20,7 @@ from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
 from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_role
-from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker, is_outer_product
+from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
@@ -75,7 +75,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             elif wrapper is None and (
                 role in STARTS
                 or self.tracker.may_follow_any(args, kwargs)
-                or (role is Role.MULTIPLY and is_outer_product(args, outputs))
+                or (role is Role.MULTIPLY and self.tracker.entry_products.can_add(args, outputs))
             ):
                 handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
             if handwritten_call is not None and isinstance(result, Tensor):

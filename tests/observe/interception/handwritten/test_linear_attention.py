@@ -113,6 +113,7 @@ NOT_CAUSAL: dict[str, Form] = {
     "a sum of entries": sum_entries,
     "sums of entries that keep their axes": sum_entries_and_keep_their_axes,
     "means of entries": average_entries,
+    "entries times a number": lambda q, k, v: q @ (k.unsqueeze(-1) * v.unsqueeze(-2) / T).sum(2),
     "softmaxes over features": weigh_features_by_softmax,
     "a softmax over features of queries": weigh_features_of_queries_by_softmax,
     "softmaxes over features, tokens last": weigh_features_by_softmax_tokens_last,
@@ -157,7 +158,27 @@ def average_entries_of_running_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q[..., None] * (k[..., :, None] * v[..., None, :]).cumsum(dim=-3)).mean(-2)
 
 
+PLACES = torch.arange(1, T + 1).view(T, 1, 1)
+
+
+def sum_up_products(k: Tensor, v: Tensor) -> Tensor:
+    return (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(2)
+
+
+CHANGED_ENTRIES: dict[str, Form] = {  # which a factor changes, before or after their running sum, or that are written in place
+    "in place": lambda q, k, v: sum_up_products(k, v).mul_(q.unsqueeze(-1)).sum(-2),
+    "running sums over their number": lambda q, k, v: (sum_up_products(k, v) / PLACES * q.unsqueeze(-1)).sum(-2),
+    "products over their number": lambda q, k, v: (q.unsqueeze(-1) * sum_up_products(k, v) / PLACES).sum(-2),
+    "a factor in place": lambda q, k, v: (sum_up_products(k, v).mul_(0.5) * q.unsqueeze(-1)).mul_(3).sum(-2),
+    "a factor of each product": lambda q, k, v: (
+        ((k.unsqueeze(-1) * v.unsqueeze(-2)).mul_(0.5) * (1 / PLACES)).cumsum(2) * q.unsqueeze(-1)
+    ).sum(-2),
+    "a factor that broadcasts first": lambda q, k, v: (2 * (1 / PLACES) * (sum_up_products(k, v) * q[..., None])).sum(-2),
+}
+
+
 CAUSAL: dict[str, Form] = {
+    **CHANGED_ENTRIES,
     "einsum": sum_up_outer_products,
     "entries": sum_up_entries,
     "entries of values first": sum_up_entries_of_values_first,
@@ -196,6 +217,10 @@ def average_over_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores / scores.shape[-1] @ v
 
 
+def average_over_keys_by_a_tensor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / torch.tensor(float(k.shape[-2]))) @ v
+
+
 SCORED: dict[str, Form] = {
     "scaled": multiply_scores,
     "divided": divide_scores,
@@ -203,6 +228,7 @@ SCORED: dict[str, Form] = {
     "normalized": normalize_scores,
     "of softmaxes over features": score_softmaxes,
     "divided by their number": average_over_keys,
+    "divided by a tensor of their number": average_over_keys_by_a_tensor,
 }
 
 
@@ -316,7 +342,7 @@ def test_scores_of_feature_maps_that_are_multiplied_with_values_are_recorded(for
     check_map(Mixer(SCORED[form], F.softplus), torch.randn(B, T, 11), torch.randn(B, T + 4, 11))
 
 
-@pytest.mark.parametrize("form", [divide_scores, average_over_keys])
+@pytest.mark.parametrize("form", [divide_scores, average_over_keys, average_over_keys_by_a_tensor])
 def test_scores_that_are_divided_by_their_sums_or_their_number_need_no_feature_maps(form):
     check_map(Mixer(form, nn.Identity()), torch.randn(B, T, 11))
 

@@ -79,7 +79,7 @@ def test_a_module_whose_place_in_the_model_is_called_attention_is_missed_too(nam
 
 
 class DotProduct(nn.Module):
-    """Scores that are multiplied with values as they are, as in a non-local block. https://arxiv.org/abs/1711.07971"""
+    """Scaled scores that are multiplied with values as they are, without feature maps and not divided by their number."""
 
     def __init__(self, name):
         super().__init__()
@@ -88,7 +88,7 @@ class DotProduct(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, (k, v) = getattr(self, self.name)(x), self.other(x).chunk(2, -1)
-        return (q @ k.mT / x.shape[1]) @ v
+        return (q @ k.mT / 8**0.5) @ v
 
 
 @pytest.mark.parametrize(("name", "is_missed"), [("to_q", True), ("first", False)])

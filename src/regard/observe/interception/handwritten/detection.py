@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_call import find_edge_sum
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
+from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import (
@@ -109,7 +109,7 @@ class HandwrittenTracker(Traces):
         super().__init__()
         self.used = UsedWeights()
         self.edges = EdgeExponentials()
-        self.entry_products = WeakTensorKeyDictionary()  # what was multiplied entry by entry, to be summed
+        self.entry_products = EntryProducts()
         self.linear = LinearContexts()
 
     def clear(self) -> None:
@@ -154,7 +154,7 @@ class HandwrittenTracker(Traces):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
-        if role is Role.SUM and self.entry_products and tensors[0] in self.entry_products:
+        if role is Role.SUM and self.entry_products.find(tensors[0]):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
             traced = self.find_all(tensors)
@@ -164,8 +164,7 @@ class HandwrittenTracker(Traces):
             self.follow_softmax(frames[-1], role, name, args, kwargs, traced, results[0])
         elif not traced:
             if role is Role.MULTIPLY:
-                if is_outer_product(args, results[0]):
-                    self.add_entry_product(name, args, results[0])
+                self.entry_products.add(name, args, [], results[0])
             elif strip_affixes(name) in EDGE_SUMS:
                 return self.follow_edges(frames[-1], name, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
@@ -179,7 +178,7 @@ class HandwrittenTracker(Traces):
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
             if role is Role.MULTIPLY and may_be_read:
-                self.add_entry_product(name, args, results[0])
+                self.entry_products.add(name, args, traced, results[0])
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
                 trace = trace._replace(moved=keep_places(trace, name, args, kwargs, x, results))
@@ -305,7 +304,7 @@ class HandwrittenTracker(Traces):
                 else:
                     self.start_scores(frames, y, (token_operands[0], token_operands[1]), product)
             elif product is not None and product.added is None:
-                self.entry_products[y] = product  # k @ vᵀ of one token
+                self.entry_products.put(y, product)  # k @ vᵀ of one token
         elif traced:
             x, trace = traced[0]
             if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
@@ -390,27 +389,24 @@ class HandwrittenTracker(Traces):
         if pair is not None:
             self.start_scores(frames, y, pair)
 
-    def add_entry_product(self, name: str, args: Any, y: Tensor) -> None:
-        """Keep the tensors that were multiplied entry by entry to y, until it is summed or freed."""
-        if strip_affixes(name) in PRODUCTS and not is_in_place(name) and all(isinstance(x, Tensor) for x in args):
-            self.entry_products[y] = label_entries(*args)
-
     def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
         """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.
 
         Those of keys with values are summed over tokens, and those of queries with such sums over features. A running sum keeps
         all axes of x, which is followed itself.
         """
-        entries = self.entry_products[x]
-        traced, product = self.find_all([*entries.operands]), label_sum(entries, name, args, kwargs)
-        if traced:
-            return self.linear.start_call(frames, self.table, "mul and sum", product, [], *traced[0], y)
-        if all(has_tokens(frames[-1], one) for one in entries.operands):
-            if product is not None:
-                self.start_scores(frames, y, entries.operands, product)
-                return True
-            if strip_affixes(name) == "cumsum":
-                self.start_scores(frames, x, entries.operands, entries)
+        for product, traced, factors in self.entry_products.find(x):
+            is_running = strip_affixes(name) == "cumsum" and not traced
+            summed = product if is_running else label_sum(product, name, args, kwargs)
+            if summed is None or not all(set(labels) <= set(summed.result) for _, labels in factors):
+                continue
+            if traced:
+                operand, trace = traced[0]
+                if self.linear.start_call(frames, self.table, "mul and sum", summed, factors, operand, trace, y):
+                    return True
+            elif all(has_tokens(frames[-1], one) for one in product.operands):
+                self.start_scores(frames, x if is_running else y, product.operands, summed, factors)
+                return not is_running
         return False
 
     def follow_edges(self, frame: ModuleFrame, name: str, tensors: list[Tensor]) -> HandwrittenCall | None:
@@ -427,11 +423,16 @@ class HandwrittenTracker(Traces):
         y: Tensor,
         pair: Pair | None,
         product: LabelledProduct | None = None,
+        factors: Factors | None = None,
     ) -> None:
-        """Start following scores of a pair of tensors, with their formula if they are a product of the two."""
+        """Start following scores of a pair of tensors, with their formula if they are a product of the two, and of factors."""
         form = None if product is None else start_form(self.table, product)
         if form is not None and len(form.dims) != y.dim():
             form = None
+        if form is not None and product is not None:
+            axes = dict(zip(product.result, form.dims, strict=True))
+            for factor, labels in factors or []:
+                form = form.add_step(StepKind.MULTIPLY, factor, tuple(axes[label] for label in labels))
         dims = self.table.add_dims(y.shape) if form is None else form.dims
         properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
         sources = None if pair is None else has_separate_sources(frames, *pair)
@@ -631,11 +632,6 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
-
-
-def is_outer_product(args: Any, y: Tensor) -> bool:
-    """Return whether y has more entries than each of two tensors that were multiplied entry by entry."""
-    return isinstance(args[-1], Tensor) and y.dim() > 2 and max(map(Tensor.numel, args)) < y.numel()
 
 
 def list_followable(result: Any) -> list[Tensor]:

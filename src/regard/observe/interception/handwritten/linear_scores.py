@@ -110,7 +110,8 @@ def divides_by_count(table: AxisTable, form: ScoreForm, keys: set[int]) -> bool:
     """Return whether scores were divided by the number of keys, as those of non-local blocks. https://arxiv.org/abs/1711.07971"""
     count = math.prod(table.get_sizes([*keys]))
     factors = [step.operand for step in form.steps if step.kind is StepKind.MULTIPLY]
-    return any(isinstance(one, float) and math.isclose(one * count, 1) for one in factors)
+    numbers = [float(one) for one in factors if isinstance(one, float) or (isinstance(one, Tensor) and one.numel() == 1)]
+    return any(math.isclose(one * count, 1) for one in numbers)
 
 
 def has_unit_rows(scores: Tensor) -> bool:
