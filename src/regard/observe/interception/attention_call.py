@@ -68,6 +68,7 @@ class CallAdapter:
     read_weights: Callable[[Any], Tensor | None] | None = None  # result to the weights (b, h, q, k) of the caller's own code
     is_reversible: bool = True  # whether a result that was converted to a context and back is the same to the bit
     replace_weights: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
+    places: Tensor | None = None  # of the result's entries in (b, h, q, e), if a call without a softmax is dispatched later
     divisor: Tensor | None = None  # the sums of the weights that the result is yet to be divided by, of the result's shape
 
 

@@ -118,6 +118,8 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Pass the linear attention of a module that ends to the watchers."""
         for found in self.tracker.linear.take_calls(frame):
             dispatch_call(found.kernel, lambda: None, found.read)
+            if found.roots:
+                self.tracker.used.add_call(found.roots, list_owners(), STATE.frames)
 
     def report_undivided(self) -> None:
         """Report each call whose context was not divided by the sums of its weights, as its map is."""
@@ -141,20 +143,29 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def intercept_handwritten(self, call: HandwrittenCall, result: Tensor) -> Tensor:
         """Intercept attention that is written out by hand, whose last product has just been computed."""
-        kernel, undivided = f"by hand: {call.steps}", []
+        kernel, undivided, postponed = f"by hand: {call.steps}", [], []
 
         def read_call() -> tuple[AttentionCall | RecurrenceCall, CallAdapter]:
             found, adapter = read_handwritten_call(call, self.tracker.table, result)
             if isinstance(found, AttentionCall) and adapter.divisor is not None:
                 undivided.append((found, adapter.divisor))
+            elif isinstance(found, RecurrenceCall) and adapter.places is not None:
+                self.tracker.linear.add_activated_call(STATE.frames, found, adapter.places, result, call.trace.roots)
+                postponed.append(found)
             return found, adapter
 
         context: Tensor = dispatch_call(kernel, lambda: result, read_call)
-        owners = [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
+        owners = list_owners()
         for found, divisor in undivided:
             self.undivided.add(context, found, divisor, owners)
-        self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
+        if not postponed:
+            self.tracker.used.add_call(call.trace.roots, owners, STATE.frames)
         return context
+
+
+def list_owners() -> list[tuple[Any, str]]:
+    """Return the watchers of the running modules, each with its name for the innermost one that it watches."""
+    return [(watcher, name) for watcher in STATE.watchers if (name := find_name(watcher)) is not None]
 
 
 @cache

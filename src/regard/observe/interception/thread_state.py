@@ -257,7 +257,8 @@ def dispatch_call(
     with InterceptionPause():
         if isinstance(call, AttentionCall):
             return call_next(STATE.watchers.copy(), call, adapter)
-        dispatch_recurrence(call)
+        if adapter.places is None:
+            dispatch_recurrence(call)
         return adapter.run()
 
 

@@ -62,18 +62,19 @@ ONE_PRODUCT = {
 }
 
 
-def build_own(form) -> nn.Sequential:
+def build_own(form, activate=lambda s: s.softmax(-1)) -> nn.Sequential:
     torch.manual_seed(5)
-    return nn.Sequential(Own((lambda q, k, v, r: form(scores(q, k).softmax(-1), k, v, r), Relative())))
+    return nn.Sequential(Own((lambda q, k, v, r: form(activate(scores(q, k)), k, v, r), Relative())))
 
 
 def run(model: nn.Module):
     return model(torch.randn(B, T, C))
 
 
+@pytest.mark.parametrize("activate", [lambda s: s.softmax(-1), torch.sigmoid], ids=["softmax", "sigmoid"])
 @pytest.mark.parametrize("form", TWO_PRODUCTS.values(), ids=TWO_PRODUCTS)
-def test_a_second_product_of_weights_has_a_note(form):
-    recording, _ = record_and_compare(build_own(form), run)
+def test_a_second_product_of_weights_has_a_note(form, activate):
+    recording, _ = record_and_compare(build_own(form, activate), run)
     assert len(recording.calls) == 1
     assert len(recording.notes) == 1
     assert recording.notes[0].startswith(f"0: {MULTIPLIED.split('{')[0]}")

@@ -23,6 +23,7 @@ class Own(nn.Module):
     def __init__(self, weigh, parts=()):
         super().__init__()
         self.project, self.weigh, self.parts = nn.Linear(C, 3 * C), weigh, nn.ModuleList(build() for build in parts)
+        self.multiply = torch.matmul
 
     def forward(self, x, cache=None):
         q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
@@ -30,7 +31,7 @@ class Own(nn.Module):
             k, v = (torch.cat([*earlier, new], 2) for earlier, new in ((cache[0], k), (cache[1], v)))
             cache[0], cache[1] = [k], [v]
         self.seen = self.weigh(q, k, *self.parts)
-        return (self.seen @ v).transpose(1, 2).flatten(2)
+        return self.multiply(self.seen, v).transpose(1, 2).flatten(2)
 
 
 def score(q, k):
@@ -263,3 +264,91 @@ def test_keys_that_each_query_picks_are_the_mask_of_a_softmax(name):
     recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C, dtype=torch.float64)))
     assert (recording.map(0).dense() - model[0].seen).abs().max() < EQUAL
     assert f"it is {'top-k' if name == 'topk' else 'sorted'} attention" in recording.notes[0]
+
+
+class Divided(nn.Module):
+    """Weights that an activation makes of scores, whose product with the values is changed; `context` is what it is then."""
+
+    def __init__(self, activate, change):
+        super().__init__()
+        self.project, self.activate, self.change = nn.Linear(C, 3 * C), activate, change
+
+    def forward(self, x):
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        self.seen = self.activate(score(q, k))
+        context = self.change(self.seen, v)
+        self.context = context.detach().clone()
+        v.data.zero_()
+        return context.transpose(1, 2).flatten(2)
+
+
+def total(weights):
+    return weights.sum(-1, keepdim=True)
+
+
+def divide_in_place(weights, v):
+    context = weights @ v
+    context /= total(weights) + 1e-6
+    return context
+
+
+def divide_by_column_of_ones(weights, v):
+    context = weights @ F.pad(v, (0, 1), value=1.0)
+    return context[..., :-1] / context[..., -1:].clamp(min=1e-9)
+
+
+ACTIVATIONS = {  # positive ones
+    "relu": lambda s: (s + 2).relu(),
+    "sigmoid": torch.sigmoid,
+    "squared relu": lambda s: hide(s + 2, -9).relu().square(),
+    "softplus, which is stored": F.softplus,
+    "without keys for the first queries": lambda s: (s + 1).relu().tril(-2),
+}
+CHANGES = {
+    "divided": lambda w, v: (w @ v) / (total(w) + 1e-9),
+    "divided in place": divide_in_place,
+    "a column of ones": divide_by_column_of_ones,
+    "multiplied by reciprocals": lambda w, v: (1 / total(w).clamp(min=1e-6)) * (w @ v),
+    "with heads side by side": lambda w, v: ((w @ v).transpose(1, 2) / (total(w).transpose(1, 2) + 1e-9)).transpose(1, 2),
+    "by einsum": lambda w, v: torch.einsum("bhqd,bhq->bhqd", w @ v, 1 / (w.sum(-1) + 1e-9)),
+    "over the number of keys": lambda w, v: (w @ v) / T,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activated_scores_are_recorded_as_their_product_with_values_is_divided(activation, change):
+    torch.manual_seed(3)
+    model = nn.Sequential(Divided(ACTIVATIONS[activation], CHANGES[change])).double().eval()
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C, dtype=torch.float64)))
+    found = recording.map(0, kind="implicit")
+    torch.testing.assert_close(found.dense() @ found.values, model[0].context, rtol=0, atol=EQUAL)
+    assert found.certificate().error < EQUAL
+
+
+def test_a_norm_of_each_row_is_no_part_of_activated_scores():
+    def norm(weights, v):
+        context = weights @ v
+        return context * context.square().mean(-1, keepdim=True).rsqrt()
+
+    model = nn.Sequential(Divided(torch.sigmoid, norm)).double()
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, C, dtype=torch.float64)))
+    assert (recording.map(0, kind="implicit").dense() - model[0].seen).abs().max() < EQUAL
+
+
+def test_the_steps_of_a_generation_are_divided_each_by_their_own_sums():
+    torch.manual_seed(2)
+    part, x, cache = Own(lambda q, k: hide(score(q, k)).sigmoid()), torch.randn(B, 13, C).double(), [[], []]
+    part.multiply = lambda weights, v: (weights @ v) / total(weights)
+    model = nn.Sequential(part).double()
+    model.forward = lambda x, cache=None: model[0](x, cache)
+    with torch.no_grad(), record(model) as recording:
+        for rows in (x[:, :7], x[:, 7:9], *x[:, 9:].split(1, 1)):
+            model(rows, cache)
+    model(x)
+    assert len(recording.runs) == 1
+    assert not recording.missed
+    expected = part.seen / total(part.seen)
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL

@@ -133,7 +133,12 @@ def read_grouped_call(
         context = table.arrange(result, dims, four)
         kernel = f"by hand: {product_call.steps}"
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
-        return other, CallAdapter(lambda: result)
+        adapter = CallAdapter(lambda: result)
+        if weights.activated is not None:
+            with suppress(Exception):  # of an unusual layout, in which a division is not followed
+                places = torch.arange(context.numel(), device=context.device).view(context.shape)
+                adapter.places = table.restore(places, four, dims, result.shape)
+        return other, adapter
 
     def read_context(out: Tensor) -> Tensor:
         context = table.arrange(out, dims, four)

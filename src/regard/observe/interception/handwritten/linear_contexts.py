@@ -30,6 +30,7 @@ from regard.observe.interception.handwritten.score_form import COPIES, FUSED, PE
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
+from regard.observe.interception.handwritten.unnormalized_call import ActivatedCall
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
@@ -40,7 +41,7 @@ KERNEL = "by hand: linear attention, {}"
 class PlacedEntries(NamedTuple):
     """A call, and the places in its first output (b, h, q, e) of the entries of a tensor that was made of that."""
 
-    call: LinearCall
+    call: LinearCall | ActivatedCall
     places: Tensor
 
 
@@ -49,8 +50,9 @@ class FoundCall(NamedTuple):
 
     frame: "weakref.ref[ModuleFrame]"
     kernel: str
-    call: LinearCall | None
+    call: LinearCall | ActivatedCall | None
     reason: str = ""
+    roots: int = 0  # of its weights, if it has any
 
     def read(self) -> tuple[RecurrenceCall, CallAdapter]:
         """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
@@ -144,6 +146,14 @@ class LinearContexts:
         self.add_call(frames, call, places, product, factors, y)
         return True
 
+    def add_activated_call(
+        self, frames: list[ModuleFrame], call: RecurrenceCall, places: Tensor, y: Tensor, roots: int
+    ) -> None:
+        """Add a call of activated scores with output y, whose entries have these places in (b, h, q, e)."""
+        activated = ActivatedCall.copy_call(call)
+        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, activated, roots=roots))
+        self.contexts[y] = PlacedEntries(activated, places)
+
     def add_call(
         self,
         frames: list[ModuleFrame],
@@ -210,7 +220,10 @@ class LinearContexts:
         if not torch.equal(factor, factor[:, :1].expand(factor.shape)):
             return False  # a gate of each channel
         shape = call.row_scale.shape
-        call.row_scale = call.row_scale * factor[:, 0].view(shape)
+        of_rows = factor[:, 0].view(shape)
+        if isinstance(call, ActivatedCall) and not call.can_multiply(of_rows):
+            return False
+        call.row_scale = call.row_scale * of_rows
         call.outputs, call.columns = outputs.view(*shape, -1), grid[0]
         return True
 

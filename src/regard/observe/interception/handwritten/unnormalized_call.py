@@ -5,7 +5,7 @@ mixed, is solved for from the model's own weights of the same forward, and the f
 differ, or no formula is known, the weights themselves are stored.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.linear_attention import TITLE
 from regard.observe.interception.handwritten.score_formula import bound_products, collect_parts, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.handwritten.undivided_contexts import NEAR
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
@@ -40,6 +41,81 @@ ACTIVATION_NAMES: dict[tuple[str, ...], str] = {  # by the functions of torch an
     (IDENTITY,): IDENTITY,
 }
 QUADRATIC = ("squared relu", "square")
+
+
+@dataclass(eq=False)
+class ActivatedCall:
+    """A call of activated scores, and its output (b, h, q, e) as far as it was followed.
+
+    columns are those of the values that the output has; row_scale is (b, h, q).
+    """
+
+    call: RecurrenceCall
+    factors: RecurrenceFactors
+    outputs: Tensor
+    columns: Tensor
+    row_scale: Tensor
+
+    @classmethod
+    def copy_call(cls, call: RecurrenceCall) -> "ActivatedCall":
+        """Return a call with copies of its tensors, which the layer may write into before its output has been followed."""
+        factors = call.read()
+        tensors = {name: x.clone() for name, x in factors.mechanism.tensors.items()}
+        outputs = factors.outputs.clone()
+        return cls(
+            call=call,
+            factors=replace(factors, mechanism=factors.mechanism.replace_tensors(tensors), values=factors.values.clone()),
+            outputs=outputs,
+            columns=torch.arange(outputs.shape[3], device=outputs.device),
+            row_scale=outputs.new_ones(outputs.shape[:3], dtype=score_dtype(outputs.dtype)),
+        )
+
+    @property
+    def kernel(self) -> str:
+        """The functions that ran."""
+        return self.call.kernel
+
+    @property
+    def v(self) -> Tensor:
+        """The values (b, h, k, e)."""
+        return self.factors.values
+
+    def can_multiply(self, factor: Tensor) -> bool:
+        """Return whether factors (b, h, q) are one number, or divide rows by the sums of their weights up to an epsilon.
+
+        Those of a norm of each row are no part of the weights.
+        """
+        if not factor.numel() or bool((factor == factor.flatten()[0]).all()):
+            return True
+        mechanism = self.factors.mechanism
+        if isinstance(mechanism, StoredMatrix):
+            rows = sample_evenly(mechanism.entries)
+            sums = mechanism.entries[:, :, rows].double().sum(-1)
+        else:
+            assert isinstance(mechanism, ScoredMatrix)
+            rows = sample_evenly(mechanism.q)
+            sums = compute_activation(mechanism, rows).sum(-1)
+            sums = sums if mechanism.row_scale is None else sums * mechanism.row_scale.expand_as(factor)[:, :, rows]
+        divided = sums * (factor * self.row_scale)[:, :, rows]
+        return bool((((divided - 1).abs() <= NEAR) | (sums == 0)).all())
+
+    def read(self) -> RecurrenceCall:
+        """Return the call in terms of a recording, with the factors of its rows."""
+        if bool((self.row_scale == 1).all()) and len(self.columns) == self.v.shape[3]:
+            return replace(self.call, read=lambda: replace(self.factors, outputs=self.outputs))
+        mechanism, values = self.factors.mechanism, self.v[..., self.columns]
+        if isinstance(mechanism, StoredMatrix):
+            entries = mechanism.entries * self.row_scale.unsqueeze(-1).to(mechanism.entries.dtype)
+            mechanism = replace(mechanism, entries=entries)
+        else:
+            assert isinstance(mechanism, ScoredMatrix)
+            scale = self.row_scale if mechanism.row_scale is None else self.row_scale * mechanism.row_scale
+            mechanism = replace(mechanism, row_scale=scale)
+        state, (n, t) = sample_state(values), (self.outputs.shape[2], values.shape[2])
+        factors = replace(self.factors, mechanism=mechanism, values=values, outputs=self.outputs, state=state)
+        return replace(
+            self.call, initial_state=sample_state(values[:, :, : t - n]) if 0 < n < t else None, read=lambda: factors
+        )
 
 
 def build_unnormalized_call(
