@@ -210,7 +210,11 @@ class Transitions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if "tokens" in self.style:
-            made = torch.stack(self.of_tokens(x).chunk(3, -1))
+            parts = self.of_tokens(x).chunk(3, -1)
+            if "alone" in self.style:
+                one, two, three = (part.exp() / part.exp().sum(-1, keepdim=True) for part in parts)
+                return one @ (two @ three) if "last" in self.style else one @ two @ three
+            made = torch.stack(parts)
         else:
             made = self.project(x if "each token" in self.style else x.mean(1)).unflatten(-1, (3, K, K)).movedim(-3, 0)
         made = made.softmax(-1) if "softmax" in self.style else made.relu() + 1e-3
@@ -336,6 +340,7 @@ def list_modules() -> dict[str, nn.Module]:
         Transitions: [
             *("softmax", "softmax, last first", "softmax, power", "relu", "softmax of each token", "relu of each token"),
             *("relu of each token, last first", "relu of tokens", "relu of tokens, last first", "softmax of tokens"),
+            *("exponentials of tokens, each alone", "exponentials of tokens, each alone, last first"),
         ],
         Skinning: ["of one cloud", "of a batch"],
         Streams: ["of each stream", "as in a Sinkhorn iteration", "softmax", "sigmoid", "mixed alone"],

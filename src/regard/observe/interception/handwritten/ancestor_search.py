@@ -12,6 +12,22 @@ MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
 MAX_JOINS = 3  # within each other, in a feature map
 CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
+VIEWED = {  # functions whose results are views
+    *(
+        "chunk",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "getitem",
+        "select",
+        "narrow",
+        "view",
+        "unflatten",
+        "unsqueeze",
+        "squeeze",
+    ),
+    *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
+}
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
@@ -198,6 +214,32 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
             if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
                 return True
     return False
+
+
+def find_projection(frames: list[ModuleFrame], x: Tensor) -> int | None:
+    """Return the id of the tensor that a module or a product made and whose parts, changed entry by entry, x is.
+
+    None if its entries may have another order in memory.
+    """
+    one = weakref.ref(x)
+    for frame in reversed(frames):
+        for _ in range(MAX_STEPS):
+            makers = frame.find_makers(one)
+            if not makers:
+                break  # an argument of the module
+            maker = makers[-1]
+            if is_end(maker) and not is_activation(maker):
+                return id(one)
+            if not (is_activation(maker) or keeps_order(maker.name)) or not maker.given:
+                return None
+            one = maker.given[maker.sizes.index(max(maker.sizes))]
+    return None
+
+
+def keeps_order(name: str) -> bool:
+    """Return whether the results of a function have the order in memory of its largest argument: no copy to another one."""
+    is_by_entry = infer_role(name) in (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
+    return is_by_entry or strip_affixes(name) in VIEWED
 
 
 def has_fewer_rows(frames: list[ModuleFrame], x: Tensor, rows: int) -> bool:

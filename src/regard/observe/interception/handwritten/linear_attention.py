@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.handwritten.ancestor_search import has_fewer_rows
+from regard.observe.interception.handwritten.ancestor_search import find_projection, has_fewer_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
@@ -114,8 +114,35 @@ def find_roles(table: AxisTable, form: ScoreForm, q: Tensor, q_dims: Dims, dims:
 
 
 def is_attention(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
-    """Return whether roles are those of attention: no matrix to some power, no generated weights, values that queries share."""
-    return not (is_matrix_power(roles) or has_values_of_each_query(table, roles) or are_keys_generated(frames, table, roles))
+    """Return whether roles are those of attention: no products of matrices, no generated weights, values that queries share."""
+    is_product = is_matrix_power(roles) or multiplies_rows_and_columns(frames, table, roles)
+    return not (is_product or has_values_of_each_query(table, roles) or are_keys_generated(frames, table, roles))
+
+
+def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, roles: ChainRoles) -> bool:
+    """Return whether parts of one projection have tokens as rows in one part and as columns in another: matrices in a row."""
+    queries = list_axes(table, roles.q_dims) & list_axes(table, roles.dims) - list_axes(table, roles.k_dims)
+    width = list_axes(table, roles.v_dims) & list_axes(table, roles.dims) - list_axes(table, roles.k_dims)
+    parts = (
+        (roles.q, roles.q_dims, queries, roles.features),
+        (roles.k, roles.k_dims, roles.keys, roles.features),
+        (roles.v, roles.v_dims, roles.keys, width),
+    )
+    orders: dict[int, bool] = {}  # whether tokens are rows, by the projection
+    for x, dims, tokens, features in parts:
+        of_tokens, of_features = (find_stride(table, x, dims, axes) for axes in (tokens, features))
+        projection = find_projection(frames, x)
+        if projection is None or of_tokens is None or of_features is None:
+            continue
+        if orders.setdefault(projection, of_tokens > of_features) != (of_tokens > of_features):
+            return True
+    return False
+
+
+def find_stride(table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> int | None:
+    """Return the least stride of the dimensions of x with some axes; None if it has none of them."""
+    own = zip(x.stride(), table.expand_dims(dims), strict=True)
+    return min((stride for stride, one in own if axes & set(one)), default=None)
 
 
 def has_values_of_each_query(table: AxisTable, roles: ChainRoles) -> bool:
