@@ -347,6 +347,12 @@ def test_scores_that_are_divided_by_their_sums_or_their_number_need_no_feature_m
     check_map(Mixer(form, nn.Identity()), torch.randn(B, T, 11))
 
 
+def test_the_number_of_keys_counts_in_float32_too():
+    mixer = Mixer(lambda q, k, v: (q @ k.mT / torch.tensor(T, dtype=torch.float32)) @ v, nn.Identity()).float()
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11, dtype=torch.float32)))
+    assert [call.map.shape for call in recording.calls] == [(B, H, T, T)]
+
+
 @given(st.integers(1 - T, T - 1), st.sampled_from([torch.tril, torch.triu]))
 def test_scores_on_one_side_of_any_diagonal_are_recorded(diagonal, hide):
     mixer = Mixer(lambda q, k, v: hide(q @ k.mT, diagonal=diagonal) @ v, F.softplus)

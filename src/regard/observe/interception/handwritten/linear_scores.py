@@ -28,6 +28,7 @@ from regard.observe.interception.handwritten.traces import ActivatedScores, Trac
 from regard.observe.interception.provenance import ModuleFrame
 
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
+ROUNDED = 1e-6  # of one over the number of keys, in float32
 ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its terms
 
 
@@ -111,7 +112,7 @@ def divides_by_count(table: AxisTable, form: ScoreForm, keys: set[int]) -> bool:
     count = math.prod(table.get_sizes([*keys]))
     factors = [step.operand for step in form.steps if step.kind is StepKind.MULTIPLY]
     numbers = [float(one) for one in factors if isinstance(one, float) or (isinstance(one, Tensor) and one.numel() == 1)]
-    return any(math.isclose(one * count, 1) for one in numbers)
+    return any(math.isclose(one * count, 1, rel_tol=ROUNDED) for one in numbers)
 
 
 def has_unit_rows(scores: Tensor) -> bool:
