@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.lookups import IS_TENSOR, Lookup, find_lookup
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
@@ -26,7 +27,6 @@ PLACES = ("condition", "tensors", "input", "other", "tensor1", "tensor2")  # the
 ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, as NumPy names them
 PLAIN = frozenset((Tensor, nn.Parameter))  # classes of most tensors, which need no inspection
 SINGLE = PLAIN | {int, float, bool, slice, type(None), str, torch.dtype, torch.device}  # classes of arguments without entries
-IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
 COLLECTIONS = (list, tuple, dict)
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
@@ -56,6 +56,7 @@ class Operation(NamedTuple):
     given: "list[weakref.ref[Tensor]]"
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
+    lookup: Lookup | None = None  # of a gather
 
 
 class ModuleFrame:
@@ -68,7 +69,6 @@ class ModuleFrame:
         "__weakref__",
         "args",
         "contents",
-        "indices",
         "kwargs",
         "made",
         "makers",
@@ -83,7 +83,6 @@ class ModuleFrame:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.multiplies_scores = False  # whether scores of pairs of tokens were multiplied with values as they are
         self.noted: list[Operation] = []
-        self.indices: list[Tensor] = []  # that entries were picked by, kept alive, as a graph picks the neighbors of its nodes
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below
         self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
@@ -126,6 +125,7 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """Log that a function or a child module computed a result from its arguments."""
+        lookup = find_lookup(name, args, kwargs) if name in GATHERS else None
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -141,14 +141,12 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        if name in GATHERS:
-            self.indices += tensors[1:]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
         made = self.made
-        for name, child, inputs, sizes, results in self.noted:
+        for name, child, inputs, sizes, results, _ in self.noted:
             if len(inputs) == 1:
                 one = made.get(id(inputs[0])) or self.add_source(inputs[0])
             else:
@@ -190,7 +188,7 @@ class ModuleFrame:
 
         It is what the largest argument holds, or the maximum over all arguments that were joined or multiplied.
         """
-        name, child, inputs, sizes, _ = maker
+        name, child, inputs, sizes, *_ = maker
         if len(inputs) == 1 and not child and keeps_contents(name):
             return self.get_contents(inputs[0])
         if name in FRESH or not (inputs or child):

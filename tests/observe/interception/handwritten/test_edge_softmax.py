@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from observe.recording_checks import record_and_compare
 from regard.observe.attention_changes import KnockOut
 from regard.observe.interception.handwritten import handwritten_call
-from regard.observe.interception.handwritten.edge_call import GRAPH, PICKED
+from regard.observe.interception.handwritten.edge_call import CHANGED, GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
 from regard.observe.intervene import intervene
 from regard.observe.record import record
@@ -57,6 +57,12 @@ GATHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather": lambda x: x.gather(0, SENDERS.view(-1, 1, 1).expand(-1, H, D)),
     "negative": lambda x: x[SENDERS - NODES],
     "flat": lambda x: x.flatten(1)[SENDERS].view(-1, H, D),
+    "x[index, :]": lambda x: x[SENDERS, :],
+    "x[index, ..., n]": lambda x: torch.stack([2 * x, x], -1)[SENDERS, ..., 1],
+    "x[n, index]": lambda x: torch.stack([2 * x, x])[1, SENDERS],
+    "gather of columns": lambda x: torch.cat([x, 2 * x], 1).gather(0, SENDERS.view(-1, 1, 1).expand(-1, H, D)),
+    "take_along_dim": lambda x: x.take_along_dim(SENDERS.view(-1, 1, 1), dim=0),
+    "int32": lambda x: x[SENDERS.int()],
 }
 
 
@@ -153,6 +159,68 @@ PICKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a column": lambda scores, edges: scores.index_select(0, edges.mT[:, 0]),
     "a copy": lambda scores, edges: scores[torch.cat([SENDERS, RECEIVERS])][: edges.shape[1]],
 }
+
+
+class BatchAttention(nn.Module):
+    """The nodes of several graphs with the same edges are picked along the second axis, scores by one number for each."""
+
+    def __init__(self, pick: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.project, self.pick = nn.Linear(C, H * D), pick
+        self.sends, self.receives = nn.Parameter(torch.randn(H, D)), nn.Parameter(torch.randn(H, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).unflatten(-1, (H, D))
+        sent, received = (x * self.sends).sum(-1), (x * self.receives).sum(-1)
+        self.scores = self.pick(sent, SENDERS) + self.pick(received, RECEIVERS)
+        e = self.scores.exp()
+        weights = e / self.pick(torch.zeros_like(sent).index_add(1, RECEIVERS, e), RECEIVERS)
+        return torch.zeros_like(x).index_add(1, RECEIVERS, weights.unsqueeze(-1) * self.pick(x, SENDERS))
+
+
+class EqualNodes(nn.Module):
+    """Nodes without features are all equal, and scores differ by edge; an index may change after it picked the values."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.score, self.changes = nn.Parameter(torch.randn(EDGE_COUNT, 1)), changes
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, senders = x[:1].expand(NODES, C).clone(), SENDERS.clone()
+        self.scores = x.mean(-1, keepdim=True)[senders] + x.mean(-1, keepdim=True)[RECEIVERS] + self.score
+        weights = divide_by_sums(self.scores.exp(), add_by_index, RECEIVERS, NODES)
+        values = x[senders]
+        if self.changes:
+            senders.copy_(RECEIVERS)
+        return add_by_index(weights * values, RECEIVERS, NODES)
+
+
+class DroppedAttention(SenderAttention):
+    """A softmax over edges with dropout of its weights, by a function or a module."""
+
+    def __init__(self, drop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(add_by_index, scores_nodes=True)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).unflatten(-1, (H, D))
+        self.scores = scores = (x * self.sends).sum(-1)[SENDERS]
+        weights = self.drop(divide_by_sums(scores.exp(), add_by_index, RECEIVERS, NODES))
+        return add_by_index(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES)
+
+
+class FlatSumAttention(nn.Module):
+    """Weighted values have their heads and width in one dimension before they are summed; weights may be of another dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.project, self.score, self.dtype = nn.Linear(C, H * D), nn.Linear(C, H), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scores = self.score(x)[SENDERS] + self.score(x).square()[RECEIVERS]
+        weights = divide_by_sums(exponentiate(self.scores), add_by_index, RECEIVERS, NODES)
+        values = self.project(x).to(self.dtype).unflatten(-1, (H, D))[SENDERS]
+        return add_by_index((weights.unsqueeze(-1) * values).flatten(1), RECEIVERS, NODES)
 
 
 class VectorAttention(nn.Module):
@@ -260,6 +328,42 @@ def test_heads_may_stand_behind_their_width():
 def test_attention_of_a_graph_whose_index_is_freed_is_recorded(name):
     with torch.no_grad():  # a graph keeps the index
         check_map(FreedIndexAttention(PICKS[name]), SENDERS[: NODES - 2], RECEIVERS[: NODES - 2])
+
+
+@pytest.mark.parametrize("pick", [lambda x, i: x[:, i], lambda x, i: x[:, i, ...], lambda x, i: x.index_select(1, i)])
+def test_graphs_of_a_batch_with_the_same_edges_are_recorded(pick):
+    module, x = BatchAttention(pick).double(), torch.randn(GRAPHS, NODES, C, dtype=torch.float64)
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(x))
+    found = recording.map(0).dense()
+    assert found.shape == (GRAPHS, H, NODES, NODES)
+    for node in range(NODES):
+        mine = (node == RECEIVERS).nonzero().squeeze(-1)
+        expected = torch.zeros(GRAPHS, NODES, H, dtype=torch.float64)
+        expected.index_add_(1, SENDERS[mine], module.scores[:, mine].softmax(1))
+        torch.testing.assert_close(found[:, :, node], expected.mT, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_an_index_that_changes_after_it_picked_equal_values_is_missed(mode):
+    with mode():
+        check_map(EqualNodes(changes=False))
+        recording = record_module(EqualNodes(changes=True), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", CHANGED)]
+
+
+def test_an_index_that_inference_mode_changes_later_was_copied():
+    with torch.inference_mode():
+        check_map(EqualNodes(changes=True))
+
+
+@pytest.mark.parametrize("drop", [nn.Dropout(0.5), partial(F.dropout, p=0.5)])
+def test_weights_of_edges_are_those_before_dropout(drop):
+    check_map(DroppedAttention(drop))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_heads_may_be_joined_before_the_sum(dtype):
+    check_map(FlatSumAttention(dtype))
 
 
 @pytest.mark.parametrize("name", SUMS)

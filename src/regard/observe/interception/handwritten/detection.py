@@ -415,7 +415,8 @@ class HandwrittenTracker(Traces):
         e = self.edges.find(frame, tensors)
         if e is None:
             return None
-        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_by_channel=True)
+        dims = self.table.add_dims(e.shape)
+        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_by_channel=True, dims=dims)
         return self.complete_call(self.traces[id(e)], e, None, "mul", name) if e in self.edges.weighted else None
 
     def start_scores(

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EDGES, skip_layouts
+from regard.observe.interception.lookups import read_rows
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import GATHERS
 from regard.observe.interception.thread_state import STATE
 
 PICKED = "its keys are the neighbors of each node of a graph, whose values are not picked by an index"
+CHANGED = "its keys are the neighbors of each node of a graph, whose index was written into after it picked the values"
 GRAPH = "its keys are the neighbors of each node of a graph"
 
 
@@ -28,21 +29,24 @@ class EdgeSum(NamedTuple):
 class EdgeMatrix(NamedTuple):
     """The weights (b, h, q, k) of all edges from k senders to q receivers, and the values (b, h, k, d) of the senders.
 
-    `order` are the dimensions of the result that are batch, heads, receivers and width, in this order.
+    `order` are the dimensions of the values that are batch, heads, edges and width, in this order, and `shape` is that of the
+    result with a dimension for each of them: receivers in place of edges.
     """
 
     weights: Tensor
     values: Tensor
     order: list[int]
+    shape: list[int]
 
     def read_context(self, result: Tensor) -> Tensor:
         """Return a result of the sum as contexts (b, h, q, d)."""
-        return result.permute(self.order).reshape(*self.weights.shape[:3], self.values.shape[3])
+        return result.reshape(self.shape).permute(self.order).reshape(*self.weights.shape[:3], self.values.shape[3])
 
     def write_context(self, context: Tensor, result: Tensor) -> Tensor:
         """Write contexts (b, h, q, d) into a result of the sum, which the model may hold already, and return it."""
         inverse = [self.order.index(n) for n in range(len(self.order))]
-        return result.copy_(context.reshape([result.shape[n] for n in self.order]).permute(inverse))
+        context = context.reshape([self.shape[n] for n in self.order]).permute(inverse)
+        return result.copy_(context.reshape(result.shape))
 
 
 def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum | None:
@@ -52,21 +56,19 @@ def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum 
     if core not in EDGE_SUMS or type(axis) is not int or not isinstance(index, Tensor):
         return None
     axis %= values.dim()
-    if index.dim() > 1:
-        rows = index.movedim(axis, 0).flatten(1)
-        index = rows[:, 0]
-        if not bool((rows == rows[:, :1]).all()):
-            return None
-    return EdgeSum(values, axis, index) if len(index) == values.shape[axis] else None
+    receivers = read_rows(index, axis if index.dim() > 1 else 0)
+    return None if receivers is None or len(receivers) != values.shape[axis] else EdgeSum(values, axis, receivers)
 
 
-def build_edge_matrix(weights: Tensor, edges: EdgeSum | None, result: Tensor, limit: int) -> EdgeMatrix:
+def build_edge_matrix(
+    weights: Tensor, undropped: Tensor | None, edges: EdgeSum | None, result: Tensor, limit: int
+) -> EdgeMatrix:
     """Return the weights of edges as a matrix, several edges between two nodes added up, and the values of all senders.
 
-    A value that no edge has is 0. Raises UnreadableError if they are not known, do not give the result, or would take more
-    than `limit` bytes.
+    The matrix is of the weights before dropout, if they were dropped. A value that no edge has is 0. Raises UnreadableError if
+    the edges are not known, do not give the result, or would take more than `limit` bytes.
     """
-    if edges is None or weights.dim() != edges.values.dim():
+    if edges is None or weights.dim() != edges.values.dim() or (undropped is not None and undropped.shape != weights.shape):
         raise UnreadableError(EDGES)
     values, axis = edges.values.detach(), edges.axis
     senders, count = find_senders(edges.values, values.shape[axis])
@@ -74,32 +76,36 @@ def build_edge_matrix(weights: Tensor, edges: EdgeSum | None, result: Tensor, li
     width = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] == 1]
     b, h, d = (math.prod(values.shape[n] for n in axes) for axes in (range(axis), heads, width))
     order = [*range(axis), *heads, axis, *width]
-    nodes, bytes_of_matrix = result.shape[axis], b * h * result.shape[axis] * count * weights.element_size()
+    nodes, dtype = result.shape[axis], torch.promote_types(weights.dtype, values.dtype)
+    bytes_of_matrix = b * h * nodes * count * dtype.itemsize
     if bytes_of_matrix > limit:
         raise UnreadableError(f"{GRAPH}, and its weights as a matrix would take {bytes_of_matrix:,} bytes")
     shape = [n if place <= axis else m for place, (n, m) in enumerate(zip(values.shape, weights.shape, strict=True))]
-    of_edges = weights.detach().expand(shape).permute(order).reshape(b, h, len(senders))
-    picked = values.permute(order).reshape(b, h, len(senders), d)
-    matrix = of_edges.new_zeros(b, h, nodes * count).index_add_(2, edges.receivers * count + senders, of_edges)
-    matrix = matrix.view(b, h, nodes, count)
+
+    def build_matrix(one: Tensor) -> Tensor:
+        of_edges = one.detach().to(dtype).expand(shape).permute(order).reshape(b, h, len(senders))
+        matrix = of_edges.new_zeros(b, h, nodes * count).index_add_(2, edges.receivers * count + senders, of_edges)
+        return matrix.view(b, h, nodes, count)
+
+    matrix, picked = build_matrix(weights), values.to(dtype).permute(order).reshape(b, h, len(senders), d)
     v = picked.new_zeros(b, h, count, d).index_copy_(2, senders, picked)
-    found = EdgeMatrix(matrix, v, order)
+    found = EdgeMatrix(matrix, v, order, [*values.shape[:axis], nodes, *values.shape[axis + 1 :]])
     degree = int(edges.receivers.bincount().amax())
-    bound = torch.finfo(values.dtype).eps * (8 + degree) * (matrix.abs() @ v.abs())
+    eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
+    bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
     if not bool(((matrix @ v - found.read_context(result.detach())).abs() <= bound).all()):
         raise UnreadableError(f"{GRAPH}, and its weights times the values of these do not give its result")
-    return found
+    return found if undropped is None else found._replace(weights=build_matrix(undropped))
 
 
 def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:
     """Return the sender of each edge, by the index that picked its values, and how many nodes it was picked from."""
     found = (skip_layouts(frame, weakref.ref(values)) for frame in reversed(STATE.frames))  # a module around may have picked
     maker = next((one for one in found if one is not None), None)
-    index = maker.given[1]() if maker is not None and maker.name in GATHERS and len(maker.given) > 1 else None
-    if maker is None or index is None or index.dtype == torch.bool or not values.numel():
+    lookup = None if maker is None else maker.lookup
+    if lookup is not None and lookup.has_changed:
+        raise UnreadableError(CHANGED)
+    index = None if lookup is None else lookup.read_index()
+    if lookup is None or index is None or len(index) != edge_count or not values.numel():
         raise UnreadableError(PICKED)
-    index = index.flatten() if index.numel() == edge_count else index.flatten(1)[:, 0]
-    count, rest = divmod(maker.sizes[0] * edge_count, values.numel())
-    if rest or len(index) != edge_count or int(index.amax()) >= count:
-        raise UnreadableError(PICKED)
-    return index % count, count
+    return index % lookup.size, lookup.size

@@ -2,14 +2,13 @@
 
 import weakref
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import walk_back
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
-from regard.observe.interception.provenance import GATHERS, TOKEN, ModuleFrame, Operation
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
 EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce"}
@@ -77,18 +76,13 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
 
     An index that picks each token once at most leaves out padding, for one.
     """
-    picks = [
-        maker.given[1]
+    lookups = [
+        maker.lookup
         for *_, makers in walk_back([frame], (x, 0), lambda *_: True)
         for maker in makers
-        if maker.name in GATHERS and len(maker.given) > 1 and is_token(frame, maker.given[0])
+        if maker.lookup is not None and is_token(frame, maker.given[0])
     ]
-    return len({*map(id, picks)}) > 1 or any((index := one()) is not None and has_repeats(index) for one in picks)
-
-
-def has_repeats(index: Tensor) -> bool:
-    """Return whether an index has a number more than once; False for a mask."""
-    return index.dtype != torch.bool and index.dim() > 0 and len(index.unique(dim=0)) < len(index)
+    return len({one.key for one in lookups}) > 1 or any(one.has_repeats() for one in lookups)
 
 
 def is_token(frame: ModuleFrame, x: TensorRef) -> bool:

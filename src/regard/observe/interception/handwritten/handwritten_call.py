@@ -172,9 +172,12 @@ def read_picked_call(
 
 def read_edge_call(product_call: HandwrittenCall, result: Tensor) -> tuple[AttentionCall, CallAdapter]:
     """Read a call of weights of the edges of a graph, with its weights as they are."""
-    kernel = f"by hand: {product_call.steps}"
-    found = build_edge_matrix(product_call.tensor, product_call.edges, result, LIMIT_BYTES)
-    call = store_weights(product_call.trace, found.weights, found.values, kernel, GRAPH)
+    trace, kernel = product_call.trace, f"by hand: {product_call.steps}"
+    undropped = None if trace.undropped is None else trace.undropped[0]
+    found = build_edge_matrix(product_call.tensor, undropped, product_call.edges, result, LIMIT_BYTES)
+    if not has_unit_rows(found.weights, trace.eps):
+        raise UnreadableError(f"{GRAPH}, and the weights of the edges of a node do not sum to 1")
+    call = store_weights(trace, found.weights, found.values, kernel, GRAPH)
     return call, CallAdapter(lambda: result, found.read_context, found.write_context)
 
 

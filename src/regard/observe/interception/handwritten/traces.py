@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role
 from regard.observe.interception.handwritten.score_form import ScoreForm
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.lookups import read_version
 from regard.observe.interception.provenance import is_distributed, is_in_place, is_readable
 
 
@@ -171,11 +172,6 @@ class Traces:
 def read_eps(dtype: torch.dtype) -> float:
     """Return the rounding of a dtype at 1."""
     return torch.finfo(dtype).eps
-
-
-def read_version(x: Tensor) -> int:
-    """Return how often a tensor or a view of it was written into; 0 if it does not count that."""
-    return 0 if x.is_inference() else x._version
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:

@@ -1,0 +1,100 @@
+"""Entries that a function looked up in a tensor by an index, as a graph's edges look up the nodes that they connect."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MASKS = (torch.bool, torch.uint8)
+FULL = slice(None)
+IS_TENSOR = Tensor.__instancecheck__  # isinstance(x, Tensor) for filter(), which calls it without a frame of Python
+
+
+class Lookup(NamedTuple):
+    """The indices of a look-up along one axis of `size` entries, 0 if unknown, kept alive until the module returns.
+
+    Several indices together look up single entries. `axis` is that of the index along which look-ups follow each other.
+    """
+
+    indices: tuple[Tensor, ...]
+    axis: int
+    size: int
+    version: int  # of the numbers of the first index
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The identity of the indices."""
+        return tuple(map(id, self.indices))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the index was written into since the look-up."""
+        return read_version(self.indices[0]) != self.version
+
+    def read_index(self) -> Tensor | None:
+        """Return the index along the axis (n,) in int64; None if it is a mask, several, or not the same for whole entries."""
+        if len(self.indices) > 1 or not self.size or self.indices[0].dtype in MASKS:
+            return None
+        return read_rows(self.indices[0], self.axis)
+
+    def has_repeats(self) -> bool:
+        """Return whether an entry was looked up more than once; False for a mask."""
+        if any(one.dtype in MASKS for one in self.indices):
+            return False
+        if len(self.indices) > 1:
+            rows = torch.stack(torch.broadcast_tensors(*self.indices), -1).flatten(0, -2)
+        elif not self.indices[0].dim():
+            return False
+        else:
+            rows = self.indices[0].movedim(self.axis, 0)
+        return len(rows.unique(dim=0)) < len(rows)
+
+
+def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
+    """Return the look-up of a function of this name, one of those that gather entries; None if it has no tensor as an index."""
+    x, along = args[0], 0
+    if name == "__getitem__":
+        entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        indices = (*filter(IS_TENSOR, entries),)
+        axis = find_indexed_axis(entries, x.dim()) if indices else None
+    else:
+        places = ("indices", "dim") if name == "take_along_dim" else ("dim", "index")
+        named = {**dict(zip(places, args[1:], strict=False)), **kwargs}
+        axis, index = named.get("dim"), named.get("index", named.get("indices"))
+        indices = (index,) if isinstance(index, Tensor) else ()
+        axis = axis % x.dim() if type(axis) is int and x.dim() else None
+        along = axis if indices and axis is not None and axis < indices[0].dim() else 0
+    if not indices:
+        return None
+    version, size = read_version(indices[0]), 0 if axis is None else x.shape[axis]
+    return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version)
+
+
+def find_indexed_axis(entries: tuple[Any, ...], dims: int) -> int | None:
+    """Return the axis that the first tensor among the entries of `x[entries]` is an index of; None if that is not known."""
+    sized = [one for one in entries if one is not None]
+    first = next(n for n, one in enumerate(sized) if isinstance(one, Tensor))
+    if not all(isinstance(one, Tensor | slice) or one is Ellipsis or type(one) is int for one in sized):
+        return None
+    axis = dims - len(sized) + first if any(one is Ellipsis for one in sized[:first]) else first
+    return axis if 0 <= axis < dims else None
+
+
+def copy_if_unversioned(index: Tensor) -> Tensor:
+    """Return a copy of an index that does not count how often it was written into, in the memory of its own entries."""
+    if type(index) is not Tensor or not index.is_inference() or index.dtype in MASKS:
+        return index
+    own = index[tuple(FULL if step else slice(1) for step in index.stride())]
+    return own.clone().expand_as(index)
+
+
+def read_rows(index: Tensor, axis: int) -> Tensor | None:
+    """Return an index of whole entries along an axis (n,) in int64; None if it differs from column to column."""
+    rows = index.movedim(axis, 0).flatten(1) if index.dim() > 1 else index.reshape(-1, 1)
+    first = rows[:, 0] if rows.shape[1] else None
+    return None if first is None or not bool((rows == rows[:, :1]).all()) else first.long()
+
+
+def read_version(x: Tensor) -> int:
+    """Return how often a tensor or a view of it was written into; 0 if it does not count that."""
+    return 0 if x.is_inference() else x._version
