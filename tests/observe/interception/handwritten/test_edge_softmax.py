@@ -66,6 +66,14 @@ GATHERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+MULTIPLIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "unsqueeze": lambda weights, values: weights.unsqueeze(-1) * values,
+    "None": lambda weights, values: values * weights[..., None],
+    "einsum": lambda weights, values: torch.einsum("eh,ehd->ehd", weights, values),
+    "einsum of the transposed": lambda weights, values: torch.einsum("he,ehd->ehd", weights.T, values),
+}
+
+
 def exponentiate(scores: Tensor) -> Tensor:
     """Return the exponentials of scores of edges, less the largest of each receiver."""
     places = RECEIVERS.unsqueeze(-1).expand_as(scores)
@@ -198,15 +206,15 @@ class EqualNodes(nn.Module):
 class DroppedAttention(SenderAttention):
     """A softmax over edges with dropout of its weights, by a function or a module."""
 
-    def __init__(self, drop: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, drop: Callable[[Tensor], Tensor], multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(add_by_index, scores_nodes=True)
-        self.drop = drop
+        self.drop, self.multiply = drop, multiply
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.project(x).unflatten(-1, (H, D))
         self.scores = scores = (x * self.sends).sum(-1)[SENDERS]
         weights = self.drop(divide_by_sums(scores.exp(), add_by_index, RECEIVERS, NODES))
-        return add_by_index(weights.unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES)
+        return add_by_index(self.multiply(weights, x[SENDERS]), RECEIVERS, NODES)
 
 
 class FlatSumAttention(nn.Module):
@@ -356,9 +364,10 @@ def test_an_index_that_inference_mode_changes_later_was_copied():
         check_map(EqualNodes(changes=True))
 
 
-@pytest.mark.parametrize("drop", [nn.Dropout(0.5), partial(F.dropout, p=0.5)])
-def test_weights_of_edges_are_those_before_dropout(drop):
-    check_map(DroppedAttention(drop))
+@pytest.mark.parametrize("drop", [nn.Dropout(0.5), partial(F.dropout, p=0.5), nn.Identity()])
+@pytest.mark.parametrize("multiply", MULTIPLIES)
+def test_weights_of_edges_are_those_before_dropout(drop, multiply):
+    check_map(DroppedAttention(drop, MULTIPLIES[multiply]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

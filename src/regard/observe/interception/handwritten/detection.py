@@ -137,11 +137,20 @@ class HandwrittenTracker(Traces):
             name, role = "maximum", infer_role("maximum")
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
-            name, role, args = "mul", Role.MULTIPLY, factors
+            func, name, role = torch.mul, "mul", Role.MULTIPLY
+            args = factors[0], self.follow_layout(frames, *factors[1:])
         call = self.follow_operation(frames, func, name, role, args, kwargs, result)
         if call is None and (self.used.has_any or (self.traces and role in USES)):
             self.used.follow_function(self, frames, name, role, args, kwargs, list_followable(result))
         return call
+
+    def follow_layout(self, frames: list[ModuleFrame], x: Tensor, order: list[int], shape: list[int]) -> Tensor:
+        """Return a tensor with its dimensions in an order and of a shape, followed if the tensor is."""
+        permuted = x.permute(order)
+        self.follow_operation(frames, Tensor.permute, "permute", None, (x, order), {}, permuted)
+        y = permuted.reshape(shape)
+        self.follow_operation(frames, Tensor.reshape, "reshape", None, (permuted, shape), {}, y)
+        return y
 
     def follow_operation(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any

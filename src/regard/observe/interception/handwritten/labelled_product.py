@@ -132,21 +132,30 @@ def separate_factors(
     return LabelledProduct((x, summed[0][0]), (own, summed[0][1]), result), factors
 
 
-def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the operands of an einsum that sums over nothing, one with the layout of the result; None for any other einsum."""
+def separate_entry_factors(args: Any) -> tuple[Tensor, Tensor, list[int], list[int]] | None:
+    """Return the operands of an einsum that sums over nothing, first the one with the result's layout; None for another einsum.
+
+    The second gets this layout by a permutation to the order of dimensions and a view of the shape that are returned too.
+    """
     if len(args) != 3 or not isinstance(args[0], str):
         return None
     labels, result = label_terms(args[0], args[1:])
     for place, one in enumerate(labels):
         if one == result and set(labels[1 - place]) <= set(result):
-            return args[1 + place], align_labels(args[2 - place], labels[1 - place], result)
+            return args[1 + place], args[2 - place], *find_layout(args[2 - place], labels[1 - place], result)
     return None
 
 
 def align_labels(x: Tensor, labels: Labels, result: Labels) -> Tensor:
     """Return a tensor with the dimensions of a result, of size 1 where it has none with that label."""
+    order, shape = find_layout(x, labels, result)
+    return x.permute(order).reshape(shape)
+
+
+def find_layout(x: Tensor, labels: Labels, result: Labels) -> tuple[list[int], list[int]]:
+    """Return the order of a tensor's dimensions in a result, and its shape there: 1 where it has none with that label."""
     order = sorted(range(x.dim()), key=lambda n: result.index(labels[n]))
-    return x.permute(order).reshape([x.shape[labels.index(label)] if label in labels else 1 for label in result])
+    return order, [x.shape[labels.index(label)] if label in labels else 1 for label in result]
 
 
 def label_term(term: str, rank: int) -> Labels:
