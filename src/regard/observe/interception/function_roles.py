@@ -38,7 +38,7 @@ NAMES = {
     Role.MULTIPLY: "mul multiply addcmul div divide true_divide truediv",
     Role.ADD: "add sub subtract",
     Role.SUM: """sum nansum mean nanmean cumsum sum_to_size norm linalg_norm linalg_vector_norm index_add scatter_add
-        index_reduce scatter_reduce segment_reduce""",
+        index_reduce scatter_reduce segment_reduce index_put""",
     Role.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}

@@ -40,6 +40,10 @@ def average(x: Tensor, index: Tensor, size: int) -> Tensor:
     return x.new_zeros(size, *x.shape[1:]).scatter_reduce(0, places, x, "mean", include_self=False)
 
 
+def put(x: Tensor, index: Tensor, size: int) -> Tensor:
+    return x.new_zeros(size, *x.shape[1:]).index_put_((index - size,), x, accumulate=True)
+
+
 class Aggregation(nn.Module):
     """A module that sums what the one around it multiplied, as in PyTorch Geometric."""
 
@@ -217,6 +221,19 @@ class DroppedAttention(SenderAttention):
         return add_by_index(self.multiply(weights, x[SENDERS]), RECEIVERS, NODES)
 
 
+class LogSumAttention(nn.Module):
+    """Exponentials of scores less the logarithm of their sum, which need no division."""
+
+    def __init__(self, add: Add) -> None:
+        super().__init__()
+        self.project, self.score, self.add = nn.Linear(C, C), nn.Linear(C, 1), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.score(x)[SENDERS] + self.score(x).square()[RECEIVERS]
+        weights = (scores - self.add(scores.exp(), RECEIVERS, NODES).log()[RECEIVERS]).exp()
+        return self.add(weights * self.project(x)[SENDERS], RECEIVERS, NODES)
+
+
 class FlatSumAttention(nn.Module):
     """Weighted values have their heads and width in one dimension before they are summed; weights may be of another dtype."""
 
@@ -368,6 +385,17 @@ def test_an_index_that_inference_mode_changes_later_was_copied():
 @pytest.mark.parametrize("multiply", MULTIPLIES)
 def test_weights_of_edges_are_those_before_dropout(drop, multiply):
     check_map(DroppedAttention(drop, MULTIPLIES[multiply]))
+
+
+def test_sums_may_be_written_by_index_put():
+    check_map(GraphAttention(put))
+    check_map(SenderAttention(put, scores_nodes=True))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_softmax_of_edges_without_a_division_is_missed(name):
+    recording = record_module(LogSumAttention(SUMS[name]), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -9,6 +9,7 @@ A router, a gate, a classifier and a pooling layer are neither.
 """
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
-from regard.observe.interception.handwritten.edge_call import find_edge_sum
+from regard.observe.interception.handwritten.edge_call import find_edge_sum, find_index_add, is_edge_softmax
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
@@ -135,6 +136,9 @@ class HandwrittenTracker(Traces):
         """Follow a function; return the call of attention that it completes, or None."""
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
+        if strip_affixes(name) == "index_put":
+            added = find_index_add(args, kwargs)
+            name, role, args, kwargs = (name, None, args, kwargs) if added is None else ("index_add", Role.SUM, added, {})
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
             func, name, role = torch.mul, "mul", Role.MULTIPLY
@@ -176,7 +180,7 @@ class HandwrittenTracker(Traces):
             if role is Role.MULTIPLY:
                 self.entry_products.add(name, args, [], results[0])
             elif strip_affixes(name) in EDGE_SUMS:
-                return self.follow_edges(frames[-1], name, tensors)
+                return self.follow_edges(frames[-1], name, args, kwargs, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
                 self.follow_features(frames, tensors[0], results[0])
         else:
@@ -419,9 +423,11 @@ class HandwrittenTracker(Traces):
                 return not is_running
         return False
 
-    def follow_edges(self, frame: ModuleFrame, name: str, tensors: list[Tensor]) -> HandwrittenCall | None:
+    def follow_edges(
+        self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> HandwrittenCall | None:
         """Follow the exponentials that an index sums, as weights of edges; return the call if values were summed before."""
-        e = self.edges.find(frame, tensors)
+        e = self.edges.find(frame, tensors, partial(is_edge_softmax, name, args, kwargs))
         if e is None:
             return None
         dims = self.table.add_dims(e.shape)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EDGES, skip_layouts
-from regard.observe.interception.lookups import read_rows
+from regard.observe.interception.lookups import MASKS, read_rows
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.thread_state import STATE
 
@@ -58,6 +58,29 @@ def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum 
     axis %= values.dim()
     receivers = read_rows(index, axis if index.dim() > 1 else 0)
     return None if receivers is None or len(receivers) != values.shape[axis] else EdgeSum(values, axis, receivers)
+
+
+def is_edge_softmax(name: str, args: Any, kwargs: Any, weights: Tensor) -> bool:
+    """Return whether weights of edges sum to 1 for each entry into which a function of this name sums what they multiply.
+
+    Some entry has several edges: weights of 1 may be exponentials of 0.
+    """
+    edges = find_edge_sum(name, args, kwargs, weights.detach())
+    if edges is None or not len(edges.receivers):
+        return False
+    counts = edges.receivers.bincount()
+    of_edges = edges.values.movedim(edges.axis, 0)
+    total = of_edges.new_zeros(len(counts), *of_edges.shape[1:]).index_add_(0, edges.receivers, of_edges)[counts > 0]
+    return bool((counts > 1).any()) and bool(((total - 1).abs() < torch.finfo(total.dtype).eps ** 0.5).all())
+
+
+def find_index_add(args: Any, kwargs: Any) -> tuple[Tensor, int, Tensor, Tensor] | None:
+    """Return the arguments of an index_add that does what an index_put does; None if it does not add, or by several indices."""
+    named = {**dict(zip(("indices", "values", "accumulate"), args[1:], strict=False)), **kwargs}
+    indices, values = named["indices"], named["values"]
+    is_one = len(indices) == 1 and isinstance(indices[0], Tensor) and indices[0].dim() == 1 and indices[0].dtype not in MASKS
+    is_sum = is_one and bool(named.get("accumulate")) and values.shape == (len(indices[0]), *args[0].shape[1:])
+    return (args[0], 0, indices[0] % len(args[0]), values) if is_sum else None
 
 
 def build_edge_matrix(

@@ -1,6 +1,7 @@
 """Softmaxes over the edges of a graph: exponentials of scores of picked tokens, summed by an index for each node."""
 
 import weakref
+from collections.abc import Callable
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -11,7 +12,7 @@ from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCT
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
-EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce"}
+EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce", "index_put"}
 LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
 
 TensorRef = weakref.ref[Tensor]
@@ -23,8 +24,11 @@ class EdgeExponentials:
     def __init__(self) -> None:
         self.weighted = WeakTensorKeyDictionary()
 
-    def find(self, frame: ModuleFrame, tensors: list[Tensor]) -> Tensor | None:
-        """Return the exponentials of scores of edges that a sum by an index has among its arguments; None if there are none."""
+    def find(self, frame: ModuleFrame, tensors: list[Tensor], is_softmax: Callable[[Tensor], bool]) -> Tensor | None:
+        """Return the exponentials of scores of edges that a sum by an index has among its arguments; None if there are none.
+
+        Those that are multiplied with values count where they have been summed, or are a softmax already.
+        """
         for x in tensors:
             if not x.is_floating_point():
                 continue
@@ -35,6 +39,8 @@ class EdgeExponentials:
                 e = find_exponentials(frame, factor)
                 if e is not None:
                     self.weighted[e] = True
+                    if is_softmax(e) and scores_edges(frame, weakref.ref(e)):
+                        return e
         return None
 
 
