@@ -13,6 +13,7 @@ from regard.observe.attention_changes import KnockOut
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.edge_call import CHANGED, GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
+from regard.observe.interception.handwritten.handwritten_call import SPARSE
 from regard.observe.intervene import intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
@@ -234,6 +235,20 @@ class LogSumAttention(nn.Module):
         return self.add(weights * self.project(x)[SENDERS], RECEIVERS, NODES)
 
 
+class SparseAttention(nn.Module):
+    """The weights are the entries of a sparse matrix, as in pyGAT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.score = nn.Linear(C, C), nn.Linear(2 * C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x)
+        e = F.leaky_relu(self.score(torch.cat([x[RECEIVERS], x[SENDERS]], -1)).squeeze(-1)).exp()
+        matrix = torch.sparse_coo_tensor(torch.stack([RECEIVERS, SENDERS]), e, (NODES, NODES), check_invariants=True)
+        return (matrix @ x) / (matrix @ torch.ones(NODES, 1))
+
+
 class FlatSumAttention(nn.Module):
     """Weighted values have their heads and width in one dimension before they are summed; weights may be of another dtype."""
 
@@ -396,6 +411,11 @@ def test_sums_may_be_written_by_index_put():
 def test_a_softmax_of_edges_without_a_division_is_missed(name):
     recording = record_module(LogSumAttention(SUMS[name]), missing=True)
     assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
+
+
+def test_weights_in_a_sparse_matrix_are_missed():
+    recording = record_module(SparseAttention(), missing=True)
+    assert {(one.module, one.reason) for one in recording.missed} == {("0", SPARSE)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

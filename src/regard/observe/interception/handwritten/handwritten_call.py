@@ -41,6 +41,7 @@ BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
     "whose rows are not known until the last block"
 )
+SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
 
@@ -67,6 +68,8 @@ def read_call(
     Raises UnreadableError if its parts are not known.
     """
     weights, product, place = product_call.trace, product_call.product, product_call.place
+    if product_call.tensor.layout is not torch.strided:
+        raise UnreadableError(SPARSE)
     if product_call.steps.rpartition(" ")[2] in EDGE_SUMS:
         return read_edge_call(product_call, result)
     if weights.dims is None:
