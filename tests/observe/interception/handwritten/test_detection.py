@@ -405,6 +405,47 @@ def test_scores_that_are_written_into_a_table_or_multiplied_by_einsum_have_their
     torch.testing.assert_close(recording.map(0).dense(), seen[-1], rtol=0, atol=EQUAL)
 
 
+class WeightedValues(nn.Module):
+    """Attention of one head whose weights and values are multiplied entry by entry, and summed by a function."""
+
+    def __init__(self, add) -> None:
+        super().__init__()
+        self.project, self.add = nn.Linear(C, 3 * C), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        self.weights = (q @ k.mT).softmax(-1)
+        return self.add(self.weights.unsqueeze(-1) * v.unsqueeze(1))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda x: x[:, :, :3].sum(2),
+        lambda x: x[:, :, torch.arange(T) % 2 > 0].sum(2),
+        lambda x: torch.stack([x[:, n].sum(1) for n in range(T)], 1),
+        lambda x: x.roll(1, 1).sum(2),
+        lambda x: x.relu().sum(2),
+    ],
+    ids=["some keys", "keys of a mask", "query by query", "other queries", "a function of entries"],
+)
+def test_weighted_values_that_are_changed_before_their_sum_are_missed(add, float64):
+    recording, _ = record_and_compare(nn.Sequential(WeightedValues(add)), lambda m: m(torch.randn(B, T, C)), missing=True)
+    assert {one.module for one in recording.missed} == {"0"}
+    assert not recording.calls
+
+
+@pytest.mark.parametrize(
+    "add",
+    [lambda x: x.sum(2), lambda x: x.permute(3, 0, 2, 1).contiguous().sum(2).permute(1, 2, 0), lambda x: x[..., None].sum(2)],
+    ids=["as they are", "in another order", "with one more axis"],
+)
+def test_weighted_values_may_get_another_layout_before_their_sum(add, float64):
+    module = WeightedValues(add)
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], module.weights, rtol=0, atol=EQUAL)
+
+
 def test_weights_that_an_einsum_multiplies_by_a_gate_are_one_call(float64):
     gated = Kernels(lambda q, k, v: torch.einsum("bhqk,bhq->bhqk", (q @ k.mT).softmax(-1), q.mean(-1).sigmoid()) @ v)
     recording, _ = record_and_compare(Model(gated), lambda m: m(torch.randn(B, T, C)))

@@ -60,6 +60,7 @@ from regard.observe.interception.handwritten.score_form import (
     extend_form,
     follow_dims,
     is_inactive_dropout,
+    is_view_index,
     start_form,
 )
 from regard.observe.interception.handwritten.score_formula import FILLED
@@ -619,7 +620,7 @@ class HandwrittenTracker(Traces):
     ) -> HandwrittenCall | None:
         """Follow weighted values; return the call of attention where they are summed over the keys, or None.
 
-        A sum with other tokens, or a convolution, ends the following.
+        A sum with other tokens, or a convolution, ends the following. What is not all entries is no product of the weights.
         """
         y = results[0]
         if role is Role.SUM:
@@ -635,7 +636,7 @@ class HandwrittenTracker(Traces):
             if role in (Role.SUM, Role.CONVOLUTION) or (role is Role.ADD and others) or name in FRESH:
                 self.drop(one)
             else:
-                self.follow(one, trace, name)
+                self.follow(one, trace if keeps_entries(name, args, x, one) else trace._replace(factors=None), name)
         return None
 
     def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
@@ -649,6 +650,13 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def keeps_entries(name: str, args: Any, x: Tensor, y: Tensor) -> bool:
+    """Return whether the result y of a function of x has the numbers of x in another layout: all of them, in the same order."""
+    core = strip_affixes(name)
+    is_view = core in VIEWS | COPIES or name in PERMUTES or (core == "getitem" and is_view_index(args[1]))
+    return is_view and x.numel() == y.numel()
 
 
 def list_followable(result: Any) -> list[Tensor]:
