@@ -13,19 +13,8 @@ MAX_VISITED = 10_000  # tensors to visit
 MAX_JOINS = 3  # within each other, in a feature map
 CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
 VIEWED = {  # functions whose results are views
-    *(
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "getitem",
-        "select",
-        "narrow",
-        "view",
-        "unflatten",
-        "unsqueeze",
-        "squeeze",
-    ),
+    *("chunk", "split", "split_with_sizes", "unbind", "getitem", "select", "narrow"),
+    *("view", "unflatten", "unsqueeze", "squeeze"),
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
