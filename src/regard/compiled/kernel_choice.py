@@ -56,8 +56,9 @@ def count_vectors_at_a_time(count: int, rows: int) -> int:
     """Return how many of a number of vectors oneDNN's product of bfloat16 multiplies at a time with a matrix of many rows.
 
     With AMX it leaves one of two threads idle where there are as many vectors as rows or up to 1.8 times as many: 1,000 vectors
-    times 768 x 768 numbers take 0.78 of the time in parts of 500, times 768 x 3,072 numbers 0.67. Measured on an Intel Xeon of
-    family 6, model 207, for 576, 768 and 1,024 rows; for 192 and for 1,536 or more, a part takes longer.
+    times 768 x 768 numbers take 0.78 of the time in parts of 500, times 768 x 3,072 numbers 0.67. A part has at most 640.
+    Measured on an Intel Xeon of family 6, model 207, for 576, 768 and 1,024 rows; for 192 and for 1,536 or more, a part takes
+    longer.
     """
     is_idle = has_tiles() and torch.get_num_threads() == 2 and 512 <= rows <= 1024 and rows <= count < 1.8 * rows
     return math.ceil(count / math.ceil(count / 640)) if is_idle else max(count, 1)

@@ -32,6 +32,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return output
     if x.numel() > kernel_choice.find_onednn_limit() * weight.shape[1]:
         return F.linear(x, weight, bias)
+    return multiply_by_onednn(x, weight, bias)
+
+
+def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x weightᵀ + bias by oneDNN, whose weight must be contiguous."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 

@@ -15,7 +15,14 @@ from regard.compiled.kernel_choice import (
 from regard.compiled.matrix_formats import BLOCK, DTYPES, GROUP, GROUPS, SPAN, count_group_scales, pad_columns
 from regard.errors import ConfigError, ShapeError
 from regard.matmul.dequantized_weight import DequantizedWeight
-from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
+from regard.matmul.float32_linear import (
+    LEAST,
+    can_bypass_torch,
+    launch_product,
+    linear,
+    load_compiled_products,
+    multiply_by_onednn,
+)
 
 WEIGHTS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}  # dtypes of values
 SCALES = {torch.int8: torch.float32, torch.uint8: torch.bfloat16}  # dtypes of scales that compiled code reads
@@ -129,12 +136,15 @@ class QuantizedLinear(nn.Module):
         rows, vectors = len(self.values), x.bfloat16().flatten(0, -2)
         step = rows if self.values.dtype == torch.bfloat16 else max(MOST_RESTORED // self.columns, 1)
         most = count_vectors_at_a_time(len(vectors), rows)
+        if step >= rows and most >= len(vectors):
+            whole = multiply_by_onednn(vectors, self.restore_as_bfloat16(slice(rows)), self.bias)
+            return whole.view(*x.shape[:-1], rows).to(x.dtype)
         found = x.new_empty(*x.shape[:-1], rows)
         for start in range(0, rows, step):
             part = slice(start, start + step)
             weight, bias = self.restore_as_bfloat16(part), None if self.bias is None else self.bias[part]
             for piece, out in zip(vectors.split(most), found.flatten(0, -2).split(most), strict=True):
-                out[:, part] = torch.ops.mkldnn._linear_pointwise(piece, weight, bias, "none", [], "")
+                out[:, part] = multiply_by_onednn(piece, weight, bias)
         return found
 
     def restore_as_bfloat16(self, part: slice) -> Tensor:
