@@ -93,11 +93,7 @@ class Tower:
     def list_strided(self, name: str, sides: Sides) -> Iterator[Sides]:
         """Generate the rows and columns that the strides of modules inside a layer make of a grid."""
         for one in list_inside(self.modules, name):
-            if isinstance(one, nn.Conv2d):
-                strided = measure_convolution(one, sides)
-            else:
-                steps = read_pair(one, "stride") or (1, 1)
-                strided = -(-sides[0] // steps[0]), -(-sides[1] // steps[1])
+            strided = measure_convolution(one, sides) if isinstance(one, nn.Conv2d) else apply_stride(one, sides)
             if strided is not None and strided != sides:
                 yield strided
 
@@ -128,8 +124,7 @@ class Tower:
                 measured = [measure_convolution(module, one) for one in (sides if channels else {media.size})]
                 sides, channels = {one for one in measured if one is not None}, module.out_channels
             elif isinstance(module, nn.MaxPool2d | nn.AvgPool2d):  # perhaps beside a convolution
-                steps = read_pair(module, "stride") or (1, 1)
-                sides |= {(-(-rows // steps[0]), -(-columns // steps[1])) for rows, columns in sides}
+                sides |= {apply_stride(module, one) for one in sides}
         return found
 
     def attends_over_channels(self, name: str, heads: int, k: Tensor, stages: Iterable[Sides]) -> bool:
@@ -199,8 +194,13 @@ def measure_convolution(module: nn.Conv2d, size: Sides) -> Sides | None:
     padding = (0, 0) if isinstance(module.padding, str) else module.padding
     shape = zip(size, padding, module.dilation, module.kernel_size, module.stride, strict=True)
     rows, columns = ((n + 2 * one - dilation * (side - 1) - 1) // step + 1 for n, one, dilation, side, step in shape)
-    evenly = tuple(-(-n // step) for n, step in zip(size, module.stride, strict=True))
-    return (rows, columns) if (rows, columns) == evenly else None
+    return (rows, columns) if (rows, columns) == apply_stride(module, size) else None
+
+
+def apply_stride(module: nn.Module, sides: Sides) -> Sides:
+    """Return rows and columns divided by the stride of a module, rounded up; as they are if it has none."""
+    steps = read_pair(module, "stride") or (1, 1)
+    return -(-sides[0] // steps[0]), -(-sides[1] // steps[1])
 
 
 def read_rearranged_patch(module: nn.Module) -> Sides | None:
