@@ -74,6 +74,21 @@ def test_a_jagged_nested_tensor_is_missed():
     assert run_unrecorded(Raw(), lambda m: m(rows), "Nested").is_nested
 
 
+class Sums(nn.Module):
+    """Attention by hand, beside the sum of a nested tensor: a dense one, of no dense tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[0, :2], x[0, :3]], layout=torch.jagged)
+        return (x @ x.mT).softmax(-1) @ x + rows.sum(1).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_the_sum_of_a_nested_tensor_ends_no_following():
+    recording, _ = record_and_compare(Sums(), lambda m: m(X))
+    assert not recording.missed
+    assert recording.map(0).shape == (B, 1, T, T)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_vmap_stands_for_many_and_is_missed():
     model = Attention().double()

@@ -169,7 +169,7 @@ class HandwrittenTracker(Traces):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
-        if role is Role.SUM and self.entry_products.find(tensors[0]):
+        if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
             traced = self.find_all(tensors)
@@ -285,7 +285,9 @@ class HandwrittenTracker(Traces):
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         product = label_product(name, operands, args, kwargs)
-        multiplies_features = len(traced) == 2 and all(self.sums_softmax(x, trace, product) for x, trace in traced)
+        multiplies_features = len(traced) == 2 and all(  # two softmaxes that are feature maps of queries and keys
+            trace.kind is TraceKind.WEIGHTS and self.sums_softmax(x, trace, product) for x, trace in traced
+        )
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
@@ -362,13 +364,10 @@ class HandwrittenTracker(Traces):
                     return True
         return False
 
-    def sums_softmax(self, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool:
-        """Return whether a product sums x along the axes of the softmax that made it, as a feature map of queries or keys."""
-        if trace.kind is not TraceKind.WEIGHTS or None in (trace.keys, trace.dims, product):
-            return False
-        assert trace.keys is not None
-        assert trace.dims is not None
-        assert product is not None
+    def sums_softmax(self, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool | None:
+        """Return whether a product sums weights x along the axes of the softmax that made them; None if these are not known."""
+        if trace.keys is None or trace.dims is None or product is None:
+            return None
         return self.find_summed_axes(trace.dims, x, product) == set(self.table.expand_axes(trace.keys))
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
@@ -378,14 +377,14 @@ class HandwrittenTracker(Traces):
         """
         if trace.activated is None or product is None:
             return False
-        place = 0 if product.operands[0] is x else 1
+        place = product.find_place(x)
         own, other = product.labels[place], product.labels[1 - place]
         widths = zip(other, product.operands[1 - place].shape, strict=True)
         return all(size == 1 for label, size in widths if label not in own)
 
     def find_summed_axes(self, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
         """Return the axes of x, an operand with these axes, that a product sums."""
-        labels = product.labels[0 if product.operands[0] is x else 1]
+        labels = product.labels[product.find_place(x)]
         own = zip(labels, self.table.expand_dims(dims), strict=True)
         return {axis for label, axes in own if label not in product.result for axis in axes}
 
@@ -460,7 +459,7 @@ class HandwrittenTracker(Traces):
         """Return the trace of scores or weights whose heads a small matrix mixed."""
         dims = trace.dims if x.shape == y.shape else None
         if product is not None and trace.dims is not None:
-            place = 0 if product.operands[0] is x else 1
+            place = product.find_place(x)
             dims = product.build_dims(self.table, {place: trace.dims})[2]
         return trace._replace(
             dims=dims,
@@ -532,18 +531,10 @@ class HandwrittenTracker(Traces):
         product: LabelledProduct | None,
     ) -> bool:
         """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
-        keys = None if trace.keys is None else set(self.table.expand_axes(trace.keys))
-        if (
-            product is not None
-            and trace.dims is not None
-            and keys is not None
-            and self.find_summed_axes(trace.dims, x, product) != keys
-        ):
+        if self.sums_softmax(x, trace, product) is False:
             return False
-        if product is not None:
-            place = 0 if product.operands[0] is x else 1
-            if mixes_within_tokens(frames, product, product.list_rows(place)):
-                return False
+        if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
+            return False
         shared, summed = find_axes(name, args, operands, x)
         along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
@@ -648,7 +639,7 @@ class HandwrittenTracker(Traces):
             self.used.put(x, trace)
         x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]
-        place = 0 if product is None or product.operands[0] is x else 1
+        place = 0 if product is None else product.find_place(x)
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
 
 

@@ -165,7 +165,7 @@ def drop_repeats(
         ):
             distinct_rows, undropped, dims[n] = distinct_rows.narrow(n, 0, 1), first, ()
     before = None if trace.undropped is None else (undropped, tuple(dims))
-    place = 0 if product.operands[0] is x else 1
+    place = product.find_place(x)
     own = dict(zip(product.labels[place], distinct_rows.shape, strict=True))
     other = product.operands[1 - place]
     for n, label in enumerate(product.labels[1 - place]):
@@ -185,7 +185,7 @@ def restore_keys(
     sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
     if sources is None or product is None or trace.dims is None:
         return x, trace, product
-    place = 0 if product.operands[0] is x else 1
+    place = product.find_place(x)
     x, values = x.detach(), product.operands[1 - place].detach()
     for n, (one, label) in enumerate(zip(sources[0], product.labels[place], strict=True)):
         if label in product.result or one.is_whole or len(one.axes) != 1 or bool(one.elsewhere.any()):

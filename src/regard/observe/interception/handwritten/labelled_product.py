@@ -29,6 +29,10 @@ class LabelledProduct(NamedTuple):
         operands = zip(self.operands, self.labels, strict=True)
         return max(x.shape[labels.index(label)] for x, labels in operands if label in labels)
 
+    def find_place(self, x: Tensor) -> int:
+        """Return the place of an operand."""
+        return 0 if self.operands[0] is x else 1
+
     def list_rows(self, place: int) -> Labels:
         """Return the labels of the result that only the operand at a place has."""
         return [label for label in self.labels[place] if label in self.result and label not in self.labels[1 - place]]

@@ -96,7 +96,7 @@ class LinearContexts:
         """
         if product is None or not y.numel():
             return False
-        place = 0 if product.operands[0] is x else 1
+        place = product.find_place(x)
         q, kernel = product.operands[1 - place], KERNEL.format(strip_affixes(name))
         queries = weakref.ref(q), q.numel()
         is_running = trace.form is not None and trace.form.has_running_sum

@@ -39,7 +39,7 @@ def find_roles_of_scores(
     form = trace.form
     if form is None or trace.dims is None or product is None or not x.numel():
         return None
-    place = 0 if product.operands[0] is x else 1
+    place = product.find_place(x)
     dims = product.build_dims(table, {place: trace.dims})
     a, b, of_scores = (list_axes(table, one) for one in (form.a_dims, form.b_dims, form.dims))
     keys = list_axes(table, trace.dims) - list_axes(table, dims[2])
