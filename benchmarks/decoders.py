@@ -27,7 +27,7 @@ WEIGHTS = ("bfloat16", "int8", "int4")
 class NumberedModel(TransformersModel):
     """A model whose texts are the numbers of tokens, so that the page reads the same prompt as the others."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a text."""
         return [int(number) for number in text.split()]
 
