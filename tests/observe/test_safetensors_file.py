@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import regard
-from execution_counts import count_calls
+from execution_counts import count_calls, count_lines
 from models.translators import make_translator, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Prefix, Window
@@ -364,7 +364,18 @@ def test_a_rule_that_many_calls_have_is_made_once(tmp_path):
     assert len({id(call.stored.mask) for call in load(path).calls}) == 1
 
 
-def test_a_step_far_from_the_one_before_takes_no_longer(tmp_path):
+@pytest.mark.slow
+def test_a_step_far_from_the_one_before_takes_no_more_work(tmp_path):
+    def work(step):
+        steps = [{}, {"step": step, "stop": 10}]
+        path = write_crafted_file(tmp_path / f"{step}.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", step]])
+        assert load(path).map(0).shape == (2, 3, 10, 10)
+        return count_lines("from regard.observe import load", f"load({str(path)!r}).map(0)")
+
+    assert work(10_000) < 1.1 * work(10)
+
+
+def test_a_step_may_be_as_far_from_the_one_before_as_numbers_go(tmp_path):
     steps = [{}, {"step": 2**31 - 1, "stop": 10}]
     path = write_crafted_file(tmp_path / "far.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", 2**31 - 1]])
     assert load(path).map(0).shape == (2, 3, 10, 10)

@@ -171,8 +171,7 @@ class KVHistory:
         rows: Tensor | None = None
         start = sum(keys.shape[2] for keys in self.keys)
         for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
-            for turn in (self.parent_rows[one] for one in range(wanted, step, -1) if one in self.parent_rows):
-                rows = turn if rows is None else turn[rows]
+            rows = compose_parent_rows(self.parent_rows, rows, step, wanted)
             wanted, start = min(wanted, step), start - keys.shape[2]
             if start < known:
                 yield start, (keys if rows is None else keys[rows.to(keys.device)])[:, :, : known - start]
@@ -395,15 +394,23 @@ class KVHistory:
 
 def reorder_rows(parent_rows: Mapping[int, Tensor], x: Tensor, made: int, wanted: int) -> Tensor:
     """Reorder the batch rows of x, made at one step, to those of a later step; parent_rows are those of the run, by step."""
-    rows = None
+    rows = compose_parent_rows(parent_rows, None, made, wanted)
+    return x if rows is None else x[rows.to(x.device)]
+
+
+def compose_parent_rows(parent_rows: Mapping[int, Tensor], rows: Tensor | None, made: int, wanted: int) -> Tensor | None:
+    """Return the rows at one step from which rows of a later step descend; None stands for all rows in their order.
+
+    It takes as long as there are steps between, or steps with parent rows if those are fewer.
+    """
     steps: Sequence[int] = range(wanted, made, -1)
     if len(steps) > len(parent_rows):
         steps = sorted((step for step in parent_rows if step in steps), reverse=True)
     for step in steps:
-        turn = parent_rows.get(step)
-        if turn is not None:
-            rows = turn if rows is None else turn[rows]
-    return x if rows is None else x[rows.to(x.device)]
+        parents = parent_rows.get(step)
+        if parents is not None:
+            rows = parents if rows is None else parents[rows]
+    return rows
 
 
 def find_table_size(parts: list[Tensor]) -> list[int]:
