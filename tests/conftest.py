@@ -1,6 +1,6 @@
 """Settings for every test: hypothesis without a deadline; each process its share of cores.
 
-In CI, hypothesis draws the same 40 examples each time; elsewhere 40 new ones, unless a test says how many it needs. On an
+In CI, hypothesis draws the same 40 examples each time; elsewhere 20 new ones, unless a test says how many it needs. On an
 emulated processor it draws the same 10 (see processors.py).
 
 Where REGARD_TESTS_MINUTES is set, as in .ci/run, a test with many cases runs a third of them once the run has taken so long,
@@ -23,7 +23,7 @@ from hypothesis import settings
 
 from run_limits import EMULATED, MINUTES, limit_examples
 
-settings.register_profile("here", deadline=None, print_blob=True, max_examples=40)
+settings.register_profile("here", deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 settings.register_profile("emulated", settings.get_profile("ci"), max_examples=limit_examples(100))
 settings.load_profile("emulated" if EMULATED else "ci" if os.environ.get("CI") else "here")

@@ -315,6 +315,7 @@ def test_a_text_ends_on_the_page_and_in_the_terminal_at_the_same_tokens(llama, t
     assert [one["token"] for one in lines] == tokens[:5]  # with the token that ends it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["\u0120the $A", "\u0120the $A <|endoftext|>", "$A"])
 @pytest.mark.parametrize("prompt", ["the cat sat", ""])
 def test_a_prompt_begins_on_the_page_and_in_the_terminal_as_the_tokenizer_begins_a_text(

@@ -349,6 +349,7 @@ def test_why_refuses_what_it_cannot_answer(capsys, folder, arguments, sentence):
     assert sentence in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_a_model_with_damaged_weights_is_described_and_its_json_has_null(capsys, folder, tmp_path):
     damaged = GPT2LMHeadModel.from_pretrained(folder)
     with torch.no_grad():

@@ -58,6 +58,7 @@ def test_buckets_are_those_of_transformers(count, most, is_causal):
     assert torch.equal(mine, find_buckets(distances, not is_causal, count, most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize(("count", "most"), SETTINGS)
 def test_right_buckets_are_named_with_their_numbers(count, most, is_causal):

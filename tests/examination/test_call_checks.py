@@ -51,6 +51,7 @@ def test_heads_in_their_order_are_right_in_groups_of_any_size(groups, residual):
     assert examine_new(lambda q, k, v: (q, k, v), groups, residual=residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
     ("change", "groups", "said"),
@@ -68,6 +69,7 @@ def test_heads_that_meet_those_of_another_place_are_mixed(change, groups, said, 
     assert said in finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -128,6 +130,7 @@ def test_keys_and_values_of_one_projection_are_no_unused_heads(name, groups):
     assert not examine(Joint()).findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_gate_from_the_projection_of_queries_is_no_unused_heads(is_chunked, groups):
@@ -166,6 +169,7 @@ class Averaged(Heads):
         return self.o_proj(context.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("what", ["contexts", "values", "weights"])
 def test_a_mean_over_heads_in_the_place_of_each_is_no_independence(what, residual):

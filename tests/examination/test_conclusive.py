@@ -153,6 +153,7 @@ def test_what_is_random_only_at_longer_lengths_is_called_random():
     assert [one.kind for one in regard.examine(Noisy()).findings] == ["dropout in evaluation"]
 
 
+@pytest.mark.slow
 def test_rows_and_scale_are_read_from_the_calls_of_a_layer_with_rotary_positions():
     class Rotary(Heads):
         def __init__(self, factor):

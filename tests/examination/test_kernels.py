@@ -7,6 +7,7 @@ import regard
 from examination.kernel_table import RIGHT, WRONG, blockwise, with_lse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_kernel_has_no_finding(name):
     kernel, arguments = RIGHT[name]
@@ -16,6 +17,7 @@ def test_a_right_kernel_has_no_finding(name):
     assert any(one.what.startswith("the context is that of") for one in report.checked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_named_with_a_cure(name):
     kernel, kind, says, arguments = WRONG[name]

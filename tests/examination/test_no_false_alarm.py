@@ -32,6 +32,7 @@ class NormedWithoutEps(Heads):
         return super().forward(F.rms_norm(x * 1e-4, (C,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Normed, OwnEps, NormedWithoutEps])
 def test_an_eps_of_the_dtype_is_no_wrong_precision(make):
     report = regard.examine(make())
@@ -118,6 +119,7 @@ class Rolled(nn.Module):
         return x.roll(1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mix", "says"),
     [

@@ -70,6 +70,7 @@ class FirstGroupOnly(NormedGroups):
 MISTAKES = ["StylesMixed", "CosAndSinExchanged", "Opposite", "OfQueriesInKernel", "WithOtherBase", "KeysLater"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
 @pytest.mark.parametrize("mistake", [*MISTAKES, "Tiled"])
 def test_mistakes_beside_norms_of_heads_are_found(mistake, norm):

@@ -56,6 +56,7 @@ class SinOfTheNextPair(Changed):
         return turn_halves(x, angles.cos(), angles.roll(1, -1).sin())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
     ("made", "said"),

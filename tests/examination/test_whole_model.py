@@ -25,6 +25,7 @@ def test_nothing_is_found_of_a_right_model(make):
 QUICK = [family for family in (*DECODERS, *ENCODERS) if family.quick]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", QUICK, ids=lambda family: family.name)
 def test_nothing_is_found_of_a_family(family):
     report = regard.examine(family.build(), expects=Causal() if family in DECODERS else Everything())
@@ -224,6 +225,7 @@ class Twice(nn.Module):
         return (one - 0.3 * two).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.slow
 def test_a_layer_that_calls_attention_twice_is_missed_and_said_to_be():
     model = Still(causal)
     model.attention = Twice()

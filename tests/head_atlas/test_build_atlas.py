@@ -59,6 +59,7 @@ def start_process(place: Path, name: str, **settings) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_an_atlas_of_all_queries_has_the_scores_the_chances_and_the_kinds_of_heads(tmp_path, one_thread):
     torch.manual_seed(0)
     letters = Letters.from_texts(["ABC"])  # so few that a head which attends to all meets its own letter often

@@ -97,6 +97,8 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
     compare_passes(single, exact, 2, **FEW)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @given(requests(dtype=torch.float32), st.sampled_from(list(FACTORS)), st.data())
 def test_small_maps_of_every_kind_agree(asked, factor, data):
     (b, h, q, _), k = asked.q.shape, asked.k.shape[2]
@@ -119,6 +121,8 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     compare_passes(single, exact, 2, bin_edges(0, T, size[0]), bin_edges(0, K, size[1]))
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("rows", [(96, 131), (0, 1), (393, T)], ids=str)
 @pytest.mark.parametrize("columns", [(0, 64), (517, 645), (1290, K)], ids=str)

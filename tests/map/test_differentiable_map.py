@@ -49,6 +49,8 @@ def compare(number, inputs, expected):
     assert any(one is not None and float(one.abs().max()) > 1e-3 for one in ours)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("case", [*CASES.values(), {"has_bias": True}], ids=[*CASES, "bias"])
 def test_entries_products_and_sums_have_the_gradients_of_the_dense_formula(case):
     q, k, v, case = draw_inputs(case)

@@ -96,6 +96,8 @@ def assert_equal(found: Tensor, expected: Tensor) -> None:
     assert torch.allclose(found, expected, rtol=0, atol=EQUAL * max(1.0, size))
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @given(recurrences())
 def test_entries_sums_products_and_pictures_are_those_of_the_recurrence(mechanism):
     found, expected = ImplicitMap(mechanism), dense(mechanism)
@@ -241,6 +243,8 @@ def test_a_certificate_is_the_largest_distance_from_the_outputs():
         ImplicitMap(mechanism).certificate()
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 def test_a_result_beyond_a_gigabyte_is_refused_with_its_bytes():
     long = ImplicitMap(LinearRecurrence(decay=torch.zeros(1, 1, 20_000, 1)))
     with pytest.raises(TooLargeError, match="1,600,000,000"):

@@ -65,6 +65,8 @@ def list_answers(m):
     return {**questions, **{name: x.nan_to_num(neginf=-1e3) for name, x in overview.items()}}
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from(sorted(MASKS)),
@@ -179,6 +181,8 @@ def test_the_own_and_previous_keys_follow_the_offset_of_each_batch_row():
     assert_within(found.distance, back, sum_bound(torch.float32, 3 * K, 2 * K))
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("keys", [1, 15, 31, 32, 49, 65])
 def test_the_compiled_overview_takes_rows_of_any_length(keys, threads):

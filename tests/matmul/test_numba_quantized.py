@@ -144,6 +144,8 @@ def find_panel_steps(parts):
     return (parts[1].double().abs() * (2**15 / round(LARGEST_RESTORED * 2**15 / (127 * 255)))).numpy()
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_PANELS
 @example(torch.int8, 521, 60, 1543, 0, 60, 0)
 @example(torch.uint8, 9, 259, 1543, 3, 259, 0)
@@ -176,6 +178,8 @@ def test_panels_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype
     assert (np.abs(found - expected) <= gamma(torch.float32, terms) * (sizes + rounding) + rounding).all()
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_PANELS
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -220,6 +224,8 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
             np.testing.assert_array_equal(multiply_by_panels(parts, x[one : one + 1], 50, 51)[0][0, 50], whole[one, 50])
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_TILES
 @example(torch.bfloat16, 39, 83, 1600, 0, 83, 0)
 @example(torch.int8, 39, 83, 1600, 0, 83, 0)
@@ -239,6 +245,8 @@ def test_tiles_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype,
     assert_is_product(dtype, count, rows, columns, *sorted((min(a, rows), min(b, rows))), seed)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_TILES
 @pytest.mark.parametrize("dtype", TILED)
 def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
@@ -251,6 +259,8 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
         np.testing.assert_array_equal(multiply(parts, x[-count:], 50, 51)[0][:, 50], whole[-count:, 50])
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_TILES
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", TILED)
@@ -302,6 +312,8 @@ def test_nothing_is_lost_of_vectors_and_matrices_that_are_small_or_large(dtype, 
     np.testing.assert_allclose(found / power / other, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @NEEDS_TILES
 def test_the_tile_registers_of_a_thread_stay_configured_as_they_were():
     """Other libraries, which configure them once, are called by the same threads."""

@@ -72,6 +72,8 @@ def check_float32(q, k, v, mask, **options):
         assert_within(found, expected, bound)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @settings(max_examples=limit_examples(150), deadline=None)
 @given(requests(dtype=torch.float32, longest=23, kinds=("scale", "offset")))
 def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
@@ -83,6 +85,8 @@ def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
     check_float32(*leaves, asked.mask, **asked.options)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("rule", "offset"), [(rule, n) for rule in RULES for n in (0, K - Q)] + [("window", -9), ("causal", -9)]
 )
@@ -90,6 +94,8 @@ def test_over_many_blocks_of_queries_and_grouped_keys(rule, offset):
     check_float32(*tensors(), RULES[rule], offset=offset)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scale", [None, -0.3])
 def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_out(rule, scale):

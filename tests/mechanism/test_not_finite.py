@@ -56,6 +56,8 @@ def inputs(draw, scales, is_broken: bool):
     return [x.to(dtype) for x in tensors], draw(rules(queries, keys)), options
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @settings(max_examples=limit_examples(400), deadline=None)
 @given(inputs(st.sampled_from([None, -0.5, 0.0, -1.0, 1e-30, 30.0, 1e6, 1e38, -1e38]), is_broken=True))
 def test_what_is_no_number_comes_out_where_attend_has_it(asked):
@@ -112,6 +114,8 @@ def test_a_product_that_overflows_is_nan_however_small_the_scale(mask, keys, sca
     assert torch.equal(found.isnan(), expected.isnan())
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @settings(max_examples=limit_examples(200), deadline=None)
 @given(inputs(st.sampled_from([None, -0.5, 0.0, -1.0, 0.1]), is_broken=False))
 def test_any_scale_and_any_dtype_of_the_bias_gives_the_formula_in_float64(asked):

@@ -24,6 +24,8 @@ def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, torch.as_tensor(expected), rtol=0, atol=atol)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @settings(max_examples=limit_examples(300))
 @given(requests())
 def test_attend_is_the_formula_written_out_in_float64(asked):
@@ -217,6 +219,8 @@ def test_no_dropout_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @settings(max_examples=limit_examples(40))
 @given(requests(longest=4))
 def test_gradients_are_those_of_finite_differences(asked):

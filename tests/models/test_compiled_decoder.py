@@ -148,6 +148,8 @@ def test_it_is_the_model_of_any_sizes(sizes, to):
         )
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_it_is_the_same_with_any_number_of_threads(count):
     """The same bits where it is run again with as many; to rounding where torch's own products have other threads too."""

@@ -119,6 +119,8 @@ def test_the_compiled_call_computes_what_the_model_computes(name, to):
     assert_within(read_more(decoder, reading), read_more(decoder), bound)
 
 
+@pytest.mark.slow
+@pytest.mark.emulated
 @compiled
 @pytest.mark.parametrize("wanted", [None, 1])
 def test_texts_of_unequal_length_are_read_side_by_side(wanted):

@@ -75,6 +75,7 @@ def assert_one_run(model: nn.Module, recording: Any, ids: Tensor, **options: Any
         assert (ours.dense() - theirs.dense()).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())
@@ -146,6 +147,7 @@ def build_own_model(form: str, has_positions: bool) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(11, 8, padding_idx=0), *layers).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "has_positions"),
     [("growing", False), ("growing", True), ("slots", False), ("slots", True), ("window", True)],

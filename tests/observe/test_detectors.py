@@ -58,6 +58,7 @@ def test_the_weight_so_far_back_is_a_diagonal_of_the_matrix(asked, back):
     close(detectors.weight_on_previous(m, back), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(ASKED)
 def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
@@ -121,6 +122,7 @@ def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
     close(detectors.heavy_hitter_share(m, 0.3), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(ASKED)
 def test_the_weight_on_stripes_is_that_on_the_most_received_keys_but_the_first(asked):
@@ -145,6 +147,7 @@ def test_the_weight_on_stripes_is_that_on_the_most_received_keys_but_the_first(a
     close(detectors.stripe_weight(m, 0.3), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(ASKED, st.data())
 def test_the_needle_weight_is_the_weight_of_questions_on_the_needle(asked, data):
@@ -424,6 +427,7 @@ def test_a_number_that_hides_is_no_key_that_a_query_sees(found, seed):
     assert look.is_counted.tolist() == [[[dense.counts(b, h, i) for i in range(7)] for h in range(H)] for b in range(B)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data(), st.integers(0, 2**32 - 1), st.sampled_from([2, 13]), st.booleans())
 def test_every_score_is_the_same_of_a_mask_and_of_numbers_that_hide(data, seed, b, own):

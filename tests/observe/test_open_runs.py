@@ -342,6 +342,7 @@ def test_a_run_says_which_row_each_returned_sequence_is(build, options, tmp_path
     assert load(tmp_path / "written.reg").last.rows == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["beams", "sampled beams"])
 @pytest.mark.parametrize("build", [gpt2, bart])
 def test_words_of_returned_sequences_are_those_of_their_beams_and_of_no_other(build, name, tmp_path):

@@ -55,6 +55,7 @@ def table(dense, pattern, tokens):
     return found & dense.visible
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(looks())
 def test_a_score_is_the_mean_weight_on_the_pattern_of_the_queries_that_may_see_it(given_look):

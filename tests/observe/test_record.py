@@ -32,6 +32,7 @@ def make_model_and_inputs(name, side="none", dtype=torch.float32, **settings):
 # what is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "bart", "vit", "t5"])
 @pytest.mark.parametrize("keep", [None, ("values", "residual")])
 def test_a_recording_is_freed_with_its_last_name(name, keep):

@@ -19,6 +19,7 @@ def test_the_oracle_keeps_the_largest_weights_of_each_query():
                 assert set(found[b, h, i].nonzero().flatten().tolist()) == best(weights[b, h, i].tolist(), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5, 30, 44, T])
 @pytest.mark.parametrize(
     "settings",

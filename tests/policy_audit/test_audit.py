@@ -149,6 +149,7 @@ DRAWN_LAYERS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(DRAWN_LAYERS)
 def test_every_row_of_a_shipped_policy_at_random_is_that_of_the_dense_computation(drawn):
@@ -175,6 +176,7 @@ def refuse_plain_blocks(*arguments):
     raise AssertionError("a shipped policy is measured by plain blocks, although numba is there.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "kind", "prompt"),
     [

@@ -26,6 +26,7 @@ def model(request):
     return MODELS[request.param]().double()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_logits_are_those_of_one_forward(model):
     tokens = draw_tokens()
@@ -38,6 +39,7 @@ def test_the_logits_are_those_of_one_forward(model):
         assert policy is None or not torch.allclose(whole, complete, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_needles_are_those_of_whole_forwards(model, monkeypatch):
     tokens = draw_tokens()[0].tolist()

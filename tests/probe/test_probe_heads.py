@@ -43,6 +43,7 @@ def test_an_untrained_model_of_the_same_shape_has_no_induction_head(seed):
     assert not {"induction", "previous token", "duplicate"} & {row.kind for row in table}
 
 
+@pytest.mark.slow
 def test_a_head_that_matches_prefixes_and_copies_something_else_is_no_induction_head():
     model = make_induction_model(0)
     with torch.no_grad():

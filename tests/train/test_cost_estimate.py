@@ -49,6 +49,7 @@ def autograd_keeps(model: GPT2, rows: int, half: bool) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(("engine", "precision"), NUMBER_SIZES)
 @pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])

@@ -47,18 +47,21 @@ def test_every_layer_is_recorded_once_and_nothing_is_missed(family):
         assert family.apart or not found.missed
 
 
+@pytest.mark.slow
 @every
 def test_the_map_is_what_the_same_model_says_with_eager_attention(family):
     for side in family.sides:
         assert compare_with_eager(family, side).difference < EQUAL, side
 
 
+@pytest.mark.slow
 @every
 def test_the_map_in_float32_is_the_one_in_float64_within_its_rounding(family):
     found, allowed = compare_with_eager(family, family.sides[-1]).rounding
     assert found <= allowed
 
 
+@pytest.mark.slow
 @every
 def test_the_map_of_eager_attention_is_its_weights_where_nothing_is_seen_too(family):
     for side in family.sides:

@@ -58,6 +58,7 @@ def set_of(recording, kind):
     return [call.name for call in recording.calls if call.kind == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("build", [build_llama, build_t5])
 @torch.no_grad()
@@ -82,6 +83,7 @@ def test_a_model_that_was_compiled_before_is_recorded_and_its_bits_do_not_change
                 assert torch.equal(found.dense(), m.dense()), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @torch.no_grad()
 def test_a_model_of_transformers_that_is_compiled_in_the_block_is_recorded_and_its_bits_do_not_change(backend):
@@ -96,6 +98,7 @@ def test_a_model_of_transformers_that_is_compiled_in_the_block_is_recorded_and_i
     assert recording.names == [f"model.layers.{n}.self_attn" for n in range(3)]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_generation_whose_steps_are_compiled_is_one_map():
     model, ids = build_llama(attn_implementation="regard"), torch.randint(1, 64, (2, 7))
@@ -129,6 +132,7 @@ def test_a_softcap_is_refused_since_the_kernel_has_none():
         model(torch.randint(1, 64, (1, 5)))
 
 
+@pytest.mark.slow
 def test_registering_without_transformers_says_what_to_do():
     code = "import regard\ntry: regard.register_attention()\nexcept regard.ConfigError as error: print(error)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=600).stdout

@@ -183,6 +183,7 @@ def test_an_intervention_does_not_change_compiled_attention_and_that_is_warned_o
         assert torch.equal(torch.compile(model, backend="eager")(X), expected)
 
 
+@pytest.mark.slow
 def test_training_in_compiled_code_has_the_same_gradients():
     model = Model()
     gradients = []

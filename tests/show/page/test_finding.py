@@ -179,6 +179,7 @@ def test_the_finding_of_a_translation_says_what_its_words_look_at_and_names_the_
     assert weights[found.q, found.k] == weights.max()
 
 
+@pytest.mark.slow
 def test_the_gallery_opens_by_name_and_each_finding_is_what_it_says():
     adapter = GPT2Adapter("pocket", GPT2.load("pocket"))
     with open_client(adapter=adapter) as client:

@@ -44,6 +44,7 @@ def test_what_it_writes_is_what_regard_translate_prints(kind, text):
     assert "".join(found.tokens.columns[:-1]) == text.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_cross_attention_is_the_word_that_was_written_there(kind):
     model = train_small_translator(kind)

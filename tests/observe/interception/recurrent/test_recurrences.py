@@ -61,6 +61,7 @@ def test_every_layer_is_recorded_its_product_is_its_output_and_no_bit_changes(fa
             assert (far <= EQUAL * outputs.abs().flatten(1).amax(1)).all()
 
 
+@pytest.mark.slow
 @every
 def test_the_steps_of_a_generation_form_the_map_of_one_forward(family):
     model, tokens = family.build(), draw_tokens()
@@ -252,6 +253,7 @@ def test_a_selection_of_layers_leaves_the_others_out_without_a_word():
     assert not recording.missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mamba", "recurrent_gemma", "lfm2", "qwen3_next"])
 def test_a_saved_recording_has_the_same_maps_to_the_bit(name, tmp_path):
     model = get(name).build()
