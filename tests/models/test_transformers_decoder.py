@@ -133,6 +133,24 @@ def test_texts_of_unequal_length_are_read_side_by_side(wanted):
     assert_within(found, expected, find_bound(decoder, lambda one: one(new, read_prompts(one, *LENGTHS))))
 
 
+def test_the_first_tokens_are_read_by_causal_attention_and_later_ones_by_a_mask(monkeypatch):
+    decoder, calls = make_decoder(), []
+
+    def note_mask(*arguments, attn_mask=None, is_causal=False, **others):
+        calls.append((attn_mask is None, is_causal))
+        return attend(*arguments, attn_mask=attn_mask, is_causal=is_causal, **others)
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", note_mask)
+    cache, layers = Cache(decoder.config.layers, 24), decoder.config.layers
+    with torch.no_grad():
+        parts = [decoder(torch.tensor([tokens]), cache) for tokens in ([3, 7, 9, 4], [8, 2], [6])]
+        assert calls == [(True, True)] * layers + [(False, False)] * 2 * layers
+        whole = decoder(torch.tensor([[3, 7, 9, 4, 8, 2, 6]]))
+    bound = find_bound(decoder, lambda one: one(torch.tensor([[3, 7, 9, 4, 8, 2, 6]])))
+    assert_within(torch.cat(parts, 1), whole, bound)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_with_a_cache_it_computes_what_the_model_computes_for_each_text_alone(attention):
     decoder = TransformersDecoder(make_model(attn_implementation=attention))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,6 +54,15 @@ class CacheBridge:
             keys, values = (x.masked_fill(unwritten[:, None, :, None], 0) for x in (keys, values))
         return keys, values
 
+    def as_empty_cache(self) -> Any:
+        """Return an empty cache of transformers that appends keys and values as this one does, for the first tokens.
+
+        Without a mask, its `sdpa` computes what causal attention needs, about half.
+        """
+        cache = import_module("transformers").DynamicCache()
+        cache.update = self.update
+        return cache
+
 
 class TransformersDecoder(nn.Module):
     """A causal language model of transformers, Llama, Mistral or Qwen2, that `regard.generate` continues texts with.
@@ -84,13 +94,18 @@ class TransformersDecoder(nn.Module):
             return logits
         model: Any = self.model
         positions = cache.extend(tokens).expand(tokens.shape)
-        visible = torch.arange(cache.longest, device=tokens.device) <= positions.unsqueeze(-1)  # (b, t, keys)
+        bridge: Any = CacheBridge(cache)
+        if cache.longest == tokens.shape[-1]:  # the first tokens: transformers knows that all keys before a query are visible
+            mask, bridge = None, bridge.as_empty_cache()
+        else:
+            visible = torch.arange(cache.longest, device=tokens.device) <= positions.unsqueeze(-1)  # (b, t, keys)
+            mask = make_mask(visible.unsqueeze(1), model)
         output = model.model(  # without the head, whose logits only some vectors need
             input_ids=tokens,
-            attention_mask=make_mask(visible.unsqueeze(1), model),
+            attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            **{find_cache_name(model.model): CacheBridge(cache)},
+            **{find_cache_name(model.model): bridge},
         )
         return cast(Tensor, model.lm_head(cache.select_wanted(output.last_hidden_state)))
 
