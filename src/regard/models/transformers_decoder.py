@@ -54,10 +54,10 @@ class CacheBridge:
             keys, values = (x.masked_fill(unwritten[:, None, :, None], 0) for x in (keys, values))
         return keys, values
 
-    def as_empty_cache(self) -> Any:
-        """Return an empty cache of transformers that appends keys and values as this one does, for the first tokens.
+    def make_empty_cache(self) -> Any:
+        """Return an empty cache of transformers that appends keys and values by `update`.
 
-        Without a mask, its `sdpa` computes what causal attention needs, about half.
+        Without a mask, transformers reads the length of its cache, and `sdpa` computes causal attention: half of the scores.
         """
         cache = import_module("transformers").DynamicCache()
         cache.update = self.update
@@ -95,8 +95,8 @@ class TransformersDecoder(nn.Module):
         model: Any = self.model
         positions = cache.extend(tokens).expand(tokens.shape)
         bridge: Any = CacheBridge(cache)
-        if cache.longest == tokens.shape[-1]:  # the first tokens: transformers knows that all keys before a query are visible
-            mask, bridge = None, bridge.as_empty_cache()
+        if cache.longest == tokens.shape[-1]:  # the first tokens: causal attention needs no mask
+            mask, bridge = None, bridge.make_empty_cache()
         else:
             visible = torch.arange(cache.longest, device=tokens.device) <= positions.unsqueeze(-1)  # (b, t, keys)
             mask = make_mask(visible.unsqueeze(1), model)
