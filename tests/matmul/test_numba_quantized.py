@@ -27,6 +27,8 @@ from regard.compiled.matrix_formats import (  # noqa: E402
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS  # noqa: E402
 from regard.matmul import numba_amx, numba_int16_panels, numba_quantized, numba_row_tiles  # noqa: E402
 
+pytestmark = [pytest.mark.slow, pytest.mark.emulated]  # kernels are compiled for them that nothing else uses
+
 HALVES, INTEGERS = (torch.bfloat16, torch.float16), (torch.int8, torch.uint8)
 INLINED = "is_restored", "is_rounded", "multiply_matrix", "quantize_for", "quantize_vector", "round_vector", "sum_groups"
 is_restored, is_rounded, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
@@ -144,8 +146,6 @@ def find_panel_steps(parts):
     return (parts[1].double().abs() * (2**15 / round(LARGEST_RESTORED * 2**15 / (127 * 255)))).numpy()
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_PANELS
 @example(torch.int8, 521, 60, 1543, 0, 60, 0)
 @example(torch.uint8, 9, 259, 1543, 3, 259, 0)
@@ -178,8 +178,6 @@ def test_panels_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype
     assert (np.abs(found - expected) <= gamma(torch.float32, terms) * (sizes + rounding) + rounding).all()
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_PANELS
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -224,8 +222,6 @@ def test_a_vector_has_the_same_sums_by_panels_beside_any_others():
             np.testing.assert_array_equal(multiply_by_panels(parts, x[one : one + 1], 50, 51)[0][0, 50], whole[one, 50])
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_TILES
 @example(torch.bfloat16, 39, 83, 1600, 0, 83, 0)
 @example(torch.int8, 39, 83, 1600, 0, 83, 0)
@@ -245,8 +241,6 @@ def test_tiles_have_the_sums_of_the_numbers_and_touch_nothing_beside_them(dtype,
     assert_is_product(dtype, count, rows, columns, *sorted((min(a, rows), min(b, rows))), seed)
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_TILES
 @pytest.mark.parametrize("dtype", TILED)
 def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
@@ -259,8 +253,6 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
         np.testing.assert_array_equal(multiply(parts, x[-count:], 50, 51)[0][:, 50], whole[-count:, 50])
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_TILES
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", TILED)
@@ -312,8 +304,6 @@ def test_nothing_is_lost_of_vectors_and_matrices_that_are_small_or_large(dtype, 
     np.testing.assert_allclose(found / power / other, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @NEEDS_TILES
 def test_the_tile_registers_of_a_thread_stay_configured_as_they_were():
     """Other libraries, which configure them once, are called by the same threads."""
@@ -350,8 +340,6 @@ def test_the_sums_are_those_of_the_numbers_and_nothing_beside_them_is_touched(dt
     assert_is_product(dtype, count, rows, columns, first, last, seed)
 
 
-@pytest.mark.slow
-@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.uint8])
 def test_they_are_the_same_where_the_processor_lacks_the_instruction(dtype, monkeypatch):
     monkeypatch.setattr(numba_row_tiles, "PAIRWISE", None)
