@@ -322,7 +322,7 @@ FEW = {"q": torch.zeros(2, 3, 5, 7), "k": torch.zeros(2, 3, 5, 7), "rows": torch
         ({"pieces": [{}], "keys": [["k", 2**62]]}, "from 0 to"),
         ({"pieces": [{}], "turns": {str(2**62): "rows"}}, "from 0 to"),
         ({"pieces": [{}], "turns": {"-1": "rows"}}, "from 0 to"),
-        ({"pieces": [{"step": n} for n in range(5_000)]}, "a call with 5 keys continues one with 5"),
+        ({"pieces": [{"step": n} for n in range(50_000)]}, "a call with 5 keys continues one with 5"),
         (
             {"pieces": [{}], "tensors": {"q": torch.empty(2**40, 0, 5, 4), "k": torch.empty(2**40, 0, 5, 4)}},
             "expected batch rows",
@@ -364,21 +364,22 @@ def test_a_rule_that_many_calls_have_is_made_once(tmp_path):
     assert len({id(call.stored.mask) for call in load(path).calls}) == 1
 
 
+def write_distant_calls(path, step):
+    """Write a recording whose second call has a step, the first one step 0."""
+    return write_crafted_file(path, FEW, [{}, {"step": step, "stop": 10}], {"7": "rows"}, [["k", 0], ["k", step]])
+
+
 @pytest.mark.slow
 def test_a_step_far_from_the_one_before_takes_no_more_work(tmp_path):
     def work(step):
-        steps = [{}, {"step": step, "stop": 10}]
-        path = write_crafted_file(tmp_path / f"{step}.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", step]])
-        assert load(path).map(0).shape == (2, 3, 10, 10)
+        path = write_distant_calls(tmp_path / f"{step}.reg", step)
         return count_lines("from regard.observe import load", f"load({str(path)!r}).map(0)")
 
     assert work(10_000) < 1.1 * work(10)
 
 
 def test_a_step_may_be_as_far_from_the_one_before_as_numbers_go(tmp_path):
-    steps = [{}, {"step": 2**31 - 1, "stop": 10}]
-    path = write_crafted_file(tmp_path / "far.reg", FEW, steps, {"7": "rows"}, [["k", 0], ["k", 2**31 - 1]])
-    assert load(path).map(0).shape == (2, 3, 10, 10)
+    assert load(write_distant_calls(tmp_path / "far.reg", 2**31 - 1)).map(0).shape == (2, 3, 10, 10)
 
 
 def test_of_threads_that_save_one_path_each_succeeds_and_a_reader_finds_one_of_their_recordings(tmp_path):

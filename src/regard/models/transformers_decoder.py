@@ -1,8 +1,8 @@
 """A model of transformers of Llama's kind as `regard.generate` calls it, a few tokens in one compiled call."""
 
 import inspect
+import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,29 +39,22 @@ class DecoderSizes(NamedTuple):
     vocabulary: int
 
 
-class CacheBridge:
-    """A `Cache` with the method by which attention of transformers appends keys and values."""
+def make_cache(cache: Cache) -> Any:
+    """Return an empty cache of transformers, whose `update` appends keys and values to a `Cache` and returns all of them.
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    Slots that a shorter text has not written hold zeros.
+    """
 
-    def update(self, k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of a layer; return all of them, zeros in slots that a shorter text has not written."""
-        keys, values = self.cache.layer(layer)(k, v)[:2]
-        lengths = self.cache.lengths
-        if isinstance(lengths, Tensor):  # a weight of 0 times whatever memory held may be NaN
-            unwritten = torch.arange(keys.shape[2], device=keys.device) >= lengths[:, None]
+    def update(k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        keys, values = cache.layer(layer)(k, v)[:2]
+        if isinstance(cache.lengths, Tensor):  # a weight of 0 times whatever memory held may be NaN
+            unwritten = torch.arange(keys.shape[2], device=keys.device) >= cache.lengths[:, None]
             keys, values = (x.masked_fill(unwritten[:, None, :, None], 0) for x in (keys, values))
         return keys, values
 
-    def make_empty_cache(self) -> Any:
-        """Return an empty cache of transformers that appends keys and values by `update`.
-
-        Without a mask, transformers reads the length of its cache, and `sdpa` computes causal attention: half of the scores.
-        """
-        cache = import_module("transformers").DynamicCache()
-        cache.update = self.update
-        return cache
+    empty = sys.modules["transformers"].DynamicCache()
+    empty.update = update
+    return empty
 
 
 class TransformersDecoder(nn.Module):
@@ -94,9 +87,8 @@ class TransformersDecoder(nn.Module):
             return logits
         model: Any = self.model
         positions = cache.extend(tokens).expand(tokens.shape)
-        bridge: Any = CacheBridge(cache)
-        if cache.longest == tokens.shape[-1]:  # the first tokens: causal attention needs no mask
-            mask, bridge = None, bridge.make_empty_cache()
+        if cache.longest == tokens.shape[-1]:  # the first tokens: causal attention, which computes half of the scores of a mask
+            mask = None
         else:
             visible = torch.arange(cache.longest, device=tokens.device) <= positions.unsqueeze(-1)  # (b, t, keys)
             mask = make_mask(visible.unsqueeze(1), model)
@@ -105,7 +97,7 @@ class TransformersDecoder(nn.Module):
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            **{find_cache_name(model.model): bridge},
+            **{find_cache_name(model.model): make_cache(cache)},
         )
         return cast(Tensor, model.lm_head(cache.select_wanted(output.last_hidden_state)))
 
