@@ -1,7 +1,8 @@
 """Small models that the tests of this room continue: a GPT-2, the same as transformers has it, and one that is a table."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding, unit_roundoff
 from regard.compiled.matrix_formats import LARGEST
+from regard.generate.kv_cache import Cache
+from regard.generate.quantization import choose_cache_dtype
 from regard.matmul import QuantizedLinear
 from regard.models import GPT2, GPT2Config
 
@@ -112,16 +115,34 @@ def half_step_of_bfloat16(x: torch.Tensor) -> torch.Tensor:
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
+def make_shift(seed: int, step: Step) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that moves each number half a step up or down, at random."""
+    dice = torch.Generator().manual_seed(seed)
+    return lambda x: x + step(x) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
+
+
+@contextmanager
+def shift_cached_numbers(seed: int) -> Iterator[None]:
+    """While it lasts, each number that a cache keeps is off by half a step of bfloat16, up or down."""
+    shift, append = make_shift(seed, half_step_of_bfloat16), Cache._append
+    Cache._append = lambda self, number, dtype, k, v: append(self, number, dtype, shift(k), shift(v))
+    try:
+        yield
+    finally:
+        Cache._append = append
+
+
+def has_bfloat16_cache(projections: list[nn.Module]) -> bool:
+    """Return whether the keys that these projections of float32 make are cached in bfloat16."""
+    return choose_cache_dtype(projections, torch.float32) == (torch.bfloat16,)
+
+
 @contextmanager
 def shift_numbers(
     before: Iterable[nn.Module], after: Iterable[nn.Module], seed: int, step: Step = half_step_of_16_bits
 ) -> Iterator[None]:
     """While it lasts, each number that these modules take, or give, is half a step off, up or down."""
-    dice = torch.Generator().manual_seed(seed)
-
-    def shift(x):
-        return x + step(x) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
-
+    shift = make_shift(seed, step)
     hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in before]
     hooks += [one.register_forward_hook(lambda _, given, output: shift(output)) for one in after]
     try:
@@ -131,10 +152,24 @@ def shift_numbers(
             hook.remove()
 
 
-def shift_by_half_steps(model: GPT2, seed: int, step: Step) -> AbstractContextManager[None]:
-    """Shift each number that meets a matrix of a GPT-2, as far as rounding goes; its head meets what the last norm gives."""
-    matrices = [one for block in model.blocks for one in (*block.attention.children(), block.up, block.down)]
-    return shift_numbers([one for one in matrices if hasattr(one, "weight")], [model.norm], seed, step)
+def list_shifts(model: GPT2, step: Step | None) -> list[Callable[[GPT2], ExitStack]]:
+    """List contexts that shift numbers of a GPT-2 as far as a model rounds them, one a seed; none if it rounds nothing.
+
+    Shifted are those that meet a matrix, by a step if there is one (its head meets what the last norm gives), and those in the
+    cache if it is bfloat16.
+    """
+    rounds_cache = has_bfloat16_cache([block.attention.W_key for block in model.blocks])
+
+    def shift(exact: GPT2, seed: int) -> ExitStack:
+        stack = ExitStack()
+        if step is not None:
+            matrices = [one for block in exact.blocks for one in (*block.attention.children(), block.up, block.down)]
+            stack.enter_context(shift_numbers([one for one in matrices if hasattr(one, "weight")], [exact.norm], seed, step))
+        if rounds_cache:
+            stack.enter_context(shift_cached_numbers(seed))
+        return stack
+
+    return [partial(shift, seed=seed) for seed in range(DRAWS if rounds_cache or step is not None else 0)]
 
 
 def terms(model: GPT2) -> int:
@@ -147,8 +182,8 @@ def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], step: Step 
     """How far two computations of run(model) may lie apart in float32; step: where vectors are rounded by as much too."""
     exact = restore(model)
     bound, expected = estimate_rounding(exact, run, terms(exact)), run(exact)
-    for seed in range(0 if step is None else DRAWS):
-        with shift_by_half_steps(exact, seed, step):
+    for shift in list_shifts(model, step):
+        with shift(exact):
             bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
     return bound
 
@@ -158,7 +193,7 @@ def tokens_are_decided(model: GPT2, run: Callable[[GPT2], torch.Tensor], step: S
     exact = restore(model)
     expected = run(exact).tolist()
     decided = is_stable_under_rounding(exact, lambda one: run(one).tolist(), terms(exact))
-    for seed in range(0 if step is None else DRAWS):
-        with shift_by_half_steps(exact, seed, step):
+    for shift in list_shifts(model, step):
+        with shift(exact):
             decided = decided and run(exact).tolist() == expected
     return decided

@@ -26,6 +26,33 @@ def test_a_text_read_in_pieces_has_the_logits_of_the_whole(cuts, b):
         assert_equal(read, MODEL(tokens))
 
 
+@settings(max_examples=limit_examples(20))
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.sampled_from([torch.float32, torch.bfloat16, None]),
+    st.booleans(),
+)
+def test_keys_are_the_same_to_the_first_queries_and_to_later_ones(cuts, dtype, stored, is_ragged):
+    """As they are stored, in the wider dtype of the two: the first queries see them rounded, too."""
+    cache = Cache(1, sum(cuts) + 1)
+    cache.lengths = torch.tensor([0, 1]) if is_ragged else 0
+    whole, kind = torch.randn(2, 3, sum(cuts), 5, dtype=torch.float64).to(dtype), stored or dtype
+    expected, start = whole.to(kind).to(torch.promote_types(kind, dtype)), 0
+    for part in whole.split(cuts, 2):
+        t = part.shape[2]
+        cache.advance(t)
+        keys, values, first = cache.layer(0, *[stored] * (stored is not None))(part, -part)
+        for row in range(2):
+            place = row if is_ragged else 0
+            assert int(torch.as_tensor(first).expand(2)[row]) == place + start
+            assert torch.equal(keys[row, :, place : place + start + t], expected[row, :, : start + t])
+            assert torch.equal(values[row, :, place : place + start + t], -expected[row, :, : start + t])
+        start += t
+    assert cache.dtype == kind
+    assert keys.dtype == expected.dtype or (keys.dtype == dtype and len(cuts) == 1)
+
+
 def test_one_text_without_a_batch_axis_is_read_in_pieces_too():
     tokens = torch.tensor(rows(11)[0])
     cache = Cache(LAYERS, 11)

@@ -46,7 +46,7 @@ def test_halves_are_nearer_than_transformers_in_the_same_dtype(to):
 @torch.no_grad()
 @NEEDS_BFLOAT16
 @pytest.mark.parametrize("to", ["bfloat16", "int8", "int4"])
-def test_a_long_prompt_is_nearer_than_a_model_in_bfloat16_and_its_cache_is_float32(to):
+def test_a_long_prompt_is_nearer_than_a_model_in_bfloat16(to):
     model = quantise(gpt2(dtype=torch.float32, layers=3, heads=2, width=256, vocabulary=101, context=211), to)
     tokens, cache, exact = torch.tensor(rows(193, vocabulary=101)), Cache(3, 211), restore(model)
     expected = exact(tokens)
@@ -57,16 +57,39 @@ def test_a_long_prompt_is_nearer_than_a_model_in_bfloat16_and_its_cache_is_float
     assert 0 < (whole - expected).square().mean() < limit
     parts = torch.cat([model(part, cache) for part in tokens.split(149, 1)], 1)  # the rest is read in float32
     assert 0 < (parts - expected).square().mean() < limit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("to", "narrow"), [("bfloat16", torch.bfloat16), ("int8", torch.bfloat16), ("int4", torch.bfloat16), ("float16", None)]
+)
+def test_keys_and_values_of_float32_are_cached_in_bfloat16_if_weights_round_by_as_much(to, narrow, dtype):
+    model, cache = quantise(gpt2(dtype=dtype, layers=3, heads=2, width=64, vocabulary=101, context=64), to), Cache(3, 20)
+    tokens = torch.tensor(rows(17, vocabulary=101))
+    assert model(tokens, cache).dtype == dtype
+    stored = narrow if narrow is not None and dtype == torch.float32 else dtype
+    assert cache.dtype == stored
+    assert {x.dtype for layer in cache.keys_and_values for x in layer} == {stored}
+
+
+@torch.no_grad()
+def test_a_model_of_which_one_layer_is_not_quantized_caches_float32():
+    model, cache = quantise(MODEL), Cache(3, 20)
+    model.blocks[1].attention.W_key = MODEL.blocks[1].attention.W_key
+    model(torch.tensor(rows(17, vocabulary=101)), cache)
     assert {x.dtype for layer in cache.keys_and_values for x in layer} == {torch.float32}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", WEIGHTS)
-def test_it_generates_with_a_cache_in_batches_and_by_beams(to):
-    small = quantise(MODEL, to)
+@pytest.mark.parametrize(
+    ("to", "seeds"), [("bfloat16", (0, 15)), ("float16", (0, 0)), ("int8", (0, 68)), ("int4", (0, 36))], ids=WEIGHTS
+)
+def test_it_generates_with_a_cache_in_batches_and_by_beams(to, seeds):
+    small, batches = quantise(MODEL, to), ([5], [3, 9, 4])
     exact = restore(small)
     for settings in ({"temperature": 0}, {"seed": 3}, {"beams": 3}):
-        for prompts in (rows(5, vocabulary=101), rows(3, 9, 4, vocabulary=101)):
+        for prompts in (rows(*one, vocabulary=101, seed=seed) for one, seed in zip(batches, seeds, strict=True)):
             asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
 
             def tokens(model, prompts=prompts, asked=asked):

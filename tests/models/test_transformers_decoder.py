@@ -1,6 +1,7 @@
 """A model of transformers continues texts as it does by itself, and in one compiled call where nobody observes it."""
 
 import copy
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import regard
 from bounds import DRAWS, EXPONENTIAL, assert_within, estimate_rounding, is_stable_under_rounding
-from generate.small_models import rows, shift_numbers
+from generate.small_models import has_bfloat16_cache, rows, shift_cached_numbers, shift_numbers
 from regard.compiled import threads
 from regard.errors import ConfigError
 from regard.generate import quantise
@@ -78,11 +79,13 @@ def restore(decoder: TransformersDecoder) -> TransformersDecoder:
 
 @torch.no_grad()
 def find_bound(decoder: TransformersDecoder, run, is_quantized: bool = False) -> float:
-    """How far two computations of run(decoder) may lie apart in float32, and where vectors are rounded to 16 bits."""
+    """How far two computations of run(decoder) may lie apart in float32, and where vectors or its cache have 16 bits."""
     exact = restore(decoder)
     bound, expected = estimate_rounding(exact, run, SIZES["intermediate_size"] + EXPONENTIAL), run(exact)
-    for seed in range(DRAWS if is_quantized else 0):
-        with shift_numbers([one for one in exact.modules() if isinstance(one, nn.Linear)], [], seed):
+    rounds_cache = has_bfloat16_cache([layer.self_attn.k_proj for layer in decoder.model.model.layers])
+    for seed in range(DRAWS if is_quantized or rounds_cache else 0):
+        shifted = [one for one in exact.modules() if isinstance(one, nn.Linear) and is_quantized]
+        with shift_numbers(shifted, [], seed), shift_cached_numbers(seed) if rounds_cache else nullcontext():
             bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
     return bound
 

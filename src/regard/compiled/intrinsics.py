@@ -52,6 +52,17 @@ def emit_prefetch(builder, place):
 
 
 @intrinsic
+def prefetch(context, place):
+    """Request the cache line at an address, which need not be one of an array."""
+
+    def generate(context, builder, signature, arguments):
+        emit_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
 def view_array(context, address, shape, dtype):
     """Return an array of this shape and dtype at an address, in C order; without rows if the address is 0.
 

@@ -54,7 +54,7 @@ class Cache:
     def layer(self, number: int, dtype: torch.dtype | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
         """Return the past of a layer: a function from new keys and values to all of them and the first new query's position.
 
-        They are stored in this dtype.
+        They are stored in this dtype, and returned as they are stored, in their own dtype or that of the cache, the wider one.
         """
         return partial(self._append, number, dtype)
 
@@ -68,6 +68,11 @@ class Cache:
     def longest(self) -> int:
         """The number of tokens of the longest row."""
         return int(self.lengths.max()) if isinstance(self.lengths, Tensor) else self.lengths
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the keys of the first layer, None before the first write."""
+        return None if self._keys[0] is None else self._keys[0].dtype
 
     @property
     def keys_and_values(self) -> list[tuple[Tensor | None, Tensor | None]]:
@@ -119,9 +124,10 @@ class Cache:
             values[rows, :, slots] = v.transpose(1, 2).to(values.dtype)
         else:
             keys[..., start:stop, :], values[..., start:stop, :] = k, v
-            if not start:
+            if not start and keys.dtype == torch.promote_types(keys.dtype, k.dtype):  # storing them has not rounded them
                 return k, v, 0
-        return keys[..., :stop, :], values[..., :stop, :], start
+        wide = torch.promote_types(keys.dtype, k.dtype)
+        return keys[..., :stop, :].to(wide), values[..., :stop, :].to(wide), start
 
     def _get_buffer(self, buffers: list[Tensor | None], number: int, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Return the buffer of a layer's keys or values, allocated if needed."""

@@ -17,6 +17,7 @@ from regard.mechanism.arguments import check_choice, check_instance
 KINDS = (nn.Linear, Linear)  # a subclass may compute something else
 WEIGHT_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they read the weights of their parts
 CONV1D = ("transformers.pytorch_utils", "Conv1D")
+COARSE = (torch.bfloat16, torch.int8, torch.uint8)  # dtypes of weights that round by as much as bfloat16, or by more
 SHOWN = 4  # layers that a message names
 
 
@@ -84,6 +85,20 @@ def quantise(model: M, to: str = "int8") -> M:
             setattr(part.owner, part.name, matrix)
     quantize_tokens(prepared, to)
     return prepared.eval()
+
+
+def choose_cache_dtype(projections: list[nn.Module], dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the dtype in which to cache keys and values of a dtype; none if no projection to keys is quantized: their own.
+
+    float32 is cached as bfloat16 where the weights of all projections round by as much or more. Only compiled code reads such
+    a cache without widening it first, so that the keys stay float32 on other devices.
+    """
+    matrices = [one for one in projections if isinstance(one, QuantizedLinear)]
+    if not matrices:
+        return ()
+    are_coarse = len(matrices) == len(projections) and all(one.values.dtype in COARSE for one in matrices)
+    is_read = are_coarse and dtype == torch.float32 and matrices[0].values.device.type == "cpu"
+    return (torch.bfloat16 if is_read else dtype,)
 
 
 def quantize_layer(layer: nn.Linear, to: str) -> QuantizedLinear:

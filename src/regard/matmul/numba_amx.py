@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import store_number
 from regard.compiled.inlined import njit_inlined
-from regard.compiled.intrinsics import emit_prefetch
+from regard.compiled.intrinsics import emit_prefetch, prefetch
 from regard.compiled.kernel_choice import count_least_vectors_for_tiles
 from regard.compiled.matrix_formats import (
     BLOCK,
@@ -133,17 +133,6 @@ def emit_tile_products(builder, rows, step, row_tiles, vectors, strides, steps, 
                 call_amx(builder, "tdpbf16ps", BYTE(r * several + v), BYTE(4 + r % 2), BYTE(6 + v))
     for n, place in enumerate(places):
         call_amx(builder, "tilestored64", BYTE(n), place, SIZE(BYTES))
-
-
-@intrinsic
-def prefetch(context, place):
-    """Request the cache line at an address, which need not be one of an array."""
-
-    def generate(context, builder, signature, arguments):
-        emit_prefetch(builder, builder.inttoptr(arguments[0], POINTER))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
 
 
 @intrinsic

@@ -169,6 +169,7 @@ class CompiledDecoder:
             shorts=shorts,
             size=size,
             has_rms_norms=one.has_rms_norms,
+            has_bfloat16_cache=cache.dtype == torch.bfloat16,
             barrier=threads.find_barrier_address(),
             counters=ctypes.addressof(counters),
             positions=places,
@@ -234,7 +235,8 @@ def list_matrix_parts(module: Any, rows: int, columns: int) -> list[ExpectedTens
 def list_cache_parts(cache: Cache, description: DecoderDescription, b: int) -> list[list[ExpectedTensor]]:
     """List the keys and values of each layer."""
     shape = b, description.key_heads, cache.capacity, description.head_width
-    return [[ExpectedTensor(x, shape, (torch.float32,)) for x in layer] for layer in cache.keys_and_values]
+    dtype = torch.bfloat16 if cache.dtype == torch.bfloat16 else torch.float32
+    return [[ExpectedTensor(x, shape, (dtype,)) for x in layer] for layer in cache.keys_and_values]
 
 
 def is_matrix(group: list[ExpectedTensor]) -> bool:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
+from regard.generate.quantization import choose_cache_dtype
 from regard.layers.gelu import gelu_tanh
 from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
-from regard.matmul import Linear, QuantizedLinear, linear, refuse_quantized, round_for_product
+from regard.matmul import Linear, linear, refuse_quantized, round_for_product
 from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
 from regard.models.compiled_decoder import CompiledDecoder
@@ -80,9 +81,9 @@ class GPT2(nn.Module):
             last = self.config.vocabulary - 1
             wrong = int(tokens[(tokens < 0) | (tokens > last)][0])
             raise OutOfRangeError(f"token {wrong} is out of range: the model has tokens 0 to {last}.") from None
+        projections = [getattr(block.attention, "W_key", block) for block in self.blocks]
+        stored = choose_cache_dtype(projections, x.dtype)
         for number, block in enumerate(self.blocks):
-            # quantized products of many vectors are in bfloat16, those of the next token are not
-            stored = (x.dtype,) if isinstance(getattr(block.attention, "W_key", None), QuantizedLinear) else ()
             x = block(x, None if cache is None else cache.layer(number, *stored), mask)
         x = self.norm(x if cache is None else cache.select_wanted(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.compiled.bfloat16 import convert_to_float32, store_number
 from regard.compiled.inlined import njit_inlined
-from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
+from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, prefetch, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import BLOCK, FIELDS, NUMBERS, SHORTS
 from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
@@ -24,8 +25,6 @@ from regard.compiled.vectors import (
     REASSOCIATED,
     ZERO,
     add_bias,
-    add_scaled_row,
-    dot,
     exponentiate_with_sums,
     hyperbolic_tangent,
 )
@@ -37,6 +36,7 @@ NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
 OUT, UP, DOWN, GATE, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6, 7))
 # The stages of a layer that threads share, each with a counter of the rows or heads taken; those of q, k and v are 0 to 2.
 HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
+KEYS_AHEAD, LINE = 12, 64  # keys or values that are prefetched, and bytes of a cache line
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
 
 
@@ -44,14 +44,16 @@ class DecoderArguments(Arguments):
     """The arguments of a thread.
 
     The numbers of threads and layers; of vectors, of new tokens in each sequence, and of vectors whose logits are wanted; the
-    sizes of the model, of its cache and of the buffers of a thread; whether its norms are RMS norms; OpenMP's barrier. Then
-    addresses: of the counters, positions and wanted vectors, of the model's parts, of the rotary table, or 0 without one, of
-    the embedded tokens, the buffers and the logits. The norms' epsilon, and the scale of the scores.
+    sizes of the model, of its cache and of the buffers of a thread; whether its norms are RMS norms, and whether the cache is
+    bfloat16; OpenMP's barrier. Then addresses: of the counters, positions and wanted vectors, of the model's parts, of the
+    rotary table, or 0 without one, of the embedded tokens, the buffers and the logits. The norms' epsilon, and the scale of the
+    scores.
     """
 
     _fields_ = [  # noqa: RUF012  # as ctypes has it
         *integer_fields("threads layers count new output_count heads key_heads head_width width inner capacity vocabulary"),
-        *integer_fields("shorts size has_rms_norms barrier counters positions outputs parts rotary x own shared logits"),
+        *integer_fields("shorts size has_rms_norms has_bfloat16_cache barrier"),
+        *integer_fields("counters positions outputs parts rotary x own shared logits"),
         ("epsilon", ctypes.c_float),
         ("scale", ctypes.c_float),
     ]
@@ -108,11 +110,15 @@ def locate_counter(a, layer, stage):
 
 
 @njit_inlined()
-def view_cache(a, layer):
-    """Return the keys and values of a layer, (b, h, capacity, d)."""
-    cache = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
-    shape = a.count // a.new, a.key_heads, a.capacity, a.head_width
-    return view_array(cache[0], shape, np.float32), view_array(cache[1], shape, np.float32)
+def locate_cache(a, layer):
+    """Return the addresses of the keys and of the values of a layer."""
+    return view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
+
+
+@njit_inlined()
+def view_cache(a, address, dtype):
+    """Return the keys or values of a layer, (b, h, capacity, d)."""
+    return view_array(address, (a.count // a.new, a.key_heads, a.capacity, a.head_width), dtype)
 
 
 @njit_inlined(fastmath=REASSOCIATED, error_model="numpy")
@@ -179,32 +185,73 @@ def apply_gelu(x):
 
 
 @njit_inlined()
-def write_cache(x, first, last, positions, new, cache):
+def store_vectors(x, first, last, positions, new, cache):
     """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
     d = cache.shape[3]
     for one in range(len(x)):
         for head in range(first // d, (last + d - 1) // d):
             start, end = max(first, head * d), min(last, head * d + d)
-            cache[one // new, head, positions[one], start - head * d : end - head * d] = x[one, start:end]
+            numbers, row = x[one, start:end], cache[one // new, head, positions[one], start - head * d : end - head * d]
+            for c in range(len(numbers)):
+                store_number(row, c, numbers[c])
+
+
+@njit_inlined()
+def write_cache(a, x, first, last, positions, address):
+    """Copy some numbers of each vector to the keys or values of a layer."""
+    if a.has_bfloat16_cache:
+        store_vectors(x, first, last, positions, a.new, view_cache(a, address, np.uint16))
+    else:
+        store_vectors(x, first, last, positions, a.new, view_cache(a, address, np.float32))
+
+
+@njit_inlined()
+def prefetch_row(x, j):
+    """Request the cache lines of row j of an array, if it has such a row."""
+    size = x.strides[0]
+    for c in range(0, size if 0 <= j < len(x) else 0, LINE):
+        prefetch(x.ctypes.data + size * j + c)
+
+
+@njit_inlined(fastmath=REASSOCIATED)
+def multiply_key(key, q):
+    """Compute the dot product of a key in the cache and a query."""
+    total = ZERO
+    for c in range(len(key)):
+        total += convert_to_float32(key[c]) * q[c]
+    return total
+
+
+@njit_inlined(fastmath=REASSOCIATED)
+def add_value(value, weight, out):
+    """Add weight · value, which is in the cache, to out."""
+    for c in range(len(value)):
+        out[c] += convert_to_float32(value[c]) * weight
 
 
 @njit_inlined()
 def attend_query(q, keys, values, scale, scores, out):
-    """Compute the context of one query; keys and values are (n, d), scores is a buffer of n numbers."""
-    top = LEAST
-    for j in range(len(keys)):
-        scores[j] = dot(keys[j], q) * scale
+    """Compute the context of one query; keys and values are (n, d), scores is a buffer of n numbers.
+
+    The processor itself requests rows to come only within a page of memory, which holds few of them.
+    """
+    top, n = LEAST, len(keys)
+    for j in range(n):
+        prefetch_row(keys, j + KEYS_AHEAD)
+        prefetch_row(values, j + KEYS_AHEAD - n)
+        scores[j] = multiply_key(keys[j], q) * scale
         top = max(top, scores[j])
     total, _, _ = exponentiate_with_sums(scores, top)
     out[:] = ZERO
-    for j in range(len(keys)):
-        add_scaled_row(values[j], scores[j] / total, out)
+    for j in range(n):
+        prefetch_row(values, j + KEYS_AHEAD)
+        add_value(values[j], scores[j] / total, out)
 
 
 @njit_inlined()
-def attend_heads(a, layer, buffers):
+def attend_heads(a, layer, buffers, keys, values):
     """Compute the context of the heads that this thread takes, a head of one vector at a time."""
-    (keys, values), d, group = view_cache(a, layer), a.head_width, a.heads // a.key_heads
+    d, group = a.head_width, a.heads // a.key_heads
     while True:
         task = atomic_increment(cast_to_pointer(locate_counter(a, layer, HEADS_STAGE)))
         if task >= a.count * a.heads:
@@ -213,6 +260,16 @@ def attend_heads(a, layer, buffers):
         n, row, c, key_head = buffers.positions[one] + 1, one // a.new, head * d, head // group
         q, scores, out = buffers.queries[one, c : c + d], buffers.scores[:n], buffers.context[one, c : c + d]
         attend_query(q, keys[row, key_head, :n], values[row, key_head, :n], a.scale, scores, out)
+
+
+@njit_inlined()
+def attend_cache(a, layer, buffers):
+    """Compute the context of the heads that this thread takes, from the keys and values of a layer."""
+    keys, values = locate_cache(a, layer)
+    if a.has_bfloat16_cache:
+        attend_heads(a, layer, buffers, view_cache(a, keys, np.uint16), view_cache(a, values, np.uint16))
+    else:
+        attend_heads(a, layer, buffers, view_cache(a, keys, np.float32), view_cache(a, values, np.float32))
 
 
 @njit_inlined()
@@ -244,7 +301,7 @@ def normalize_vectors(a, norm, buffers):
 
 @njit_inlined()
 def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
-    """Project `normed` to queries, keys or values, rotate them, and write those that a cache is given for."""
+    """Project `normed` to queries, keys or values, rotate them, and write those to the cache whose address is given, not 0."""
     integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else 1
     table = view_array(a.rotary, (a.capacity, 2, a.head_width), np.float32)
     rows = out.shape[1]
@@ -254,17 +311,16 @@ def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
         if is_rotated:
             for one in range(a.count):
                 rotate_heads(out[one, first:last], table[buffers.positions[one]])
-        if len(cache):
-            write_cache(out, first, last, buffers.positions, a.new, cache)
+        if cache:
+            write_cache(a, out, first, last, buffers.positions, cache)
         first, last = take_rows(a, counter, rows, unit)
 
 
 @njit_inlined()
 def project_and_cache(a, layer, parts, buffers):
     """Compute queries, keys and values, and write keys and values to the cache."""
-    keys, values = view_cache(a, layer)
-    is_rotated, none = a.rotary != 0, view_array(0, keys.shape, np.float32)
-    project_vectors(a, locate_counter(a, layer, 0), parts[QUERY:], buffers, buffers.queries, is_rotated, none)
+    (keys, values), is_rotated = locate_cache(a, layer), a.rotary != 0
+    project_vectors(a, locate_counter(a, layer, 0), parts[QUERY:], buffers, buffers.queries, is_rotated, 0)
     project_vectors(a, locate_counter(a, layer, 1), parts[QUERY + FIELDS :], buffers, buffers.keys, is_rotated, keys)
     project_vectors(a, locate_counter(a, layer, 2), parts[QUERY + 2 * FIELDS :], buffers, buffers.values, False, values)
 
@@ -323,7 +379,7 @@ def run_worker(place):
         normalize_vectors(a, layer_parts[NORM_ATTENTION:], buffers)
         project_and_cache(a, layer, layer_parts, buffers)
         wait_at_barrier(a.barrier)
-        attend_heads(a, layer, buffers)
+        attend_cache(a, layer, buffers)
         wait_at_barrier(a.barrier)
         add_projection(a, locate_counter(a, layer, OUT_STAGE), buffers.context, layer_parts[OUT:], buffers)
         wait_at_barrier(a.barrier)
