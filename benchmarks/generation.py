@@ -31,7 +31,7 @@ from regard.text.byte_pair import GPT2_FOLDER
 
 TITLE = "Generating with GPT-2's shape (124M): tokens a second, greedy"
 COLUMNS = ["batch", "prompt", "new", "by", "weights", "seconds", "tokens a second", "share of limit", "logits off float32's by"]
-CASES = ((1, 16, 128), (1, 1000, 1), (16, 16, 64))  # batch, prompt, new tokens
+CASES = ((1, 16, 128), (1, 768, 256), (1, 1000, 1), (16, 16, 64))  # batch, prompt, new tokens
 VOCABULARY, WIDTH, LAYERS = 50257, 768, 12
 WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 

@@ -12,7 +12,12 @@ PRECISIONS = {
     "int8": ("int8", "int8, Q8_0"),
     "int4": ("int4", "int4, Q4_0"),
 }
-WORKS = {(1, 16): "a token after a prompt of 16", (1, 1000): "a prompt of 1,000", (16, 16): "a batch of 16"}
+WORKS = {  # by batch and prompt
+    (1, 16): "a token after a prompt of 16",
+    (1, 768): "256 tokens after a prompt of 768",
+    (1, 1000): "a prompt of 1,000",
+    (16, 16): "a batch of 16",
+}
 SUBJECTS = ("attention", "overview", "record", "GPT-2", "SmolLM2", "training")
 
 
@@ -61,7 +66,7 @@ def list_standings(own: dict[str, dict]) -> Iterator[Standing]:
 
 
 def rank_generation(model: str, rows: list[Row]) -> Iterator[Standing]:
-    """Tokens a second of each precision, for a short prompt, a long one and a batch."""
+    """Tokens a second of each precision, for a short prompt, a long context, a long prompt and a batch."""
     for (batch, prompt), name in WORKS.items():
         for precision, names in PRECISIONS.items():
             group = [row for row in rows if (row["batch"], row["prompt"]) == (batch, prompt) and row["weights"] in names]
