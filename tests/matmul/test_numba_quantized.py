@@ -254,6 +254,26 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
 
 
 @NEEDS_TILES
+@example(32, 83, 832, 0, 83, 0)
+@example(16, 83, 1600, 0, 83, 0)
+@given(
+    st.integers(16, 32),
+    st.integers(1, 83),
+    st.sampled_from([64, 128, 576, 768, 832]),
+    st.integers(0, 83),
+    st.integers(0, 83),
+    st.integers(0, 99),
+)
+def test_int8_restored_beside_products_has_the_sums_of_rows_restored_first(count, rows, columns, a, b, seed):
+    """More than 32 vectors are multiplied by rows that are restored first."""
+    dice = torch.Generator().manual_seed(seed)
+    parts, _, _ = draw_matrix(torch.int8, rows, columns, dice)
+    x, (first, last) = torch.randn(33, columns, generator=dice).numpy(), sorted((min(a, rows), min(b, rows)))
+    expected, _ = multiply(parts, x, first, last)
+    np.testing.assert_array_equal(multiply(parts, x[:count], first, last)[0], expected[:count])
+
+
+@NEEDS_TILES
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", TILED)
 def test_tiles_keep_to_their_row_and_vector_what_is_not_finite(dtype, lost):

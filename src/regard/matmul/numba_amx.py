@@ -6,6 +6,8 @@ of int8 or int4 are restored to bfloat16 first. The vectors are rounded to bfloa
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -31,7 +33,14 @@ from regard.compiled.matrix_formats import (
 )
 from regard.compiled.register_tiles import SIZE, get_data_pointer
 from regard.compiled.vectors import ONE, compute_power_of_two, find_largest_bits
-from regard.matmul.numba_dequantize import RESTORED_EXPONENT, dequantize_int4_groups, restore_int8_for_tiles
+from regard.matmul.numba_dequantize import (
+    RESTORED_EXPONENT,
+    STEP,
+    dequantize_int4_groups,
+    emit_restored_for_tiles,
+    restore_int8_for_tiles,
+    store_row_scales,
+)
 from regard.matmul.numba_row_tiles import INT, emit_transposed, load_register
 
 LEAST = tuple(map(count_least_vectors_for_tiles, DTYPES))  # vectors, by the format of the matrix; 0 if never
@@ -41,7 +50,10 @@ TILE_BYTES = EDGE * BYTES
 ROUNDED_COLUMNS = 512  # of the vectors of a tile at a time: they stay in the L1 cache
 ROWS_AHEAD, STEPS_AHEAD = 8, 8  # of the numbers that are prefetched
 SUMS, BLOCK_VECTORS = 4, 2 * EDGE  # registers of sums, and the vectors that are multiplied at a time
-RESTORED_COLUMNS = SPAN  # at a time: a product of tiles waits for the last numbers that were stored
+RESTORED_COLUMNS = SPAN  # at a time, before they are multiplied: a product of tiles waits for the last numbers stored
+BLOCK_BYTES = 2 * BLOCK  # of bfloat16, restored while the block before it is multiplied
+RING_BYTES = 2 * BLOCK_BYTES  # of a row of two such blocks
+BLOCKS_AHEAD = 2  # of the numbers that are prefetched for them
 BIAS_OF_EXPONENT = 127  # of float32
 BYTE = ir.IntType(8)
 POINTER = BYTE.as_pointer()
@@ -79,7 +91,7 @@ def make_config_intrinsic(config, name):
 
 
 @intrinsic
-def add_tile_products(context, rows, step, row_tiles, vectors, strides, steps, sums, is_first, ahead):
+def add_tile_products(context, rows, step, ahead, row_tiles, vectors, strides, steps, sums, is_first):
     """Add to sums the products of up to four tiles of rows with a tile of vectors, or of up to two with two.
 
     rows, vectors and sums are addresses: of the first row, the next `step` bytes after it; of pairs of columns of the first
@@ -87,27 +99,42 @@ def add_tile_products(context, rows, step, row_tiles, vectors, strides, steps, s
     rows and, of it, each tile of vectors. The sums are set if it is the first time. Unless ahead is 0, the numbers of steps to
     come are prefetched, in the last steps what is so many bytes ahead: the processor itself follows fewer rows.
     """
+    return make_products_intrinsic(StoredRows, SUMS)
+
+
+@intrinsic
+def add_restored_products(
+    context, ring, start, numbers, columns, scales, next_scales, row_tiles, vectors, strides, steps, sums, is_first
+):
+    """Do as `add_tile_products` with up to two tiles of rows of int8, and restore each block of columns beside the one before.
+
+    ring is the address of rows of two blocks of bfloat16, of which the first one's is restored already, `start` bytes further;
+    numbers that of the rows of int8; scales that of what `store_float16_scales` stores for them; next_scales is 0, or that for
+    as many rows below them, whose first block is restored last.
+    """
+    return make_products_intrinsic(RestoredRows, SUMS // 2)
+
+
+def make_products_intrinsic(rows, most):
+    """Return an intrinsic's signature and code generator: products of up to so many tiles of rows of a kind."""
+    fields = len(rows._fields)
 
     def generate(context, builder, signature, arguments):
-        rows, step, row_tiles, vectors, strides, steps, sums, is_first, ahead = arguments
+        row_tiles, vectors, strides, steps, sums, is_first = arguments[fields:]
         places, strides = cgutils.unpack_tuple(builder, vectors), cgutils.unpack_tuple(builder, strides)
         has_two = builder.icmp_signed("!=", places[1], SIZE(0))
         for several, is_so in ((1, builder.not_(has_two)), (2, has_two)):
-            for r in range(1, SUMS // several + 1):
+            for r in range(1, min(SUMS // several, most) + 1):
                 with builder.if_then(builder.and_(is_so, builder.icmp_signed("==", row_tiles, SIZE(r)))):
-                    emit_tile_products(builder, rows, step, r, places[:several], strides, steps, sums, is_first, ahead)
+                    emit_tile_products(builder, rows(*arguments[:fields]), r, places[:several], strides, steps, sums, is_first)
         return context.get_dummy_value()
 
     pair = types.UniTuple(types.int64, 2)
-    places, flags = (types.int64, types.int64, types.int64), (types.boolean, types.int64)
-    return types.void(*places, pair, pair, types.int64, types.int64, *flags), generate
+    return types.void(*(fields + 1) * [types.int64], pair, pair, types.int64, types.int64, types.boolean), generate
 
 
-def emit_tile_products(builder, rows, step, row_tiles, vectors, strides, steps, sums, is_first, ahead):
-    """Emit the products of some tiles of rows with some tiles of vectors: registers 0 to 3 sum, 4, 5 are rows, 6, 7 vectors.
-
-    A product waits for the one before it on its register, so that fewer than four do not keep the unit busy.
-    """
+def emit_tile_products(builder, rows, row_tiles, vectors, strides, steps, sums, is_first):
+    """Emit the products of some tiles of rows with some tiles of vectors: registers 0 to 3 sum, 4, 5 are rows, 6, 7 vectors."""
     several = len(vectors)
     places = [builder.inttoptr(builder.add(sums, SIZE(TILE_BYTES * n)), POINTER) for n in range(row_tiles * several)]
     with builder.if_else(is_first) as (first, later):
@@ -118,21 +145,88 @@ def emit_tile_products(builder, rows, step, row_tiles, vectors, strides, steps, 
             for n, place in enumerate(places):
                 call_amx(builder, "tileloadd64", BYTE(n), place, SIZE(BYTES))
     with cgutils.for_range(builder, steps) as loop:
-        for v, place in enumerate(vectors):
-            at = builder.add(place, builder.mul(loop.index, builder.mul(strides[v], SIZE(EDGE))))
+        place, step, emit_beside = rows.emit_step(builder, loop.index, steps, row_tiles)
+        for v, start in enumerate(vectors):
+            at = builder.add(start, builder.mul(loop.index, builder.mul(strides[v], SIZE(EDGE))))
             call_amx(builder, "tileloadd64", BYTE(6 + v), builder.inttoptr(at, POINTER), strides[v])
         for r in range(row_tiles):
-            at = builder.add(rows, builder.add(builder.mul(step, SIZE(EDGE * r)), builder.mul(loop.index, SIZE(BYTES))))
-            call_amx(builder, "tileloadd64", BYTE(4 + r % 2), builder.inttoptr(at, POINTER), step)
-            with builder.if_then(builder.icmp_signed("!=", ahead, SIZE(0))):
-                is_last = builder.icmp_signed(">=", builder.add(loop.index, SIZE(STEPS_AHEAD)), steps)
-                far = builder.add(at, builder.select(is_last, ahead, SIZE(BYTES * STEPS_AHEAD)))
-                for n in range(EDGE):
-                    emit_prefetch(builder, builder.inttoptr(builder.add(far, builder.mul(step, SIZE(n))), POINTER))
+            at = builder.inttoptr(builder.add(place, builder.mul(step, SIZE(EDGE * r))), POINTER)
+            call_amx(builder, "tileloadd64", BYTE(4 + r % 2), at, step)
             for v in range(several):
                 call_amx(builder, "tdpbf16ps", BYTE(r * several + v), BYTE(4 + r % 2), BYTE(6 + v))
+                emit_beside(EDGE * r + EDGE // several * v, EDGE // several)
     for n, place in enumerate(places):
         call_amx(builder, "tilestored64", BYTE(n), place, SIZE(BYTES))
+
+
+class StoredRows(NamedTuple):
+    """Rows of bfloat16 where they are stored: the first arguments of `add_tile_products`."""
+
+    address: Any
+    step: Any
+    ahead: Any
+
+    def emit_step(self, builder, index, steps, row_tiles):
+        """Emit the address of a step's columns; return it, the bytes between rows, and what prefetches some of the rows."""
+        place = builder.add(self.address, builder.mul(index, SIZE(BYTES)))
+        is_last = builder.icmp_signed(">=", builder.add(index, SIZE(STEPS_AHEAD)), steps)
+        far = builder.add(place, builder.select(is_last, self.ahead, SIZE(BYTES * STEPS_AHEAD)))
+
+        def emit_beside(first, count):
+            with builder.if_then(builder.icmp_signed("!=", self.ahead, SIZE(0))):
+                for n in range(first, first + count):
+                    emit_prefetch(builder, builder.inttoptr(builder.add(far, builder.mul(self.step, SIZE(n))), POINTER))
+
+        return place, self.step, emit_beside
+
+
+class RestoredRows(NamedTuple):
+    """Rows of int8 that are restored block by block: the first arguments of `add_restored_products`."""
+
+    ring: Any
+    start: Any
+    numbers: Any
+    columns: Any
+    scales: Any
+    next_scales: Any
+
+    def emit_step(self, builder, index, steps, row_tiles):
+        """Emit the address of a step's columns; return it, the bytes between rows, and what restores the next block.
+
+        Two steps multiply a block: during each, half of the rows are restored.
+        """
+        rows = row_tiles * EDGE
+        first = builder.mul(builder.and_(index, SIZE(1)), SIZE(rows // 2))
+        block = builder.add(builder.lshr(index, SIZE(1)), SIZE(1))
+        left = builder.sub(builder.lshr(steps, SIZE(1)), block)
+        is_below, lines = builder.icmp_signed("==", left, SIZE(0)), builder.mul(self.columns, SIZE(rows - 1))
+        # the first block of the rows below is the one after the last of the rows here, so many lines further
+        numbers = builder.add(self.numbers, builder.add(builder.mul(block, SIZE(BLOCK)), builder.mul(first, self.columns)))
+        numbers = builder.add(numbers, builder.select(is_below, lines, SIZE(0)))
+        is_last = builder.icmp_unsigned("<", builder.sub(left, SIZE(1)), SIZE(BLOCKS_AHEAD))
+        far = builder.add(builder.select(is_last, lines, SIZE(0)), SIZE(BLOCK * BLOCKS_AHEAD))
+        scales = builder.mul(builder.udiv(block, SIZE(SPAN // BLOCK)), SIZE(rows * BYTES))
+        scales = builder.select(is_below, self.next_scales, builder.add(self.scales, scales))
+        is_restored = builder.icmp_signed("!=", scales, SIZE(0))
+        scales = builder.add(scales, builder.mul(first, SIZE(BYTES)))
+        out = builder.add(self.emit_place(builder, builder.mul(block, SIZE(2))), builder.mul(first, SIZE(RING_BYTES)))
+
+        def emit_beside(first, count):
+            with builder.if_then(is_restored):
+                for n in range(first // 2, (first + count) // 2):
+                    place = builder.add(numbers, builder.mul(self.columns, SIZE(n)))
+                    emit_prefetch(builder, builder.inttoptr(builder.add(place, far), POINTER))
+                    factors = load_register(builder, builder.add(scales, SIZE(BYTES * n)), ir.HalfType(), STEP)
+                    for c in range(0, BLOCK, STEP):
+                        to = builder.add(out, SIZE(RING_BYTES * n + 2 * c))
+                        emit_restored_for_tiles(builder, builder.add(place, SIZE(c)), factors, to)
+
+        return self.emit_place(builder, index), SIZE(RING_BYTES), emit_beside
+
+    def emit_place(self, builder, index):
+        """Emit the address of a step's columns in the ring."""
+        offset = builder.add(self.start, builder.mul(index, SIZE(BYTES)))
+        return builder.add(self.ring, builder.and_(offset, SIZE(RING_BYTES - 1)))
 
 
 @intrinsic
@@ -218,21 +312,36 @@ def set_tile_config(config, height, vectors):
 
 
 @njit_inlined()
-def restore_rows(matrix, columns, first, last, column, some, out):
+def locate_group_scales(matrix, columns, row, column):
+    """Return the address of the scales of the groups of a row of int8, in the span of a column."""
+    return matrix[GROUP_SCALES] + ((columns + SPAN - 1) // SPAN * row + column // SPAN) * GROUPS
+
+
+@njit_inlined()
+def store_float16_scales(matrix, columns, first, last, out):
+    """Store the scales of rows of int8 at an address, as float16: STEP of each row in the first span, then in the next."""
+    place = out
+    for column in range(0, columns, SPAN):
+        for row in range(first, last):
+            store_row_scales(locate_group_scales(matrix, columns, row, column), place)
+            place += BYTES
+
+
+@njit_inlined()
+def restore_rows(matrix, columns, first, last, column, some, out, step):
     """Restore some columns of rows of int8 or int4 to bfloat16, from a column that is a multiple of BLOCK.
 
-    The same columns of rows to come are prefetched.
+    out is the address of the first row, `step` bytes before the next one. The same columns of rows to come are prefetched.
     """
     is_int8 = matrix[FORMAT] == INT8
     size, some_bytes = (columns, some) if is_int8 else (columns // 2, some // 2)
     for row in range(first, last):
-        pairs, place = matrix[NUMBERS] + size * row, out[row - first].ctypes.data
+        pairs, place = matrix[NUMBERS] + size * row, out + step * (row - first)
         numbers = pairs + (column if is_int8 else column // 2)
         for n in range(0, some_bytes, BYTES):
             prefetch(numbers + size * ROWS_AHEAD + n)
         if is_int8:
-            groups = matrix[GROUP_SCALES] + ((columns + SPAN - 1) // SPAN * row + column // SPAN) * GROUPS
-            restore_int8_for_tiles(numbers, groups, some, place)
+            restore_int8_for_tiles(numbers, locate_group_scales(matrix, columns, row, column), some, place)
         else:
             scales = matrix[SCALES] + columns // GROUP * 4 * row
             dequantize_int4_groups(pairs, scales, columns, column // GROUP, (column + some) // GROUP, place)
@@ -256,6 +365,45 @@ def store_sums(sums, out):
 
 
 @njit_inlined()
+def locate_vectors(pairs, columns, one, several, column):
+    """Return the addresses of up to two tiles of vectors at a column, 0 for none, and the bytes between pairs of columns."""
+    start, tile, rest = pairs.ctypes.data + 2 * columns * one, min(EDGE, several), max(several - EDGE, 0)
+    second = start + 2 * columns * EDGE + 2 * rest * column if rest else 0
+    return (start + 2 * tile * column, second), (4 * tile, 4 * rest)
+
+
+@njit_inlined()
+def multiply_int8_by_tiles(matrix, columns, pairs, count, first, last, config, sums, out):
+    """Do as `multiply_by_tiles` for whole tiles of rows of int8 and up to BLOCK_VECTORS vectors; return the first row left.
+
+    A block of columns is restored beside the products with the one before, also where it begins the next rows: the processor
+    does both at the same time. The sums are those of rows that are restored first, to the bit.
+    """
+    most, row, start, is_restored = SUMS // 2 * EDGE, first, 0, False
+    table_bytes = most * ((columns + SPAN - 1) // SPAN) * BYTES
+    memory = np.empty(most * RING_BYTES + 2 * table_bytes + BYTES, np.uint8)
+    ring = (memory.ctypes.data + BYTES - 1) // BYTES * BYTES  # rows of tiles that cross cache lines take longer
+    scales, next_scales = ring + most * RING_BYTES, ring + most * RING_BYTES + table_bytes
+    (vectors, strides), steps = locate_vectors(pairs, columns, 0, count, 0), columns // TILE_COLUMNS
+    set_tile_config(config, EDGE, count)
+    while row + EDGE <= last:
+        tiles = min(most, last - row) // EDGE
+        some = tiles * EDGE
+        if not is_restored:
+            restore_rows(matrix, columns, row, row + some, 0, BLOCK, ring + start, RING_BYTES)
+            store_float16_scales(matrix, columns, row, row + some, scales)
+        is_restored = row + 2 * some <= last
+        if is_restored:
+            store_float16_scales(matrix, columns, row + some, row + 2 * some, next_scales)
+        numbers, below = matrix[NUMBERS] + columns * row, next_scales if is_restored else 0
+        restored = ring, start, numbers, columns, scales, below
+        add_restored_products(*restored, tiles, vectors, strides, steps, sums.ctypes.data, True)
+        store_sums(sums, out[:, row : row + some])
+        row, start, scales, next_scales = row + some, (start + 2 * columns) % RING_BYTES, next_scales, scales
+    return row
+
+
+@njit_inlined()
 def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
     """Set out[v, row] to the products of the rows from first to last with vectors that `round_for_tiles` has rounded.
 
@@ -267,6 +415,8 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
     sums = np.empty(((count + BLOCK_VECTORS - 1) // BLOCK_VECTORS, SUMS, EDGE, EDGE), np.float32)
     before, config = np.empty(64, np.uint8), np.empty(64, np.uint8)
     store_tile_config(before)
+    if matrix[FORMAT] == INT8 and count <= BLOCK_VECTORS:
+        row = multiply_int8_by_tiles(matrix, columns, pairs, count, first, last, config, sums[0], out)
     while row < last:
         tiles = max(min(most, last - row) // EDGE, 1)
         height = min(EDGE, last - row)
@@ -275,17 +425,16 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
             part = min(width, columns - column)
             place, step, ahead = matrix[NUMBERS] + size * row, size, size * (some - 1) + BYTES * STEPS_AHEAD
             if is_restored:
-                restore_rows(matrix, columns, row, row + some, column, part, restored)
                 place, step, ahead = restored.ctypes.data, 2 * width, 0
+                restore_rows(matrix, columns, row, row + some, column, part, place, step)
             for n in range(len(sums)):
                 one = BLOCK_VECTORS * n
                 several = min(BLOCK_VECTORS, count - one)
                 if (row == first and column == 0) or height < EDGE or len(sums) > 1:
                     set_tile_config(config, height, several)
-                start, tile, rest = pairs.ctypes.data + size * one, min(EDGE, several), several - EDGE
-                vectors = start + 2 * tile * column, start + size * EDGE + 2 * rest * column if rest > 0 else 0
-                strides, steps, here = (4 * tile, 4 * rest), part // TILE_COLUMNS, sums[n].ctypes.data
-                add_tile_products(place, step, tiles, vectors, strides, steps, here, column == 0, 0 if n else ahead)
+                vectors, strides = locate_vectors(pairs, columns, one, several, column)
+                steps, here = part // TILE_COLUMNS, sums[n].ctypes.data
+                add_tile_products(place, step, 0 if n else ahead, tiles, vectors, strides, steps, here, column == 0)
         for n in range(len(sums)):
             store_sums(sums[n], out[BLOCK_VECTORS * n : min(BLOCK_VECTORS * n + BLOCK_VECTORS, count), row : row + some])
         row += some

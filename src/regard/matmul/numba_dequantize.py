@@ -26,6 +26,7 @@ INT8_FACTOR = round(LARGEST_RESTORED * 2**15 / (127 * 255))  # over 2**15: by wh
 RESTORED_EXPONENT = 112  # of the power of two by which `restore_int8_for_tiles` divides: bfloat16's bias minus float16's
 LOOKS_UP = has_lookup_of_16_bits()
 BYTES, WORDS = ir.VectorType(ir.IntType(8), GROUP), ir.VectorType(ir.IntType(16), GROUP)
+FLOAT16 = ir.VectorType(ir.HalfType(), STEP)
 
 
 class DequantizeArguments(Arguments):
@@ -76,6 +77,13 @@ def emit_step_rounding(builder, x):
     return builder.bitcast(builder.call(rounded, [high, low]), WORDS)
 
 
+def emit_rounded_product(builder, x, factor):
+    """Emit x times a factor, over 2**15, rounded: (x factor + 2**14) >> 15."""
+    kind = ir.FunctionType(WORDS, [WORDS, WORDS])
+    multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.pmul.hr.sw.512")
+    return builder.call(multiply, [x, make_constant(WORDS, factor)])
+
+
 @intrinsic
 def restore_int8(context, numbers, group_scales, columns, out):
     """Store columns of a row of int8 as integers up to LARGEST_RESTORED: times the scales of their groups INT8_FACTOR / 2**15.
@@ -86,14 +94,12 @@ def restore_int8(context, numbers, group_scales, columns, out):
     def generate(context, builder, signature, arguments):
         numbers, group_scales, columns, out = arguments
         scales = builder.zext(emit_column_scales(builder, group_scales), WORDS)
-        kind = ir.FunctionType(WORDS, [WORDS, WORDS])  # (a b + 2**14) >> 15
-        multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.pmul.hr.sw.512")
         even = builder.sub(columns, builder.urem(columns, SIZE(STEP)))
 
         def emit_restored(p, rest=None):
             mask = None if rest is None else emit_mask(builder, rest, STEP)
             x = load_register(builder, builder.add(numbers, p), ir.IntType(8), STEP, mask)
-            found = builder.call(multiply, [builder.mul(builder.sext(x, WORDS), scales), make_constant(WORDS, INT8_FACTOR)])
+            found = emit_rounded_product(builder, builder.mul(builder.sext(x, WORDS), scales), INT8_FACTOR)
             at = builder.inttoptr(builder.add(out, builder.mul(p, SIZE(2))), WORDS.as_pointer())
             builder.store(found, at, align=2)
 
@@ -111,24 +117,47 @@ def restore_int8(context, numbers, group_scales, columns, out):
 def restore_int8_for_tiles(context, numbers, group_scales, columns, out):
     """Store columns of a row of int8 as bfloat16: times the scales of their groups, over 2**RESTORED_EXPONENT.
 
-    All are addresses; columns is a multiple of STEP, within one SPAN. The products are rounded to float16, whose sign, exponent
-    and upper 7 bits of the fraction are those of a number of bfloat16 with that smaller exponent.
+    All are addresses; columns is a multiple of STEP, within one SPAN.
     """
 
     def generate(context, builder, signature, arguments):
         numbers, group_scales, columns, out = arguments
-        halves = ir.VectorType(ir.HalfType(), STEP)
-        scales = builder.sitofp(builder.zext(emit_column_scales(builder, group_scales), WORDS), halves)
+        scales = emit_float16_scales(builder, group_scales)
         with cgutils.for_range_slice(builder, SIZE(0), columns, SIZE(STEP)) as (p, _):
-            x = load_register(builder, builder.add(numbers, p), ir.IntType(8), STEP)
-            bits = builder.bitcast(builder.fmul(builder.sitofp(builder.sext(x, WORDS), halves), scales), WORDS)
-            bits = builder.ashr(builder.add(bits, make_constant(WORDS, 4)), make_constant(WORDS, 3))
-            bits = builder.and_(bits, make_constant(WORDS, ~0x7000))  # copies of the sign
-            at = builder.inttoptr(builder.add(out, builder.mul(p, SIZE(2))), WORDS.as_pointer())
-            builder.store(bits, at, align=2)
+            emit_restored_for_tiles(builder, builder.add(numbers, p), scales, builder.add(out, builder.mul(p, SIZE(2))))
         return context.get_dummy_value()
 
     return types.void(*4 * [types.int64]), generate
+
+
+@intrinsic
+def store_row_scales(context, group_scales, out):
+    """Store the scales of the groups at an address, one for each of STEP columns, as float16 at another."""
+
+    def generate(context, builder, signature, arguments):
+        scales = emit_float16_scales(builder, arguments[0])
+        builder.store(scales, builder.inttoptr(arguments[1], scales.type.as_pointer()), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def emit_float16_scales(builder, address):
+    """Emit the scales of the groups at an address, one for each of STEP columns, as float16."""
+    return builder.sitofp(builder.zext(emit_column_scales(builder, address), WORDS), FLOAT16)
+
+
+def emit_restored_for_tiles(builder, numbers, scales, out):
+    """Emit code that stores STEP columns of int8 times their scales, over 2**RESTORED_EXPONENT, as bfloat16.
+
+    The products are rounded to float16, whose sign, exponent and upper 7 bits of the fraction are those of a number of bfloat16
+    with that smaller exponent.
+    """
+    x = builder.sext(load_register(builder, numbers, ir.IntType(8), STEP), WORDS)
+    bits = builder.bitcast(builder.fmul(builder.sitofp(x, FLOAT16), scales), WORDS)
+    bits = emit_rounded_product(builder, bits, 2**12)  # over 2**3
+    bits = builder.and_(bits, make_constant(WORDS, ~0x7000))  # copies of the sign
+    builder.store(bits, builder.inttoptr(out, WORDS.as_pointer()), align=2)
 
 
 @njit_inlined()
