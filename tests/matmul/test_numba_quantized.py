@@ -254,9 +254,11 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
 
 
 @NEEDS_TILES
-@example(32, 83, 832, 0, 83, 0)
-@example(16, 83, 1600, 0, 83, 0)
+@example(torch.int8, 32, 83, 832, 0, 83, 0)
+@example(torch.uint8, 16, 83, 832, 0, 83, 0)
+@example(torch.int8, 16, 83, 1600, 0, 83, 0)
 @given(
+    st.sampled_from(INTEGERS),
     st.integers(16, 32),
     st.integers(1, 83),
     st.sampled_from([64, 128, 576, 768, 832]),
@@ -264,10 +266,10 @@ def test_a_vector_has_the_same_sums_by_tiles_beside_any_others(dtype):
     st.integers(0, 83),
     st.integers(0, 99),
 )
-def test_int8_restored_beside_products_has_the_sums_of_rows_restored_first(count, rows, columns, a, b, seed):
-    """More than 32 vectors are multiplied by rows that are restored first."""
+def test_rows_restored_beside_products_have_the_sums_of_rows_restored_first(dtype, count, rows, columns, a, b, seed):
+    """Rows are restored first for more than 32 vectors."""
     dice = torch.Generator().manual_seed(seed)
-    parts, _, _ = draw_matrix(torch.int8, rows, columns, dice)
+    parts, _, _ = draw_matrix(dtype, rows, columns, dice)
     x, (first, last) = torch.randn(33, columns, generator=dice).numpy(), sorted((min(a, rows), min(b, rows)))
     expected, _ = multiply(parts, x, first, last)
     np.testing.assert_array_equal(multiply(parts, x[:count], first, last)[0], expected[:count])

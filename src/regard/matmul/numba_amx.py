@@ -15,6 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import store_number
+from regard.compiled.exponentials import emit_bfloat16_rounding
 from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import emit_prefetch, prefetch
 from regard.compiled.kernel_choice import count_least_vectors_for_tiles
@@ -37,6 +38,8 @@ from regard.matmul.numba_dequantize import (
     RESTORED_EXPONENT,
     STEP,
     dequantize_int4_groups,
+    emit_int4_factors,
+    emit_int4_lookup,
     emit_restored_for_tiles,
     restore_int8_for_tiles,
     store_row_scales,
@@ -53,7 +56,7 @@ SUMS, BLOCK_VECTORS = 4, 2 * EDGE  # registers of sums, and the vectors that are
 RESTORED_COLUMNS = SPAN  # at a time, before they are multiplied: a product of tiles waits for the last numbers stored
 BLOCK_BYTES = 2 * BLOCK  # of bfloat16, restored while the block before it is multiplied
 RING_BYTES = 2 * BLOCK_BYTES  # of a row of two such blocks
-BLOCKS_AHEAD = 2  # of the numbers that are prefetched for them
+LINES_AHEAD = 2  # of the numbers that are prefetched for them
 BIAS_OF_EXPONENT = 127  # of float32
 BYTE = ir.IntType(8)
 POINTER = BYTE.as_pointer()
@@ -103,16 +106,24 @@ def add_tile_products(context, rows, step, ahead, row_tiles, vectors, strides, s
 
 
 @intrinsic
-def add_restored_products(
-    context, ring, start, numbers, columns, scales, next_scales, row_tiles, vectors, strides, steps, sums, is_first
+def add_int8_products(
+    context, ring, start, numbers, row_bytes, scales, next_scales, row_tiles, vectors, strides, steps, sums, is_first
 ):
     """Do as `add_tile_products` with up to two tiles of rows of int8, and restore each block of columns beside the one before.
 
-    ring is the address of rows of two blocks of bfloat16, of which the first one's is restored already, `start` bytes further;
-    numbers that of the rows of int8; scales that of what `store_float16_scales` stores for them; next_scales is 0, or that for
-    as many rows below them, whose first block is restored last.
+    ring is the address of rows of two blocks of bfloat16; `start` bytes further, the first block is restored already. numbers
+    is that of the rows of int8, scales that of what `store_float16_scales` stores for them. next_scales is 0, or that for as
+    many rows below them, whose first block is restored last.
     """
-    return make_products_intrinsic(RestoredRows, SUMS // 2)
+    return make_products_intrinsic(Int8Rows, SUMS // 2)
+
+
+@intrinsic
+def add_int4_products(
+    context, ring, start, numbers, row_bytes, scales, next_scales, row_tiles, vectors, strides, steps, sums, is_first
+):
+    """Do as `add_int8_products` with rows of int4, whose scales are as they are stored."""
+    return make_products_intrinsic(Int4Rows, SUMS // 2)
 
 
 def make_products_intrinsic(rows, most):
@@ -153,8 +164,8 @@ def emit_tile_products(builder, rows, row_tiles, vectors, strides, steps, sums, 
             at = builder.inttoptr(builder.add(place, builder.mul(step, SIZE(EDGE * r))), POINTER)
             call_amx(builder, "tileloadd64", BYTE(4 + r % 2), at, step)
             for v in range(several):
-                call_amx(builder, "tdpbf16ps", BYTE(r * several + v), BYTE(4 + r % 2), BYTE(6 + v))
                 emit_beside(EDGE * r + EDGE // several * v, EDGE // several)
+                call_amx(builder, "tdpbf16ps", BYTE(r * several + v), BYTE(4 + r % 2), BYTE(6 + v))
     for n, place in enumerate(places):
         call_amx(builder, "tilestored64", BYTE(n), place, SIZE(BYTES))
 
@@ -181,12 +192,12 @@ class StoredRows(NamedTuple):
 
 
 class RestoredRows(NamedTuple):
-    """Rows of int8 that are restored block by block: the first arguments of `add_restored_products`."""
+    """Rows that are restored block by block: the first arguments of `add_int8_products` and `add_int4_products`."""
 
     ring: Any
     start: Any
     numbers: Any
-    columns: Any
+    row_bytes: Any
     scales: Any
     next_scales: Any
 
@@ -195,31 +206,29 @@ class RestoredRows(NamedTuple):
 
         Two steps multiply a block: during each, half of the rows are restored.
         """
-        rows = row_tiles * EDGE
+        rows, size = row_tiles * EDGE, SIZE(self.block_bytes)
         first = builder.mul(builder.and_(index, SIZE(1)), SIZE(rows // 2))
         block = builder.add(builder.lshr(index, SIZE(1)), SIZE(1))
         left = builder.sub(builder.lshr(steps, SIZE(1)), block)
-        is_below, lines = builder.icmp_signed("==", left, SIZE(0)), builder.mul(self.columns, SIZE(rows - 1))
+        is_below, lines = builder.icmp_signed("==", left, SIZE(0)), builder.mul(self.row_bytes, SIZE(rows - 1))
         # the first block of the rows below is the one after the last of the rows here, so many lines further
-        numbers = builder.add(self.numbers, builder.add(builder.mul(block, SIZE(BLOCK)), builder.mul(first, self.columns)))
+        numbers = builder.add(self.numbers, builder.add(builder.mul(block, size), builder.mul(first, self.row_bytes)))
         numbers = builder.add(numbers, builder.select(is_below, lines, SIZE(0)))
-        is_last = builder.icmp_unsigned("<", builder.sub(left, SIZE(1)), SIZE(BLOCKS_AHEAD))
-        far = builder.add(builder.select(is_last, lines, SIZE(0)), SIZE(BLOCK * BLOCKS_AHEAD))
-        scales = builder.mul(builder.udiv(block, SIZE(SPAN // BLOCK)), SIZE(rows * BYTES))
-        scales = builder.select(is_below, self.next_scales, builder.add(self.scales, scales))
+        is_last = builder.icmp_unsigned("<", builder.sub(left, SIZE(1)), SIZE(LINES_AHEAD * BYTES // self.block_bytes))
+        far = builder.add(builder.select(is_last, lines, SIZE(0)), SIZE(BYTES * LINES_AHEAD))
+        scales, step = self.emit_scales(builder, block, rows)
+        scales = builder.select(is_below, self.next_scales, scales)
         is_restored = builder.icmp_signed("!=", scales, SIZE(0))
-        scales = builder.add(scales, builder.mul(first, SIZE(BYTES)))
+        scales = builder.add(scales, builder.mul(first, step))
         out = builder.add(self.emit_place(builder, builder.mul(block, SIZE(2))), builder.mul(first, SIZE(RING_BYTES)))
 
         def emit_beside(first, count):
             with builder.if_then(is_restored):
                 for n in range(first // 2, (first + count) // 2):
-                    place = builder.add(numbers, builder.mul(self.columns, SIZE(n)))
+                    place = builder.add(numbers, builder.mul(self.row_bytes, SIZE(n)))
                     emit_prefetch(builder, builder.inttoptr(builder.add(place, far), POINTER))
-                    factors = load_register(builder, builder.add(scales, SIZE(BYTES * n)), ir.HalfType(), STEP)
-                    for c in range(0, BLOCK, STEP):
-                        to = builder.add(out, SIZE(RING_BYTES * n + 2 * c))
-                        emit_restored_for_tiles(builder, builder.add(place, SIZE(c)), factors, to)
+                    of_row = builder.add(scales, builder.mul(step, SIZE(n)))
+                    self.emit_block(builder, place, of_row, builder.add(out, SIZE(RING_BYTES * n)))
 
         return self.emit_place(builder, index), SIZE(RING_BYTES), emit_beside
 
@@ -227,6 +236,38 @@ class RestoredRows(NamedTuple):
         """Emit the address of a step's columns in the ring."""
         offset = builder.add(self.start, builder.mul(index, SIZE(BYTES)))
         return builder.add(self.ring, builder.and_(offset, SIZE(RING_BYTES - 1)))
+
+
+class Int8Rows(RestoredRows):
+    """Rows of int8."""
+
+    block_bytes = BLOCK
+
+    def emit_scales(self, builder, block, rows):
+        """Emit the address of the scales of a block; return it and the bytes between rows."""
+        span = builder.udiv(block, SIZE(SPAN // BLOCK))
+        return builder.add(self.scales, builder.mul(span, SIZE(rows * BYTES))), SIZE(BYTES)
+
+    def emit_block(self, builder, numbers, scales, out):
+        """Emit code that restores a block of a row."""
+        factors = load_register(builder, scales, ir.HalfType(), STEP)
+        for c in range(0, BLOCK, STEP):
+            emit_restored_for_tiles(builder, builder.add(numbers, SIZE(c)), factors, builder.add(out, SIZE(2 * c)))
+
+
+class Int4Rows(RestoredRows):
+    """Rows of int4, each with the scales of all groups and then the offsets."""
+
+    block_bytes = BLOCK // 2
+
+    def emit_scales(self, builder, block, rows):
+        """Emit the address of the scales of a block; return it and the bytes between rows: 4 for GROUP // 2 of the numbers."""
+        return builder.add(self.scales, builder.mul(block, SIZE(4))), builder.udiv(self.row_bytes, SIZE(GROUP // 2 // 4))
+
+    def emit_block(self, builder, numbers, scales, out):
+        """Emit code that restores a block of a row."""
+        offsets = builder.add(scales, builder.udiv(self.row_bytes, SIZE(GROUP // 2 // 2)))
+        emit_int4_lookup(builder, numbers, emit_int4_factors(builder, scales, offsets), out, emit_bfloat16_rounding)
 
 
 @intrinsic
@@ -373,14 +414,15 @@ def locate_vectors(pairs, columns, one, several, column):
 
 
 @njit_inlined()
-def multiply_int8_by_tiles(matrix, columns, pairs, count, first, last, config, sums, out):
-    """Do as `multiply_by_tiles` for whole tiles of rows of int8 and up to BLOCK_VECTORS vectors; return the first row left.
+def multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, config, sums, out):
+    """Do as `multiply_by_tiles` with up to BLOCK_VECTORS vectors and whole tiles of int8 or int4; return the first row left.
 
     A block of columns is restored beside the products with the one before, also where it begins the next rows: the processor
     does both at the same time. The sums are those of rows that are restored first, to the bit.
     """
-    most, row, start, is_restored = SUMS // 2 * EDGE, first, 0, False
-    table_bytes = most * ((columns + SPAN - 1) // SPAN) * BYTES
+    is_int8, most, row, start, is_restored = matrix[FORMAT] == INT8, SUMS // 2 * EDGE, first, 0, False
+    row_bytes, scale_bytes = columns if is_int8 else columns // 2, columns // GROUP * 4
+    table_bytes = most * ((columns + SPAN - 1) // SPAN) * BYTES if is_int8 else 0
     memory = np.empty(most * RING_BYTES + 2 * table_bytes + BYTES, np.uint8)
     ring = (memory.ctypes.data + BYTES - 1) // BYTES * BYTES  # rows of tiles that cross cache lines take longer
     scales, next_scales = ring + most * RING_BYTES, ring + most * RING_BYTES + table_bytes
@@ -391,13 +433,18 @@ def multiply_int8_by_tiles(matrix, columns, pairs, count, first, last, config, s
         some = tiles * EDGE
         if not is_restored:
             restore_rows(matrix, columns, row, row + some, 0, BLOCK, ring + start, RING_BYTES)
-            store_float16_scales(matrix, columns, row, row + some, scales)
+            if is_int8:
+                store_float16_scales(matrix, columns, row, row + some, scales)
         is_restored = row + 2 * some <= last
-        if is_restored:
+        if is_restored and is_int8:
             store_float16_scales(matrix, columns, row + some, row + 2 * some, next_scales)
-        numbers, below = matrix[NUMBERS] + columns * row, next_scales if is_restored else 0
-        restored = ring, start, numbers, columns, scales, below
-        add_restored_products(*restored, tiles, vectors, strides, steps, sums.ctypes.data, True)
+        if not is_int8:
+            scales, next_scales = matrix[SCALES] + scale_bytes * row, matrix[SCALES] + scale_bytes * (row + some)
+        restored = ring, start, matrix[NUMBERS] + row_bytes * row, row_bytes, scales, next_scales if is_restored else 0
+        if is_int8:
+            add_int8_products(*restored, tiles, vectors, strides, steps, sums.ctypes.data, True)
+        else:
+            add_int4_products(*restored, tiles, vectors, strides, steps, sums.ctypes.data, True)
         store_sums(sums, out[:, row : row + some])
         row, start, scales, next_scales = row + some, (start + 2 * columns) % RING_BYTES, next_scales, scales
     return row
@@ -415,8 +462,8 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
     sums = np.empty(((count + BLOCK_VECTORS - 1) // BLOCK_VECTORS, SUMS, EDGE, EDGE), np.float32)
     before, config = np.empty(64, np.uint8), np.empty(64, np.uint8)
     store_tile_config(before)
-    if matrix[FORMAT] == INT8 and count <= BLOCK_VECTORS:
-        row = multiply_int8_by_tiles(matrix, columns, pairs, count, first, last, config, sums[0], out)
+    if is_restored and count <= BLOCK_VECTORS:
+        row = multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, config, sums[0], out)
     while row < last:
         tiles = max(min(most, last - row) // EDGE, 1)
         height = min(EDGE, last - row)

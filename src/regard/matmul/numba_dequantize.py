@@ -17,7 +17,7 @@ from regard.compiled.matrix_formats import BLOCK, GROUP, GROUPS, INT8, LARGEST_R
 from regard.compiled.register_tiles import LANES, MULTIPLIES_PAIRS, SIZE, VECTOR, BFloat16Type, broadcast_lanes
 from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import ONE, reinterpret_as_float32, reinterpret_as_int32
-from regard.matmul.numba_row_tiles import emit_mask, load_register, make_shuffle_mask, repeat
+from regard.matmul.numba_row_tiles import INT, emit_mask, load_register, make_shuffle_mask, repeat
 
 STEP = 2 * GROUPS  # columns of int8 in which each group has two
 CHUNK = 16  # rows that a thread takes at a time
@@ -196,21 +196,41 @@ def make_lookup_intrinsic(round_numbers):
 
     def generate(context, builder, signature, arguments):
         pairs, *factors, out = arguments
-        both = builder.zext(builder.load(builder.inttoptr(pairs, BYTES.as_pointer()), align=1), WORDS)
-        fifteen, four = (ir.Constant(WORDS, [n] * GROUP) for n in (15, 4))
-        integers = ir.Constant(VECTOR, [float(n) for n in (*range(8), *range(-8, 0))])
-        twice = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), 2 * list(range(GROUP // 2)))
-        kind = ir.FunctionType(WORDS, [WORDS, WORDS])
-        look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
-        for half, index in enumerate((builder.and_(both, fifteen), builder.lshr(both, four))):
-            scale, offset = (broadcast_lanes(builder, one) for one in factors[2 * half : 2 * half + 2])
-            table = round_numbers(builder, builder.fadd(builder.fmul(integers, scale), offset))
-            found = builder.call(look_up, [builder.shuffle_vector(table, table, twice), index])
-            at = builder.add(out, SIZE(2 * GROUP * half))
-            builder.store(found, builder.inttoptr(at, WORDS.as_pointer()), align=2)
+        emit_int4_lookup(builder, pairs, [broadcast_lanes(builder, one) for one in factors], out, round_numbers)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def emit_int4_lookup(builder, pairs, factors, out, round_numbers):
+    """Emit code that stores the numbers of a block of int4: a scale and an offset of both groups are given in each lane."""
+    both = builder.zext(builder.load(builder.inttoptr(pairs, BYTES.as_pointer()), align=1), WORDS)
+    integers = ir.Constant(VECTOR, [float(n) for n in (*range(8), *range(-8, 0))])
+    twice = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), 2 * list(range(GROUP // 2)))
+    kind = ir.FunctionType(WORDS, [WORDS, WORDS])
+    look_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.hi.512")
+    for half, index in enumerate((both, builder.lshr(both, make_constant(WORDS, 4)))):  # of which it reads the lower 5 bits
+        scale, offset = factors[2 * half : 2 * half + 2]
+        table = round_numbers(builder, builder.fadd(builder.fmul(integers, scale), offset))
+        found = builder.call(look_up, [builder.shuffle_vector(table, table, twice), index])
+        at = builder.add(out, SIZE(2 * GROUP * half))
+        builder.store(found, builder.inttoptr(at, WORDS.as_pointer()), align=2)
+
+
+def emit_int4_factors(builder, scales, offsets):
+    """Emit the scale and the offset of a group of int4, and those of the next, in each lane, from addresses of both pairs."""
+    scales, offsets = (
+        repeat(builder, builder.load(builder.inttoptr(place, INT.as_pointer()), align=2), LANES) for place in (scales, offsets)
+    )
+    return [
+        builder.bitcast(bits, VECTOR)
+        for bits in (
+            builder.shl(scales, make_constant(scales.type, 16)),
+            builder.shl(offsets, make_constant(offsets.type, 16)),
+            builder.and_(scales, make_constant(scales.type, 0xFFFF0000)),
+            builder.and_(offsets, make_constant(offsets.type, 0xFFFF0000)),
+        )
+    ]
 
 
 restore_int4 = look_up_int4 if LOOKS_UP else compute_int4
