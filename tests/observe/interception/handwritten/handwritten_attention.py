@@ -268,6 +268,8 @@ def list_batched_forms() -> dict[str, object]:
             (q.unsqueeze(-2) @ F.pad(k, (0, 0, 1, 1)).unfold(2, 3, 1)).softmax(-1)
             @ F.pad(v, (0, 0, 1, 1)).unfold(2, 3, 1).transpose(-1, -2)
         ),
+        "two hops": lambda q, k, v: ((w := scores(q, k).softmax(-1)) @ w) @ v,
+        "two hops of two softmaxes": lambda q, k, v: (scores(q, k).softmax(-1) @ scores(k, q).softmax(-1)) @ v,
         "over channels": lambda q, k, v: ((q.mT @ k).softmax(-1) @ v.mT).mT,
         "an Nyström form": lambda q, k, v: (
             scores(q, k[:, :, :2]).softmax(-1)

@@ -40,7 +40,10 @@ STORED = {  # without a formula of q and k, with a table of which keys were pick
         *("a mask of weights", "neighbours", "a scripted softmax", "a scripted mask", "stack", "top k into zeros"),
         *("weights to a power", "sort", "top k", "mean"),
     )
-} | {"(b, h, t, d): talking heads", "(b, h, t, d): of the mean over heads"}
+} | {
+    f"(b, h, t, d): {name}"
+    for name in ("talking heads", "of the mean over heads", "two hops", "two hops of two softmaxes", "an Nyström form")
+}
 JOINED = {  # of the weights (..., q, k) as a whole, in the order of the calls
     "(t, d): growing prefixes": lambda w: torch.cat([row[: n + 1] for n, row in enumerate(w)]),
     "(b, h, t, d): a loop over heads": lambda w: w.transpose(0, 1),

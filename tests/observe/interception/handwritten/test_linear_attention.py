@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
-from regard.observe.interception.handwritten.linear_scores import CHUNKS
+from regard.observe.interception.handwritten.linear_scores import CHAINED, CHUNKS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 B, H, T, D, E, EPS = 2, 3, 13, 5, 7, 1e-5
@@ -366,6 +366,55 @@ def test_scores_without_those_of_later_keys_are_recorded_as_a_running_sum(hide, 
     check_map(mixer, torch.randn(B, T, 11))
     recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
     assert isinstance(recording.map(0, kind="implicit").mechanism, LinearRecurrence)
+
+
+@given(st.integers(0, T - 2), st.sampled_from([torch.tril, torch.triu]))
+def test_scores_on_one_side_of_the_tokens_need_no_feature_maps(distance, hide):
+    diagonal = distance if hide is torch.triu else -distance
+    check_map(Mixer(lambda q, k, v: hide(q @ k.mT, diagonal=diagonal) @ v, nn.Identity()), torch.randn(B, T, 11))
+
+
+def test_queries_that_are_a_softmax_over_features_need_no_feature_map_of_keys():
+    check_map(Mixer(weigh_features_of_queries_by_softmax, nn.Identity()), torch.randn(B, T, 11))
+
+
+def test_the_softmax_of_both_of_a_token_is_linear_attention_of_it_with_itself():
+    """Tokens that are spread over clusters, and read what lies in these: the map is the product of both, not one for each."""
+    mixer = Mixer(lambda q, k, v: q.softmax(-1) @ (q.softmax(-1).mT @ v), nn.Identity())
+    check_map(mixer, torch.randn(B, T, 11))
+
+
+def score_causally(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT).tril()
+
+
+SCORES_OF_SCORES: dict[str, Form] = {
+    "causal": lambda q, k, v: score_causally(q, q) @ score_causally(k, k),
+    "of feature maps": lambda q, k, v: (F.softplus(q) @ F.softplus(k).mT) @ (F.softplus(k) @ F.softplus(q).mT),
+    "anticausal and causal": lambda q, k, v: (q @ k.mT).triu() @ score_causally(k, q),
+}
+
+
+@pytest.mark.parametrize("form", SCORES_OF_SCORES)
+def test_a_product_of_two_matrices_of_scores_is_no_attention(form):
+    mixer = Mixer(SCORES_OF_SCORES[form], nn.Identity())
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    assert not recording.calls
+
+
+def test_a_product_of_two_causal_matrices_of_scores_that_is_multiplied_with_values_is_missed():
+    mixer = Mixer(lambda q, k, v: score_causally(q, q) @ score_causally(k, k) @ v, nn.Identity())
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [CHAINED]
+
+
+def test_two_causal_matrices_of_scores_one_after_the_other_are_two_calls():
+    mixer = Mixer(lambda q, k, v: score_causally(q, q) @ (score_causally(k, k) @ v), nn.Identity())
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    first, second = (call.map for call in recording.calls)
+    torch.testing.assert_close(first.dense() @ first.values, second.values, rtol=0, atol=EQUAL)
+    torch.testing.assert_close(second.dense() @ second.values, mixer.output, rtol=0, atol=EQUAL)
 
 
 def test_scores_that_decay_are_recorded_as_they_are_with_a_note():

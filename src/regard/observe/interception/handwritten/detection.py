@@ -8,6 +8,7 @@ tokens, neither parameters nor constants, and either
 A router, a gate, a classifier and a pooling layer are neither.
 """
 
+import math
 import weakref
 from functools import partial
 from typing import Any
@@ -35,9 +36,11 @@ from regard.observe.interception.handwritten.labelled_product import (
 from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes, mixes_within_tokens
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
+    CHAINED,
     CHUNKS,
     are_of_all_tokens,
     find_roles_of_scores,
+    is_table,
     weigh_linearly,
 )
 from regard.observe.interception.handwritten.moved_entries import (
@@ -285,8 +288,13 @@ class HandwrittenTracker(Traces):
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         product = label_product(name, operands, args, kwargs)
-        multiplies_features = len(traced) == 2 and all(  # two softmaxes that are feature maps of queries and keys
-            trace.kind is TraceKind.WEIGHTS and self.sums_softmax(x, trace, product) for x, trace in traced
+        is_power = len(operands) == 2 and operands[0] is operands[1]
+        multiplies_features = (
+            len(traced) == 2
+            and not is_power
+            and all(  # two softmaxes: feature maps of queries and keys
+                trace.kind is TraceKind.WEIGHTS and self.sums_softmax(x, trace, product) for x, trace in traced
+            )
         )
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
@@ -300,8 +308,12 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            undecided = trace.kind is TraceKind.SCORES and trace.pairs
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not any(map(self.is_score_matrix, others))
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
+                if self.is_product_of_masked_scores(trace):
+                    self.linear.miss_call(frames, name, CHAINED)
+                    self.drop(y)
+                    return None
                 product_of_scores, factors = separate_factors(name, args, kwargs, x)
                 if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
@@ -359,7 +371,7 @@ class HandwrittenTracker(Traces):
         for x, trace in self.find_all(operands):
             if trace.kind is TraceKind.SCORES and trace.pairs and trace.form is not None:
                 product, factors = separate_factors(name, args, kwargs, x)
-                if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y):
+                if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y, has_softmax=True):
                     self.drop(y)
                     return True
         return False
@@ -369,6 +381,24 @@ class HandwrittenTracker(Traces):
         if trace.keys is None or trace.dims is None or product is None:
             return None
         return self.find_summed_axes(trace.dims, x, product) == set(self.table.expand_axes(trace.keys))
+
+    def is_score_matrix(self, x: Tensor) -> bool:
+        """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens."""
+        trace = self.find(x)
+        if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
+            return False
+        mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
+        own = list_axes(self.table, trace.dims)
+        rows, columns = (math.prod(self.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
+        return rows == columns > 1
+
+    def is_product_of_masked_scores(self, trace: Trace) -> bool:
+        """Return whether scores are a product of two matrices of scores, of which each has a table of hidden keys."""
+        for x in () if trace.form is None else (trace.form.a, trace.form.b):
+            own = self.find(x)
+            if own is None or own.form is None or not (self.is_score_matrix(x) and any(map(is_table, own.form.steps))):
+                return False
+        return trace.form is not None
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
         """Return whether a product sums activations of scores x with one number for each, as an indexer does that scores keys.
@@ -540,12 +570,11 @@ class HandwrittenTracker(Traces):
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
 
     def is_value(self, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
-        """Return whether a tensor holds tokens and was not made from the weights that it is multiplied with."""
-        trace_of_value = self.find(v)
+        """Return whether a tensor holds tokens: no softmax of other pairs, and not made from the weights beside it."""
+        own = self.find(v)
+        is_softmax = own is not None and own.kind is TraceKind.WEIGHTS and own.pairs and own.keys is not None
         return (
-            not (trace_of_value is not None and trace_of_value.roots & trace.roots)
-            and v.is_floating_point()
-            and has_tokens(frame, v)
+            not (own is not None and (is_softmax or own.roots & trace.roots)) and v.is_floating_point() and has_tokens(frame, v)
         )
 
     def follow_weighting(

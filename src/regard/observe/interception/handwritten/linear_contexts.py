@@ -89,10 +89,12 @@ class LinearContexts:
         x: Tensor,
         trace: Trace,
         y: Tensor,
+        has_softmax: bool = False,
     ) -> bool:
         """Start a call if y is a product of queries with x, products of keys with values; return whether it is one.
 
         Other factors of y have the labels that stand beside them. A running sum needs no feature maps: nothing else has one.
+        Keys need none where queries are a softmax over their features (`has_softmax`), which are no keys themselves.
         """
         if product is None or not y.numel():
             return False
@@ -114,7 +116,7 @@ class LinearContexts:
             if roles is None or not roles.k.numel() or not is_attention(frames, table, roles):
                 return False
             has_maps = not is_running or roles.is_causal or is_feature_map(frames, queries)
-            if not has_maps or not (roles.is_causal or has_feature_map(frames, roles.k, x)):
+            if not has_maps or not (roles.is_causal or has_softmax or has_feature_map(frames, roles.k, x)):
                 return False
             call, places = read_call(table, roles, trace, product, y, kernel)
         except UnreadableError as error:

@@ -1,7 +1,7 @@
 """Linear attention in its quadratic order: scores of queries and keys that are multiplied with values as they are.
 
 That scores times values are attention, and not any algebra of three tensors, is known by one of
-- a causal mask: the scores of later keys are 0;
+- a causal mask: the scores of later keys are 0, or of earlier ones;
 - rows that were divided by their sums, or by the number of keys;
 - feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
 """
@@ -28,6 +28,7 @@ from regard.observe.interception.handwritten.traces import ActivatedScores, Trac
 from regard.observe.interception.provenance import ModuleFrame
 
 CHUNKS = "it is linear attention whose scores are of a part of its tokens, so it is not known how the others are added"
+CHAINED = "its weights are the product of two matrices of scores, each with a mask, which is not followed"
 ROUNDED = 1e-6  # of one over the number of keys, in float32
 ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its terms
 
@@ -53,22 +54,24 @@ def find_roles_of_scores(
     features = (a & b) - of_scores
     queries = (a | b) & of_scores - keys - (a & b)
     scores = arrange_scores(table, x, trace.dims, queries, keys)
-    is_causal = scores is not None and any(map(is_table, form.steps)) and has_later_zeros(scores)
+    has_table = any(map(is_table, form.steps))
+    is_causal = scores is not None and has_table and has_later_zeros(scores)
+    is_anticausal = scores is not None and has_table and has_later_zeros(scores.flip(-2, -1))
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
-    has_weights = is_causal or has_unit_sums or divides_by_count(table, form, keys)
+    has_weights = is_causal or is_anticausal or has_unit_sums or divides_by_count(table, form, keys)
     if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
         return None
-    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal)
+    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_anticausal)
     return roles if is_attention(frames, table, roles) else None
 
 
 def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether scores are of all tokens of a module: an axis of its inputs is as long as that of the keys.
 
-    Causal scores of other tokens are of a chunk, beside which a layer keeps a state.
+    Causal scores of other tokens, or anticausal ones, are of a chunk, beside which a layer keeps a state.
     """
-    t = math.prod(table.get_sizes([*roles.keys]))
-    return not roles.is_causal or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
+    t, is_one_sided = math.prod(table.get_sizes([*roles.keys])), roles.is_causal or roles.is_anticausal
+    return not is_one_sided or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
 
 
 def weigh_linearly(trace: Trace) -> Trace:
