@@ -22,6 +22,7 @@ class Role(Enum):
     ADD = auto()
     SUM = auto()  # over an axis
     CONVOLUTION = auto()
+    ONE_HOT = auto()  # an index as a matrix of zeros and ones
 
 
 SOFTMAX = re.compile("softmax|softmin|sparsemax|entmax")
@@ -39,6 +40,7 @@ NAMES = {
     Role.ADD: "add sub subtract",
     Role.SUM: """sum nansum mean nanmean cumsum sum_to_size norm linalg_norm linalg_vector_norm index_add scatter_add
         index_reduce scatter_reduce segment_reduce index_put""",
+    Role.ONE_HOT: "one_hot",
     Role.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}

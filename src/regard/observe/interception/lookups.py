@@ -57,6 +57,8 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
         entries = args[1] if isinstance(args[1], tuple) else (args[1],)
         indices = (*filter(IS_TENSOR, entries),)
         axis = find_indexed_axis(entries, x.dim()) if indices else None
+    elif name == "embedding":
+        indices, axis = tuple(args[1:2]), 0
     else:
         places = ("indices", "dim") if name == "take_along_dim" else ("dim", "index")
         named = {**dict(zip(places, args[1:], strict=False)), **kwargs}
@@ -68,6 +70,12 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
         return None
     version, size = read_version(indices[0]), 0 if axis is None else x.shape[axis]
     return Lookup(tuple(map(copy_if_unversioned, indices)), along, size, version)
+
+
+def put_table_first(args: Any) -> Any:
+    """Return the arguments of an embedding with its table before the indices, as those of torch.embedding are."""
+    is_swapped = len(args) > 1 and isinstance(args[0], Tensor) and not args[0].is_floating_point()
+    return (args[1], args[0], *args[2:]) if is_swapped else args
 
 
 def find_indexed_axis(entries: tuple[Any, ...], dims: int) -> int | None:

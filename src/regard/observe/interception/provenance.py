@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role
-from regard.observe.interception.lookups import IS_TENSOR, Lookup, find_lookup
+from regard.observe.interception.lookups import IS_TENSOR, Lookup, find_lookup, put_table_first
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
@@ -18,8 +18,7 @@ FRESH = {  # results with the shape of a tensor, but not its numbers
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
-GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim"}  # entries of their first argument
-PICKS = GATHERS | {"embedding"}  # look-ups in a table
+GATHERS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # entries of a tensor, by an index
 LIKE_ANOTHER = {"reshape_as", "view_as", "expand_as", "type_as", "to"}  # take a shape or a dtype from a second tensor
 PARAMETRIZES = "parametrize"  # the name of the call of a module that computes a weight, as that of a normalized one
 CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
@@ -125,7 +124,10 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """Log that a function or a child module computed a result from its arguments."""
-        lookup = find_lookup(name, args, kwargs) if name in GATHERS else None
+        lookup = None
+        if name in GATHERS:
+            args = put_table_first(args) if name == "embedding" else args
+            lookup = find_lookup(name, args, kwargs)
         if name in NESTED:
             args = find_tensors((*args, *kwargs.values()), {})
         elif kwargs:
@@ -199,9 +201,9 @@ class ModuleFrame:
         holds = [*map(self.get_contents, inputs)]
         if is_product:
             return max([LEARNED if child or max(holds) else CONSTANT, *holds])
-        if name in PICKS and is_stack_of_matrices(inputs[0]):
+        if name in GATHERS and is_stack_of_matrices(inputs[0]):
             return WEIGHT
-        if name in PICKS or name in JOINS or is_in_place(name):
+        if name in GATHERS or name in JOINS or is_in_place(name):
             return max(holds)
         most = {one for one, size in zip(holds, sizes, strict=True) if size == max(sizes)}
         return WEIGHT if most >= {WEIGHT, LEARNED} and TOKEN not in most else max(most)
@@ -255,7 +257,7 @@ def list_tensors_by_place(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 @cache
 def keeps_contents(name: str) -> bool:
     """Return whether the function of this name makes of one tensor another one that holds the same: no product, no look-up."""
-    return name not in FRESH | PICKS | {PARAMETRIZES} and infer_role(name) not in (Role.PRODUCT, Role.CONVOLUTION)
+    return name not in FRESH | GATHERS | {PARAMETRIZES} and infer_role(name) not in (Role.PRODUCT, Role.CONVOLUTION)
 
 
 @cache

@@ -13,7 +13,7 @@ from regard.observe.attention_changes import KnockOut
 from regard.observe.interception.handwritten import handwritten_call
 from regard.observe.interception.handwritten.edge_call import CHANGED, GRAPH, PICKED
 from regard.observe.interception.handwritten.edge_softmax import EDGES
-from regard.observe.interception.handwritten.handwritten_call import SPARSE
+from regard.observe.interception.handwritten.handwritten_call import SPARSE, UNFOLLOWED
 from regard.observe.intervene import intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
@@ -68,6 +68,8 @@ GATHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "gather of columns": lambda x: torch.cat([x, 2 * x], 1).gather(0, SENDERS.view(-1, 1, 1).expand(-1, H, D)),
     "take_along_dim": lambda x: x.take_along_dim(SENDERS.view(-1, 1, 1), dim=0),
     "int32": lambda x: x[SENDERS.int()],
+    "F.embedding": lambda x: F.embedding(SENDERS, x.flatten(1)).unflatten(-1, (H, D)),
+    "torch.embedding": lambda x: torch.embedding(x.flatten(1), SENDERS).unflatten(-1, (H, D)),
 }
 
 
@@ -222,6 +224,66 @@ class DroppedAttention(SenderAttention):
         return add_by_index(self.multiply(weights, x[SENDERS]), RECEIVERS, NODES)
 
 
+DIVISIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "one over sums, picked": lambda e: e * (1 / add_by_index(e, RECEIVERS, NODES))[RECEIVERS],
+    "one over picked sums": lambda e: e * (1 / add_by_index(e, RECEIVERS, NODES)[RECEIVERS]),
+    "a reciprocal": lambda e: (scatter(e, RECEIVERS, NODES) + 1e-16).reciprocal().index_select(0, RECEIVERS) * e,
+    "sums that F.embedding picks": lambda e: e / F.embedding(RECEIVERS, add_by_index(e, RECEIVERS, NODES)),
+}
+
+
+class DividedAttention(SenderAttention):
+    """Scores that F.embedding picks, whose exponentials are divided by their sums in any way."""
+
+    def __init__(self, divide: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(add_by_index, scores_nodes=True)
+        self.divide = divide
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).unflatten(-1, (H, D))
+        self.scores = scores = F.embedding(SENDERS, (x * self.sends).sum(-1))
+        return add_by_index(self.divide(scores.exp()).unsqueeze(-1) * x[SENDERS], RECEIVERS, NODES)
+
+
+class SegmentAttention(nn.Module):
+    """Edges in the order of their receivers, whose segments are summed."""
+
+    senders, receivers = SENDERS[RECEIVERS.argsort(stable=True)], RECEIVERS.sort().values
+
+    def __init__(self, has_offsets: bool) -> None:
+        super().__init__()
+        self.project, self.score, lengths = nn.Linear(C, D), nn.Linear(C, 1), RECEIVERS.bincount(minlength=NODES)
+        self.segments = {"offsets": F.pad(lengths.cumsum(0), (1, 0))} if has_offsets else {"lengths": lengths}
+
+    def add(self, x: Tensor) -> Tensor:
+        return torch.segment_reduce(x, "sum", axis=0, **self.segments)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scores = self.score(x)[self.senders] + self.score(x).square()[self.receivers]
+        e = self.scores.exp()
+        return self.add(e / self.add(e)[self.receivers] * self.project(x)[self.senders])
+
+
+class OneHotAttention(nn.Module):
+    """The index of a graph is a matrix of zeros and ones, whose products pick entries or sum them."""
+
+    def __init__(self, picks: bool, sums: bool, scores: bool) -> None:
+        super().__init__()
+        self.project, self.score, self.picks, self.sums, self.scores = nn.Linear(C, D), nn.Linear(C, 1), picks, sums, scores
+
+    def pick(self, x: Tensor, index: Tensor, by_product: bool) -> Tensor:
+        return torch.einsum("en,nd->ed", F.one_hot(index, NODES).to(x.dtype), x) if by_product else x[index]
+
+    def add(self, x: Tensor) -> Tensor:
+        return F.one_hot(RECEIVERS, NODES).to(x.dtype).mT @ x if self.sums else add_by_index(x, RECEIVERS, NODES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sent, received = self.score(x), self.score(x).square()
+        e = (self.pick(sent, SENDERS, self.scores) + self.pick(received, RECEIVERS, self.scores)).exp()
+        weights = e / self.pick(self.add(e), RECEIVERS, self.picks)
+        return self.add(weights * self.pick(self.project(x), SENDERS, self.picks))
+
+
 class LogSumAttention(nn.Module):
     """Exponentials of scores less the logarithm of their sum, which need no division."""
 
@@ -289,6 +351,19 @@ class Pooling(nn.Module):
         scores = self.score(x)
         e = (scores - self.add(scores, graphs, GRAPHS)[graphs]).exp()
         return self.add(divide_by_sums(e, self.add, graphs, GRAPHS) * x, graphs, GRAPHS)
+
+
+class ClusterPooling(nn.Module):
+    """One row of weights for each graph, by products with a matrix of zeros and ones."""
+
+    def __init__(self, add: Add) -> None:
+        super().__init__()
+        self.score, self.add = nn.Linear(C, 1), add
+
+    def forward(self, x: Tensor) -> Tensor:
+        graphs = F.one_hot(torch.arange(NODES) % GRAPHS).to(x.dtype)
+        e = (self.score(x) - self.add(self.score(x), torch.arange(NODES) % GRAPHS, GRAPHS).mean()).exp()
+        return graphs.mT @ (e / (graphs @ (graphs.mT @ e)) * x)
 
 
 class GaussianFilter(nn.Module):
@@ -402,6 +477,24 @@ def test_weights_of_edges_are_those_before_dropout(drop, multiply):
     check_map(DroppedAttention(drop, MULTIPLIES[multiply]))
 
 
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_exponentials_may_be_multiplied_by_one_over_their_sums(name):
+    check_map(DividedAttention(DIVISIONS[name]))
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_sums_may_be_those_of_segments(has_offsets):
+    check_map(SegmentAttention(has_offsets), SegmentAttention.senders, SegmentAttention.receivers)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize(("picks", "sums"), [(True, False), (False, True), (True, True)])
+def test_an_index_in_a_matrix_of_zeros_and_ones_is_missed(picks, sums, scores):
+    recording = record_module(OneHotAttention(picks, sums, scores), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED if sums else PICKED)]
+
+
 def test_sums_may_be_written_by_index_put():
     check_map(GraphAttention(put))
     check_map(SenderAttention(put, scores_nodes=True))
@@ -448,7 +541,7 @@ def test_attention_of_a_graph_with_a_weight_for_each_channel_is_missed(name):
 
 
 @pytest.mark.parametrize("name", SUMS)
-@pytest.mark.parametrize("part", [Pooling, partial(Pooling, keeps_index=False), GaussianFilter])
+@pytest.mark.parametrize("part", [Pooling, partial(Pooling, keeps_index=False), ClusterPooling, GaussianFilter])
 def test_pooling_and_filters_by_an_index_are_no_attention(part, name):
     with torch.no_grad():
         recording = record_module(part(SUMS[name]), missing=False)

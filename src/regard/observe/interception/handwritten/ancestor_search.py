@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, PICKS, TOKEN, ModuleFrame, Operation, TensorOrRef
+from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
@@ -109,7 +109,7 @@ def is_repeated(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool
 def repeats(maker: Operation) -> bool:
     """Return whether an operation makes a larger result of entries that it broadcasts or picks."""
     is_by_entry = infer_role(maker.name) in (Role.ADD, Role.MULTIPLY)
-    return not maker.child and (is_by_entry or maker.name in PICKS or strip_affixes(maker.name) in REPEATS)
+    return not maker.child and (is_by_entry or maker.name in GATHERS or strip_affixes(maker.name) in REPEATS)
 
 
 def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:

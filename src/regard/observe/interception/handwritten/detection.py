@@ -17,10 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import Pair, find_pair, is_broadcast_pair, is_residual, is_routed
+from regard.observe.interception.handwritten.ancestor_search import (
+    Pair,
+    find_ancestors,
+    find_pair,
+    is_broadcast_pair,
+    is_residual,
+    is_routed,
+)
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, find_index_add, is_edge_softmax
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials
+from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials, is_one_hot
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -93,7 +100,7 @@ from regard.observe.interception.provenance import (
     list_objects,
 )
 
-STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.ONE_HOT)
 USES = (Role.PRODUCT, Role.MULTIPLY, Role.SUM)  # of weights, which UsedWeights follows
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
 NO_PRODUCT = "another function than a product"
@@ -117,6 +124,7 @@ class HandwrittenTracker(Traces):
         self.edges = EdgeExponentials()
         self.entry_products = EntryProducts()
         self.linear = LinearContexts()
+        self.has_one_hot = False  # whether F.one_hot has run
 
     def clear(self) -> None:
         """Forget all followed tensors."""
@@ -125,6 +133,7 @@ class HandwrittenTracker(Traces):
         self.edges.weighted.clear()
         self.entry_products.clear()
         self.linear.clear()
+        self.has_one_hot = False
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed, nor used weights: quick, for the many functions."""
@@ -169,6 +178,7 @@ class HandwrittenTracker(Traces):
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
         if not results or not (traced or role in STARTS or role is Role.MULTIPLY):
+            self.has_one_hot = self.has_one_hot or role is Role.ONE_HOT
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
@@ -324,6 +334,8 @@ class HandwrittenTracker(Traces):
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
+        if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
+            return self.follow_edges(frames[-1], name, args, kwargs, token_operands)
         if len(token_operands) > 1:
             if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
@@ -588,6 +600,8 @@ class HandwrittenTracker(Traces):
         ):
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and self.is_value(frames[-1], v, trace)]
+        if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
+            values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
         if values:
             factors = (x, values[0]) if len(tensors) == 2 and y.numel() > trace.size else None  # else they may be a mask too

@@ -53,11 +53,22 @@ def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum 
     """Return what a function of this name sums by an index; None if it does not, or not into whole entries."""
     axis, index = (kwargs.get(key, args[n] if len(args) > n else None) for n, key in ((1, "dim"), (2, "index")))
     core = strip_affixes(name)
+    if core == "segment_reduce":
+        axis, index = kwargs.get("dim", 0), read_segments(kwargs)
     if core not in EDGE_SUMS or type(axis) is not int or not isinstance(index, Tensor):
         return None
     axis %= values.dim()
     receivers = read_rows(index, axis if index.dim() > 1 else 0)
     return None if receivers is None or len(receivers) != values.shape[axis] else EdgeSum(values, axis, receivers)
+
+
+def read_segments(kwargs: Any) -> Tensor | None:
+    """Return the segment of each entry (n,) that the arguments of torch.segment_reduce state; None if rows differ in theirs."""
+    lengths, offsets = kwargs.get("lengths"), kwargs.get("offsets")
+    lengths = offsets.diff() if lengths is None and offsets is not None else lengths
+    if lengths is None or lengths.dim() != 1:
+        return None
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
 
 
 def is_edge_softmax(name: str, args: Any, kwargs: Any, weights: Tensor) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import walk_back
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
@@ -82,13 +82,17 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
 
     An index that picks each token once at most leaves out padding, for one.
     """
-    lookups = [
-        maker.lookup
-        for *_, makers in walk_back([frame], (x, 0), lambda *_: True)
-        for maker in makers
-        if maker.lookup is not None and is_token(frame, maker.given[0])
-    ]
-    return len({one.key for one in lookups}) > 1 or any(one.has_repeats() for one in lookups)
+    makers = [maker for *_, one in walk_back([frame], (x, 0), lambda *_: True) for maker in one]
+    lookups = [one.lookup for one in makers if one.lookup is not None and is_token(frame, one.given[0])]
+    keys = {one.key for one in lookups}
+    keys |= {(id(x),) for one in makers if infer_role(one.name) is Role.PRODUCT for x in one.given if is_one_hot(frame, x)}
+    return len(keys) > 1 or any(one.has_repeats() for one in lookups)
+
+
+def is_one_hot(frame: ModuleFrame, x: TensorRef) -> bool:
+    """Return whether the rows of a tensor are an index as F.one_hot writes it: a product with it picks or sums entries."""
+    maker = skip_layouts(frame, x)
+    return maker is not None and infer_role(maker.name) is Role.ONE_HOT
 
 
 def is_token(frame: ModuleFrame, x: TensorRef) -> bool:

@@ -41,6 +41,7 @@ BLOCKS = (
     "its exponentials are shifted by a running maximum: it is a sum over blocks of keys in a loop, as of an online softmax, "
     "whose rows are not known until the last block"
 )
+UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
@@ -75,9 +76,7 @@ def read_call(
     if weights.dims is None:
         raise UnreadableError(f"its weights or scores are rearranged by {describe(weights.changes)}, so its keys are not known")
     if product is None or (product.added is not None and bool(take_local(product.added[0]).any())):
-        raise UnreadableError(
-            "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
-        )
+        raise UnreadableError(UNFOLLOWED)
     dims = product.build_dims(table, {place: weights.dims})
     value, own = product.operands[1 - place], dims[1 - place]
     if is_picked(weights, table, own):
