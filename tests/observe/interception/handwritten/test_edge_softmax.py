@@ -284,6 +284,38 @@ class OneHotAttention(nn.Module):
         return self.add(weights * self.pick(self.project(x), SENDERS, self.picks))
 
 
+def add_scores(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> Tensor:
+    return F.leaky_relu(module.sends(x[neighbors]) + module.receives(x[node]))
+
+
+def add_scores_in_a_module(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> Tensor:
+    return module.activate(module.receives(x[node]) + module.sends(x[neighbors])).squeeze(-1)
+
+
+def score_edges(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> Tensor:
+    edges = SENDERS[: NODES - 2], RECEIVERS[: NODES - 2]
+    return module.score(torch.cat([x[edges[0]], x[edges[1]]], -1))[edges[1] == node]
+
+
+class LoopAttention(nn.Module):
+    """A softmax over the neighbors of each node, one node after the other; there may be fewer edges than nodes."""
+
+    def __init__(self, score_neighbors: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.project, self.sends, self.receives = nn.Linear(C, D), nn.Linear(D, 1), nn.Linear(D, 1)
+        self.activate, self.score = nn.LeakyReLU(), nn.Sequential(nn.Linear(2 * D, D), nn.Tanh(), nn.Linear(D, 1))
+        self.score_neighbors = score_neighbors
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, self.weights, contexts = self.project(x), [], []
+        for node in RECEIVERS[: NODES - 2].unique().tolist():
+            neighbors = SENDERS[: NODES - 2][RECEIVERS[: NODES - 2] == node]
+            weights = self.score_neighbors(self, x, neighbors, node).softmax(0).view(-1, 1)
+            self.weights += [weights.mT.detach()] if len(neighbors) > 1 else []  # that of one neighbor is 1
+            contexts.append((weights * x[neighbors]).sum(0))
+        return torch.stack(contexts)
+
+
 class LogSumAttention(nn.Module):
     """Exponentials of scores less the logarithm of their sum, which need no division."""
 
@@ -493,6 +525,15 @@ def test_an_index_in_a_matrix_of_zeros_and_ones_is_missed(picks, sums, scores):
     recording = record_module(OneHotAttention(picks, sums, scores), missing=True)
     assert not recording.calls
     assert [(one.module, one.reason) for one in recording.missed] == [("0", UNFOLLOWED if sums else PICKED)]
+
+
+@pytest.mark.parametrize("score_neighbors", [add_scores, add_scores_in_a_module, score_edges])
+def test_attention_in_a_loop_over_nodes_is_recorded_node_by_node(score_neighbors):
+    module = LoopAttention(score_neighbors).double()
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(NODES, C, dtype=torch.float64)))
+    assert len(recording.calls) == len(module.weights) > 0
+    for call, weights in zip(recording.calls, module.weights, strict=True):
+        torch.testing.assert_close(call.map.dense()[0, 0], weights, rtol=1e-12, atol=1e-12)
 
 
 def test_sums_may_be_written_by_index_put():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.lookups import MASKS
 from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
 MAX_STEPS = 12  # operations to search back for a pair
@@ -79,7 +80,11 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
     sizes = [one for _, one in tokens]
     if maker.name in JOINS:
         are_expanded = [is_expanded(frame, *one) for one in tokens]
-        return sum(are_expanded) > 1 or (len(tokens) == 2 and any(are_expanded) and are_all_tokens(frame, tokens))
+        return (
+            sum(are_expanded) > 1
+            or are_of_edges(frame, tokens, size // max(last, 1))
+            or (len(tokens) == 2 and any(are_expanded) and are_all_tokens(frame, tokens))
+        )
     if size > max(sizes):
         return True
     role = infer_role(maker.name)
@@ -89,6 +94,14 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
         # one query for all keys of its row: additive attention
         return last > 0 and not min(sizes) % last and are_all_tokens(frame, tokens)
     return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
+
+
+def are_of_edges(frame: ModuleFrame, tokens: list[Sized], rows: int) -> bool:
+    """Return whether two tensors were picked from tokens by indices of this many rows, the senders and receivers of edges."""
+    makers = [frame.find_makers(one)[-1:] for one, _ in tokens]
+    lookups = [maker.lookup for one in makers for maker in one if maker.lookup and frame.find_contents(maker.given[0]) == TOKEN]
+    is_pair = len(lookups) == len(tokens) == 2 and lookups[0].key != lookups[1].key
+    return is_pair and all(one.indices[0].numel() == rows and one.indices[0].dtype not in MASKS for one in lookups)
 
 
 def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:

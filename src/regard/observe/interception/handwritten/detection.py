@@ -27,7 +27,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
 )
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, find_index_add, is_edge_softmax
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials, is_one_hot
+from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials, is_one_hot, scores_neighbors
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -286,7 +286,8 @@ class HandwrittenTracker(Traces):
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
             is_by_channel = not traced and scores_channels(frame, args, axis)
-            pairs, function = bool(scores) or is_by_channel, strip_affixes(name)
+            is_of_neighbors = not traced and not is_by_channel and scores_neighbors(frame, args[0], extent)
+            pairs, function = bool(scores) or is_by_channel or is_of_neighbors, strip_affixes(name)
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
             )

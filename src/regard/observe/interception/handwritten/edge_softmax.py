@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import walk_back
+from regard.observe.interception.handwritten.ancestor_search import are_all_tokens, find_meeting, walk_back
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
@@ -87,6 +87,20 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
     keys = {one.key for one in lookups}
     keys |= {(id(x),) for one in makers if infer_role(one.name) is Role.PRODUCT for x in one.given if is_one_hot(frame, x)}
     return len(keys) > 1 or any(one.has_repeats() for one in lookups)
+
+
+def scores_neighbors(frame: ModuleFrame, x: Tensor, extent: int) -> bool:
+    """Return whether scores x, which a softmax over `extent` entries normalizes, are of the neighbors of a node in a loop.
+
+    They are then a nonlinear function of a score of each plus that of the node, which alone would change no softmax.
+    """
+    maker, meeting = skip_layouts(frame, weakref.ref(x)), find_meeting(frame, x)
+    if maker is None or meeting is None or not (maker.child or infer_role(maker.name) is Role.NONLINEAR):
+        return False
+    addition, tokens, size = meeting
+    sizes = [n for _, n in tokens]
+    is_broadcast = extent > 1 and x.numel() == max(sizes) == size == min(sizes) * extent
+    return infer_role(addition.name) is Role.ADD and is_broadcast and are_all_tokens(frame, tokens)
 
 
 def is_one_hot(frame: ModuleFrame, x: TensorRef) -> bool:
