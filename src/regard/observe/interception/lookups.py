@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
         return read_version(self.indices[0]) != self.version
 
     def read_index(self) -> Tensor | None:
-        """Return the index along the axis (n,) in int64; None if it is a mask, several, or not the same for whole entries."""
+        """Return the index along the axis (n,) or (b, n) in int64; None if it is a mask, several, or not of whole entries."""
         if len(self.indices) > 1 or not self.size or self.indices[0].dtype in MASKS:
             return None
         return read_rows(self.indices[0], self.axis)
@@ -97,10 +97,18 @@ def copy_if_unversioned(index: Tensor) -> Tensor:
 
 
 def read_rows(index: Tensor, axis: int) -> Tensor | None:
-    """Return an index of whole entries along an axis (n,) in int64; None if it differs from column to column."""
-    rows = index.movedim(axis, 0).flatten(1) if index.dim() > 1 else index.reshape(-1, 1)
-    first = rows[:, 0] if rows.shape[1] else None
-    return None if first is None or not bool((rows == rows[:, :1]).all()) else first.long()
+    """Return an index of whole entries along an axis in int64: (n,), or (b, n) if it differs along the axes before.
+
+    None if it differs from column to column.
+    """
+    if not index.numel():
+        return None
+    batch = index.flatten(0, axis - 1) if axis else index.reshape(1, -1, *index.shape[1:])
+    rows = batch.flatten(2) if batch.dim() > 2 else batch.unsqueeze(2)
+    if not bool((rows == rows[:, :, :1]).all()):
+        return None
+    first = rows[:, :, 0].long()
+    return first[0] if bool((first == first[:1]).all()) else first
 
 
 def read_version(x: Tensor) -> int:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from observe.recording_checks import record_and_compare
@@ -191,6 +194,35 @@ class BatchAttention(nn.Module):
         e = self.scores.exp()
         weights = e / self.pick(torch.zeros_like(sent).index_add(1, RECEIVERS, e), RECEIVERS)
         return torch.zeros_like(x).index_add(1, RECEIVERS, weights.unsqueeze(-1) * self.pick(x, SENDERS))
+
+
+class OwnEdgesAttention(nn.Module):
+    """Each graph of a batch has other edges: the indices of senders and of receivers are (graphs, edges)."""
+
+    def __init__(self, senders: Tensor, receivers: Tensor, picks_pairs: bool = False) -> None:
+        super().__init__()
+        self.project, self.senders, self.receivers, self.picks_pairs = nn.Linear(C, H * D), senders, receivers, picks_pairs
+        self.sends, self.receives = nn.Parameter(torch.randn(H, D)), nn.Parameter(torch.randn(H, D))
+        self.graphs = torch.arange(len(senders)).unsqueeze(-1).expand_as(senders)
+
+    def pick(self, x: Tensor, index: Tensor) -> Tensor:
+        if self.picks_pairs:
+            return x[self.graphs, index]
+        return x.gather(1, index.view(*index.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.picks_pairs:
+            return torch.zeros_like(y).index_put((self.graphs, self.receivers), x, accumulate=True)
+        places = self.receivers.view(*self.receivers.shape, *[1] * (x.dim() - 2)).expand_as(x)
+        return torch.zeros_like(y).scatter_add(1, places, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.project(x).unflatten(-1, (H, D))
+        sent, received = (x * self.sends).sum(-1), (x * self.receives).sum(-1)
+        self.scores = self.pick(sent, self.senders) + self.pick(received, self.receivers)
+        e = self.scores.exp()
+        weights = e / self.pick(self.add(e, sent), self.receivers)
+        return self.add(weights.unsqueeze(-1) * self.pick(x, self.senders), x)
 
 
 class EqualNodes(nn.Module):
@@ -488,6 +520,37 @@ def test_graphs_of_a_batch_with_the_same_edges_are_recorded(pick):
         expected = torch.zeros(GRAPHS, NODES, H, dtype=torch.float64)
         expected.index_add_(1, SENDERS[mine], module.scores[:, mine].softmax(1))
         torch.testing.assert_close(found[:, :, node], expected.mT, rtol=1e-12, atol=1e-12)
+
+
+@given(st.integers(1, 4), st.integers(2, 7), st.integers(2, 23), st.booleans(), st.booleans())
+def test_graphs_of_a_batch_with_other_edges_are_recorded(graphs, nodes, edges, share_senders, share_receivers):
+    senders, receivers = torch.randint(nodes, (2, graphs, edges))
+    senders = senders[:1].expand(graphs, -1) if share_senders else senders
+    receivers = receivers[:1].expand(graphs, -1) if share_receivers else receivers
+    module = OwnEdgesAttention(senders, receivers).double()
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(graphs, nodes, C).double()))
+    found = recording.map(0).dense()
+    for graph, node in product(range(graphs), range(nodes)):
+        mine = receivers[graph] == node
+        expected = torch.zeros(nodes, H, dtype=torch.float64)
+        expected.index_add_(0, senders[graph, mine], module.scores[graph, mine].softmax(0))
+        torch.testing.assert_close(found[graph, :, node], expected.mT, rtol=1e-12, atol=1e-12)
+
+
+def test_a_head_of_a_batch_with_other_edges_can_be_knocked_out():
+    module = OwnEdgesAttention(*torch.randint(NODES, (2, GRAPHS, EDGE_COUNT))).double()
+    x = torch.randn(GRAPHS, NODES, C, dtype=torch.float64)
+    with torch.no_grad(), intervene(module, KnockOut(0, 1)):
+        changed = module(x)
+    with torch.no_grad():
+        assert torch.equal(changed[:, :, [0, 2]], module(x)[:, :, [0, 2]])
+        assert not changed[:, :, 1].any()
+
+
+def test_edges_that_pairs_of_indices_pick_and_sum_are_missed():
+    module = OwnEdgesAttention(*torch.randint(NODES, (2, GRAPHS, EDGE_COUNT)), picks_pairs=True)
+    recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(GRAPHS, NODES, C)), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", EDGES)]
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])

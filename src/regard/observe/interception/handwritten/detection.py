@@ -26,7 +26,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     is_routed,
 )
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
-from regard.observe.interception.handwritten.edge_call import find_edge_sum, find_index_add, is_edge_softmax
+from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials, is_one_hot, scores_neighbors
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
@@ -150,8 +150,9 @@ class HandwrittenTracker(Traces):
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
         if strip_affixes(name) == "index_put":
-            added = find_index_add(args, kwargs)
-            name, role, args, kwargs = (name, None, args, kwargs) if added is None else ("index_add", Role.SUM, added, {})
+            is_sum, added = read_index_put(args, kwargs)
+            role = Role.SUM if is_sum else None
+            name, args, kwargs = (name, args, kwargs) if added is None else ("index_add", added, {})
         factors = separate_entry_factors(args) if name == "einsum" and self.may_follow_any(args, kwargs) else None
         if factors is not None:
             func, name, role = torch.mul, "mul", Role.MULTIPLY

@@ -19,7 +19,10 @@ GRAPH = "its keys are the neighbors of each node of a graph"
 
 
 class EdgeSum(NamedTuple):
-    """The values of edges, of which an index sums each times its weight into the entry of its receiver along an axis."""
+    """The values of edges, of which an index sums each times its weight into the entry of its receiver along an axis.
+
+    Receivers are (edges,), or (b, edges) if those of a batch, the axes before, have other edges.
+    """
 
     values: Tensor
     axis: int
@@ -59,7 +62,9 @@ def find_edge_sum(name: str, args: Any, kwargs: Any, values: Tensor) -> EdgeSum 
         return None
     axis %= values.dim()
     receivers = read_rows(index, axis if index.dim() > 1 else 0)
-    return None if receivers is None or len(receivers) != values.shape[axis] else EdgeSum(values, axis, receivers)
+    if receivers is None or receivers.shape[-1] != values.shape[axis]:
+        return None
+    return EdgeSum(values, axis, receivers) if receivers.dim() == 1 or index.shape[:axis] == values.shape[:axis] else None
 
 
 def read_segments(kwargs: Any) -> Tensor | None:
@@ -77,7 +82,7 @@ def is_edge_softmax(name: str, args: Any, kwargs: Any, weights: Tensor) -> bool:
     Some entry has several edges: weights of 1 may be exponentials of 0.
     """
     edges = find_edge_sum(name, args, kwargs, weights.detach())
-    if edges is None or not len(edges.receivers):
+    if edges is None or edges.receivers.dim() > 1 or not len(edges.receivers):
         return False
     counts = edges.receivers.bincount()
     of_edges = edges.values.movedim(edges.axis, 0)
@@ -85,13 +90,13 @@ def is_edge_softmax(name: str, args: Any, kwargs: Any, weights: Tensor) -> bool:
     return bool((counts > 1).any()) and bool(((total - 1).abs() < torch.finfo(total.dtype).eps ** 0.5).all())
 
 
-def find_index_add(args: Any, kwargs: Any) -> tuple[Tensor, int, Tensor, Tensor] | None:
-    """Return the arguments of an index_add that does what an index_put does; None if it does not add, or by several indices."""
+def read_index_put(args: Any, kwargs: Any) -> tuple[bool, tuple[Tensor, int, Tensor, Tensor] | None]:
+    """Return whether an index_put adds, and the arguments of an index_add that does the same: None of several indices."""
     named = {**dict(zip(("indices", "values", "accumulate"), args[1:], strict=False)), **kwargs}
-    indices, values = named["indices"], named["values"]
+    indices, values, is_sum = named["indices"], named["values"], bool(named.get("accumulate"))
     is_one = len(indices) == 1 and isinstance(indices[0], Tensor) and indices[0].dim() == 1 and indices[0].dtype not in MASKS
-    is_sum = is_one and bool(named.get("accumulate")) and values.shape == (len(indices[0]), *args[0].shape[1:])
-    return (args[0], 0, indices[0] % len(args[0]), values) if is_sum else None
+    is_one = is_one and is_sum and values.shape == (len(indices[0]), *args[0].shape[1:])
+    return is_sum, (args[0], 0, indices[0] % len(args[0]), values) if is_one else None
 
 
 def build_edge_matrix(
@@ -104,8 +109,9 @@ def build_edge_matrix(
     """
     if edges is None or weights.dim() != edges.values.dim() or (undropped is not None and undropped.shape != weights.shape):
         raise UnreadableError(EDGES)
-    values, axis = edges.values.detach(), edges.axis
-    senders, count = find_senders(edges.values, values.shape[axis])
+    values, axis, receivers = edges.values.detach(), edges.axis, edges.receivers
+    edge_count = values.shape[axis]
+    senders, count = find_senders(edges.values, edge_count)
     heads = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] > 1]
     width = [n for n in range(axis + 1, weights.dim()) if weights.shape[n] == 1]
     b, h, d = (math.prod(values.shape[n] for n in axes) for axes in (range(axis), heads, width))
@@ -116,15 +122,20 @@ def build_edge_matrix(
         raise UnreadableError(f"{GRAPH}, and its weights as a matrix would take {bytes_of_matrix:,} bytes")
     shape = [n if place <= axis else m for place, (n, m) in enumerate(zip(values.shape, weights.shape, strict=True))]
 
-    def build_matrix(one: Tensor) -> Tensor:
-        of_edges = one.detach().to(dtype).expand(shape).permute(order).reshape(b, h, len(senders))
-        matrix = of_edges.new_zeros(b, h, nodes * count).index_add_(2, edges.receivers * count + senders, of_edges)
-        return matrix.view(b, h, nodes, count)
+    if max(senders.dim(), receivers.dim()) > 1:
+        if senders.dim() > 1 and len(senders) != b:
+            raise UnreadableError(PICKED)
+        senders, receivers = (x.expand(b, -1) for x in (senders, receivers))
+    places = (receivers * count + senders).view(-1, 1, edge_count).expand(b, h, -1)
 
-    matrix, picked = build_matrix(weights), values.to(dtype).permute(order).reshape(b, h, len(senders), d)
-    v = picked.new_zeros(b, h, count, d).index_copy_(2, senders, picked)
+    def build_matrix(one: Tensor) -> Tensor:
+        of_edges = one.detach().to(dtype).expand(shape).permute(order).reshape(b, h, edge_count)
+        return of_edges.new_zeros(b, h, nodes * count).scatter_add_(2, places, of_edges).view(b, h, nodes, count)
+
+    matrix, picked = build_matrix(weights), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
+    v = picked.new_zeros(b, h, count, d).scatter_(2, senders.view(-1, 1, edge_count, 1).expand(b, h, -1, d), picked)
     found = EdgeMatrix(matrix, v, order, [*values.shape[:axis], nodes, *values.shape[axis + 1 :]])
-    degree = int(edges.receivers.bincount().amax())
+    degree = max(int(one.bincount().amax()) for one in receivers.view(-1, edge_count))
     eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
     bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
     if not bool(((matrix @ v - found.read_context(result.detach())).abs() <= bound).all()):
@@ -140,6 +151,6 @@ def find_senders(values: Tensor, edge_count: int) -> tuple[Tensor, int]:
     if lookup is not None and lookup.has_changed:
         raise UnreadableError(CHANGED)
     index = None if lookup is None else lookup.read_index()
-    if lookup is None or index is None or len(index) != edge_count or not values.numel():
+    if lookup is None or index is None or index.shape[-1] != edge_count or not values.numel():
         raise UnreadableError(PICKED)
     return index % lookup.size, lookup.size
