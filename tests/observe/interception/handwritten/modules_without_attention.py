@@ -198,6 +198,12 @@ class Algebra(nn.Module):
             y = (x - x.mean(-1, keepdim=True)) / ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).add(1e-5).sqrt()
             y = y * (y * q).pow(2).mean(-1, keepdim=True).add(1e-5).pow(-0.5) * self.gain
             return y.mean(1), y.sum(-1)
+        if self.style == "a mean of masked copies":
+            mask = (x[..., :1] > 0).to(x.dtype).expand_as(x).clone()
+            return (F.relu(self.project(mask.mul_(x).sum(1))).unsqueeze(1) * torch.cat([q, k, v], -1)).sum(1)
+        if self.style == "gated copies":
+            copies = x.unsqueeze(1).expand(-1, T, -1, -1).clone().mul_(q.unsqueeze(2))
+            return F.relu(copies.sum(2)) @ F.relu(copies.sum(1)).mT
         if self.style == "a gate":
             return x + torch.sigmoid((q * k).sum(-1, keepdim=True)) * v
         if self.style == "a machine of factors":
@@ -344,6 +350,7 @@ def list_modules() -> dict[str, nn.Module]:
                 "a merged adapter",
                 "modulated weights",
             ),
+            *("a mean of masked copies", "gated copies"),
             *("a norm", "a gate", "a machine of factors", "a pooled tower", "triangles", "small triangles"),
         ],
         Transitions: [

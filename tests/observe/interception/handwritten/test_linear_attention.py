@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.linear_contexts import COPIED
 from regard.observe.interception.handwritten.linear_scores import CHAINED, CHUNKS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -536,6 +537,29 @@ def test_what_cannot_be_read_exactly_is_missed_with_its_reason(form):
     for missed in recording.missed:
         assert missed.kernel.startswith("by hand: linear attention")
         assert "linear attention" in missed.reason or "differs" in missed.reason
+
+
+def multiply_copies(k: Tensor, v: Tensor) -> Tensor:
+    return k.unsqueeze(-1).expand(*k.shape, v.shape[-1]).clone().mul_(v.unsqueeze(-2))
+
+
+COPIES: dict[str, Form] = {
+    "sums": lambda q, k, v: q @ multiply_copies(k, v).sum(2),
+    "sums, entry by entry": lambda q, k, v: (q.unsqueeze(-1) * multiply_copies(k, v).sum(2, keepdim=True)).sum(-2),
+    "running sums": lambda q, k, v: (q.unsqueeze(-2) @ multiply_copies(k, v).cumsum(2)).squeeze(-2),
+    "running sums, entry by entry": lambda q, k, v: (multiply_copies(k, v).cumsum(2) * q.unsqueeze(-1)).sum(-2),
+    "repeated keys": lambda q, k, v: q @ (k.unsqueeze(-1).repeat(1, 1, 1, 1, E) * v.unsqueeze(-2)).sum(2),
+    "expanded values": lambda q, k, v: q @ (k.unsqueeze(-1) * v.unsqueeze(-2).expand(-1, -1, -1, D, -1)).sum(2),
+}
+
+
+@pytest.mark.parametrize("form", COPIES)
+def test_keys_that_are_repeated_before_they_are_multiplied_with_values_are_missed(form):
+    for feature_map in (F.softplus, nn.Identity()) if "running" in form else (F.softplus,):
+        mixer = Mixer(COPIES[form], feature_map)
+        recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)), missing=True)
+        assert not recording.calls
+        assert [one.reason for one in recording.missed] == [COPIED]
 
 
 def gate_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.score_form import COPIES
 from regard.observe.interception.lookups import MASKS
 from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKEN, ModuleFrame, Operation, TensorOrRef
 
@@ -67,6 +68,30 @@ def find_meeting(frame: ModuleFrame, x: Tensor) -> tuple[Operation, list[Sized],
             return None
         ref, size = tokens[0]
     return None
+
+
+def multiplies_copies(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x is the outer product of two tensors along its last axes, of which one was repeated before.
+
+    So it is where keys are expanded, copied and multiplied with values in place.
+    """
+    makers = frame.find_makers(weakref.ref(x))
+    tokens = find_token_inputs(frame, makers[-1]) if makers and infer_role(makers[-1].name) is Role.MULTIPLY else []
+    sizes = [count_before_repeats(frame, *one) for one in tokens]
+    return len(sizes) == 2 and max(sizes) < x.numel() and sizes[0] * sizes[1] == x.numel() * x.shape[:-2].numel()
+
+
+def count_before_repeats(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> int:
+    """Return the entries of a tensor of this size before it was repeated and copied, if it was."""
+    for _ in range(MAX_STEPS):
+        maker = next(iter(frame.find_makers(x)), None)  # the first: a copy may have been written into
+        core = "" if maker is None else strip_affixes(maker.name)
+        if maker is not None and core in REPEATS:
+            return maker.sizes[0]
+        if maker is None or core not in COPIES:
+            return size
+        x = maker.given[0]
+    return size
 
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:

@@ -24,6 +24,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     is_broadcast_pair,
     is_residual,
     is_routed,
+    multiplies_copies,
 )
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
@@ -41,7 +42,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_factors,
 )
 from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes, mixes_within_tokens
-from regard.observe.interception.handwritten.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear_contexts import COPIED, LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHAINED,
     CHUNKS,
@@ -179,7 +180,8 @@ class HandwrittenTracker(Traces):
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
         if not results or not (traced or role in STARTS or role is Role.MULTIPLY):
-            self.has_one_hot = self.has_one_hot or role is Role.ONE_HOT
+            if role is Role.ONE_HOT:
+                self.has_one_hot = True
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
@@ -198,6 +200,8 @@ class HandwrittenTracker(Traces):
                 return self.follow_edges(frames[-1], name, args, kwargs, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
                 self.follow_features(frames, tensors[0], results[0])
+            elif name == "cumsum":
+                self.follow_copies(frames[-1], tensors[0], results[0], name)
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
@@ -206,7 +210,7 @@ class HandwrittenTracker(Traces):
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
-            if role is Role.MULTIPLY and may_be_read:
+            if role is Role.MULTIPLY and (may_be_read or COPIED in trace.changes):
                 self.entry_products.add(name, args, traced, results[0])
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
@@ -446,6 +450,13 @@ class HandwrittenTracker(Traces):
         pair = find_pair(frames[-1], x, over_last)
         if pair is not None:
             self.start_scores(frames, y, pair)
+        elif y.shape[-2:] == x.shape[-2:]:
+            self.follow_copies(frames[-1], x, y)
+
+    def follow_copies(self, frame: ModuleFrame, x: Tensor, y: Tensor, *names: str) -> None:
+        """Follow y, a sum of entries x over tokens, as scores without a formula if one factor of x was repeated before."""
+        if x.dim() > 2 and multiplies_copies(frame, x):
+            self.start(y, TraceKind.SCORES, pairs=True, dims=self.table.add_dims(y.shape), changes=(COPIED, *names))
 
     def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
         """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.

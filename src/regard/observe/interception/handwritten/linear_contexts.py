@@ -35,6 +35,7 @@ from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import LIKE_ANOTHER, ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 
+COPIED = "it is linear attention, whose keys were repeated before they were multiplied with the values, which is not followed"
 KERNEL = "by hand: linear attention, {}"
 
 
@@ -101,13 +102,16 @@ class LinearContexts:
         place = product.find_place(x)
         q, kernel = product.operands[1 - place], KERNEL.format(strip_affixes(name))
         queries = weakref.ref(q), q.numel()
-        is_running = trace.form is not None and trace.form.has_running_sum
+        is_copied = COPIED in trace.changes
+        is_running = "cumsum" in trace.changes if is_copied else trace.form is not None and trace.form.has_running_sum
         if not is_running and not is_feature_map(frames, queries):
             return False
         if not is_running and mixes_within_tokens(frames, product, product.list_rows(1 - place)):
             return False
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
+                if is_copied:
+                    raise UnreadableError(COPIED)
                 if not multiplies_features(frames, x):
                     return False
                 raise UnreadableError(CHANGED.format(" and ".join(dict.fromkeys(trace.changes)) or "moves of entries"))
