@@ -414,16 +414,22 @@ def locate_vectors(pairs, columns, one, several, column):
 
 
 @njit_inlined()
-def multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, config, sums, out):
+def count_table_bytes(matrix, columns):
+    """Return the bytes of the scales, as float16, of two tiles of rows of a matrix: int4 is restored by those it stores."""
+    return 2 * EDGE * ((columns + SPAN - 1) // SPAN) * BYTES if matrix[FORMAT] == INT8 else 0
+
+
+@njit_inlined()
+def multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, memory, config, sums, out):
     """Do as `multiply_by_tiles` with up to BLOCK_VECTORS vectors and whole tiles of int8 or int4; return the first row left.
 
     A block of columns is restored beside the products with the one before, also where it begins the next rows: the processor
-    does both at the same time. The sums are those of rows that are restored first, to the bit.
+    does both at the same time. The sums are those of rows that are restored first, to the bit. memory is for the ring and two
+    tables of scales, an array of the caller's: it lives until this returns, which its address alone would not ensure.
     """
-    is_int8, most, row, start, is_restored = matrix[FORMAT] == INT8, SUMS // 2 * EDGE, first, 0, False
+    is_int8, most, row, start, is_restored = matrix[FORMAT] == INT8, 2 * EDGE, first, 0, False
     row_bytes, scale_bytes = columns if is_int8 else columns // 2, columns // GROUP * 4
-    table_bytes = most * ((columns + SPAN - 1) // SPAN) * BYTES if is_int8 else 0
-    memory = np.empty(most * RING_BYTES + 2 * table_bytes + BYTES, np.uint8)
+    table_bytes = count_table_bytes(matrix, columns)
     ring = (memory.ctypes.data + BYTES - 1) // BYTES * BYTES  # rows of tiles that cross cache lines take longer
     scales, next_scales = ring + most * RING_BYTES, ring + most * RING_BYTES + table_bytes
     (vectors, strides), steps = locate_vectors(pairs, columns, 0, count, 0), columns // TILE_COLUMNS
@@ -463,7 +469,8 @@ def multiply_by_tiles(matrix, columns, pairs, count, first, last, out):
     before, config = np.empty(64, np.uint8), np.empty(64, np.uint8)
     store_tile_config(before)
     if is_restored and count <= BLOCK_VECTORS:
-        row = multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, config, sums[0], out)
+        memory = np.empty(2 * EDGE * RING_BYTES + 2 * count_table_bytes(matrix, columns) + BYTES, np.uint8)
+        row = multiply_restored_by_tiles(matrix, columns, pairs, count, first, last, memory, config, sums[0], out)
     while row < last:
         tiles = max(min(most, last - row) // EDGE, 1)
         height = min(EDGE, last - row)
