@@ -134,7 +134,7 @@ def shift_cached_numbers(seed: int) -> Iterator[None]:
 
 def has_bfloat16_cache(projections: list[nn.Module]) -> bool:
     """Return whether the keys that these projections of float32 make are cached in bfloat16."""
-    return choose_cache_dtype(projections, torch.float32) == (torch.bfloat16,)
+    return choose_cache_dtype(projections, torch.float32) == torch.bfloat16
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def count_least_vectors_for_tiles(dtype: torch.dtype) -> int:
     """Return from how many vectors on compiled products of a matrix of a dtype multiply tiles of bfloat16 (AMX); 0 if never.
 
     On an Intel Xeon of family 6, model 207, 16 vectors take 0.6 of the time of sums in registers in bfloat16, 0.5 in int4 and
-    0.9 in int8, 32 vectors 0.3, 0.25 and 0.6. Restoring rows of int8 and int4 beside the products has since shortened theirs.
+    0.9 in int8, 32 vectors 0.3, 0.25 and 0.6, if rows of int4 and int8 are restored before they are multiplied. They are now
+    restored beside the products, which takes less.
     """
     return {torch.bfloat16: 6, torch.int8: 16, torch.uint8: 10}.get(dtype, 0) if can_use_tiles() else 0
 

@@ -17,6 +17,7 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.snapshot import take_snapshot
 from regard.examination.token_model import COPIED
 from regard.generate.kv_cache import Cache
+from regard.matmul import QuantizedLinear
 
 CACHE_ARGUMENTS = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
 NO_CACHE = re.compile(r"^use|position|pos$|len|size|mask|index|implementation")  # of arguments that only speak of one
@@ -125,8 +126,13 @@ def has_same_output(request: CacheRequest, full: Tensor) -> bool:
 
 
 def get_tolerance(request: CacheRequest) -> float:
-    """Return the difference, relative to the largest output, that may be rounding."""
+    """Return the difference, relative to the largest output, that may be rounding.
+
+    A quantized model of float32 may cache keys and values in bfloat16.
+    """
     dtype = next((one.dtype for one in request.module.parameters() if one.is_floating_point()), torch.float32)
+    if dtype == torch.float32 and any(isinstance(one, QuantizedLinear) for one in request.module.modules()):
+        dtype = torch.bfloat16
     return max(SLACK * dependency.estimate_rounding(dtype), LEAST)
 
 

@@ -54,7 +54,8 @@ class Cache:
     def layer(self, number: int, dtype: torch.dtype | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
         """Return the past of a layer: a function from new keys and values to all of them and the first new query's position.
 
-        They are stored in this dtype, and returned as they are stored, in their own dtype or that of the cache, the wider one.
+        They are stored in this dtype, and returned as they are stored, in their own dtype or that of the cache, the wider one;
+        the first ones in their own, unless they are rounded.
         """
         return partial(self._append, number, dtype)
 

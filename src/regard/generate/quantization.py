@@ -87,18 +87,18 @@ def quantise(model: M, to: str = "int8") -> M:
     return prepared.eval()
 
 
-def choose_cache_dtype(projections: list[nn.Module], dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the dtype in which to cache keys and values of a dtype; none if no projection to keys is quantized: their own.
+def choose_cache_dtype(projections: list[nn.Module | None], dtype: torch.dtype) -> torch.dtype | None:
+    """Return the dtype in which to cache what projections to keys and values give in a dtype; None if none is quantized.
 
     float32 is cached as bfloat16 where the weights of all projections round by as much or more. Only compiled code reads such
     a cache without widening it first, so that the keys stay float32 on other devices.
     """
     matrices = [one for one in projections if isinstance(one, QuantizedLinear)]
     if not matrices:
-        return ()
+        return None
     are_coarse = len(matrices) == len(projections) and all(one.values.dtype in COARSE for one in matrices)
     is_read = are_coarse and dtype == torch.float32 and matrices[0].values.device.type == "cpu"
-    return (torch.bfloat16 if is_read else dtype,)
+    return torch.bfloat16 if is_read else dtype
 
 
 def quantize_layer(layer: nn.Linear, to: str) -> QuantizedLinear:

@@ -127,7 +127,7 @@ def add_int4_products(
 
 
 def make_products_intrinsic(rows, most):
-    """Return an intrinsic's signature and code generator: products of up to so many tiles of rows of a kind."""
+    """Return an intrinsic's signature and code generator: products of up to `most` tiles of rows of a kind."""
     fields = len(rows._fields)
 
     def generate(context, builder, signature, arguments):
@@ -211,7 +211,7 @@ class RestoredRows(NamedTuple):
         block = builder.add(builder.lshr(index, SIZE(1)), SIZE(1))
         left = builder.sub(builder.lshr(steps, SIZE(1)), block)
         is_below, lines = builder.icmp_signed("==", left, SIZE(0)), builder.mul(self.row_bytes, SIZE(rows - 1))
-        # the first block of the rows below is the one after the last of the rows here, so many lines further
+        # the first block of the rows below is the one after the last of the rows here, `lines` bytes further
         numbers = builder.add(self.numbers, builder.add(builder.mul(block, size), builder.mul(first, self.row_bytes)))
         numbers = builder.add(numbers, builder.select(is_below, lines, SIZE(0)))
         is_last = builder.icmp_unsigned("<", builder.sub(left, SIZE(1)), SIZE(LINES_AHEAD * BYTES // self.block_bytes))

@@ -83,8 +83,9 @@ class GPT2(nn.Module):
             raise OutOfRangeError(f"token {wrong} is out of range: the model has tokens 0 to {last}.") from None
         pasts: list[CacheUpdate | None] = [None] * len(self.blocks)
         if cache is not None:
-            stored = choose_cache_dtype([getattr(block.attention, "W_key", block) for block in self.blocks], x.dtype)
-            pasts = [cache.layer(number, *stored) for number in range(len(self.blocks))]
+            stored = choose_cache_dtype([getattr(block.attention, "W_key", None) for block in self.blocks], x.dtype)
+            dtypes = () if stored is None else (stored,)  # a cache of another class need not take one
+            pasts = [cache.layer(number, *dtypes) for number in range(len(self.blocks))]
         for block, past in zip(self.blocks, pasts, strict=True):
             x = block(x, past, mask)
         x = self.norm(x if cache is None else cache.select_wanted(x))

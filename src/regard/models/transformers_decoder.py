@@ -40,14 +40,14 @@ class DecoderSizes(NamedTuple):
     vocabulary: int
 
 
-def make_cache(cache: Cache, projections: list[nn.Module]) -> Any:
+def make_cache(cache: Cache, dtype: torch.dtype | None) -> Any:
     """Return an empty cache of transformers, whose `update` appends keys and values to a `Cache` and returns all of them.
 
-    Slots that a shorter text has not written hold zeros. The projections are those to keys.
+    Slots that a shorter text has not written hold zeros. Keys and values are stored in a dtype, or their own.
     """
 
     def update(k: Tensor, v: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        keys, values = cache.layer(layer, *choose_cache_dtype(projections, k.dtype))(k, v)[:2]
+        keys, values = cache.layer(layer, dtype)(k, v)[:2]
         if isinstance(cache.lengths, Tensor):  # a weight of 0 times whatever memory held may be NaN
             unwritten = torch.arange(keys.shape[2], device=keys.device) >= cache.lengths[:, None]
             keys, values = (x.masked_fill(unwritten[:, None, :, None], 0) for x in (keys, values))
@@ -94,12 +94,13 @@ class TransformersDecoder(nn.Module):
             visible = torch.arange(cache.longest, device=tokens.device) <= positions.unsqueeze(-1)  # (b, t, keys)
             mask = make_mask(visible.unsqueeze(1), model)
         projections = [layer.self_attn.k_proj for layer in model.model.layers]
+        stored = choose_cache_dtype(projections, model.model.norm.weight.dtype)
         output = model.model(  # without the head, whose logits only some vectors need
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
             use_cache=True,
-            **{find_cache_name(model.model): make_cache(cache, projections)},
+            **{find_cache_name(model.model): make_cache(cache, stored)},
         )
         return cast(Tensor, model.lm_head(cache.select_wanted(output.last_hidden_state)))
 

@@ -52,13 +52,15 @@ class Lookup(NamedTuple):
 
 def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
     """Return the look-up of a function of this name, one of those that gather entries; None if it has no tensor as an index."""
+    if not args:
+        return None
     x, along = args[0], 0
     if name == "__getitem__":
         entries = args[1] if isinstance(args[1], tuple) else (args[1],)
         indices = (*filter(IS_TENSOR, entries),)
         axis = find_indexed_axis(entries, x.dim()) if indices else None
     elif name == "embedding":
-        indices, axis = tuple(args[1:2]), 0
+        indices, axis = (*filter(IS_TENSOR, args[1:2]),), 0
     else:
         places = ("indices", "dim") if name == "take_along_dim" else ("dim", "index")
         named = {**dict(zip(places, args[1:], strict=False)), **kwargs}
@@ -74,7 +76,7 @@ def find_lookup(name: str, args: Any, kwargs: Any) -> Lookup | None:
 
 def put_table_first(args: Any) -> Any:
     """Return the arguments of an embedding with its table before the indices, as those of torch.embedding are."""
-    is_swapped = len(args) > 1 and isinstance(args[0], Tensor) and not args[0].is_floating_point()
+    is_swapped = len(args) > 1 and all(map(IS_TENSOR, args[:2])) and args[1].dim() == 2 and not args[0].is_floating_point()
     return (args[1], args[0], *args[2:]) if is_swapped else args
 
 

@@ -51,6 +51,9 @@ class Experts(nn.Module):
         made = torch.bmm(torch.bmm(x.expand(E, -1, -1), self.up.mT).sigmoid(), self.down.mT)
         return (made * gates.T.unsqueeze(-1)).sum(0)
 
+    def activate_gates(self, x: Tensor, gates: Tensor) -> Tensor:
+        return self.compute_all_experts(x, F.relu(gates.log() + self.router(x)[:, :1]).softmax(-1))
+
     def dispatch_tokens(self, x: Tensor, gates: Tensor) -> Tensor:
         """As GShard and Switch write it: which token goes to which place of which expert is a mask."""
         chosen = F.one_hot(gates.argmax(-1), E)
@@ -148,6 +151,9 @@ class Mix(nn.Module):
             return (enlarged.softmax(1) * x.mean(1).unsqueeze(-1)).sum(1)
         if self.style == "one row beside its mean":
             weights = (self.score(x)[..., :1] + self.score(x.mean(1, keepdim=True))[..., :1]).softmax(1)
+            return (weights * x).sum(1)
+        if self.style == "one activated row beside its mean":
+            weights = F.leaky_relu(self.score(x)[..., :1] + self.score(x.mean(1, keepdim=True))[..., :1]).softmax(1)
             return (weights * x).sum(1)
         if self.style == "one row of tokens in another order":
             x = torch.cat([x.flatten(0, 1)[torch.arange(B * T).flip(0)[:B]], x.flatten(0, 1)[torch.arange(B)]])
@@ -321,6 +327,7 @@ def list_modules() -> dict[str, nn.Module]:
             "batch_tokens",
             "compute_all_experts",
             "repeat_tokens",
+            "activate_gates",
             "dispatch_tokens",
         ],
         Codebook: ["soft", "buffer", "gumbel", "hard"],
@@ -339,6 +346,7 @@ def list_modules() -> dict[str, nn.Module]:
             "one pooled row",
             "one row of tokens in another order",
             "one row beside its mean",
+            "one activated row beside its mean",
         ],
         Algebra: [
             *(

@@ -607,3 +607,49 @@ def test_a_bias_in_a_module_of_its_own_mixes_no_heads():
     with torch.no_grad(), record(model := nn.Sequential(BiasedAttention())) as recording:
         model(torch.randn(2, 7, 12))
     assert "made by BiasOfPositions, so its weights" in recording.notes[0]
+
+
+class OneHotTokens(nn.Module):
+    """Tokens that are rows of zeros and ones, which a query reads as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(C, C, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = F.one_hot(ids, C).to(self.W_query.weight.dtype)
+        self.weights = (self.W_query(x) @ x.mT).softmax(-1)
+        return self.weights @ x
+
+
+def test_tokens_that_are_one_hot_are_keys_and_no_index_of_a_graph():
+    module = OneHotTokens().double()
+    with torch.no_grad(), record(module) as recording:
+        module(torch.randint(0, C, (B, T)))
+    assert not recording.missed
+    assert not recording.notes
+    torch.testing.assert_close(recording.map(0).dense(), module.weights.unsqueeze(1), rtol=0, atol=EQUAL)
+
+
+TABLE = torch.arange(12).view(4, 3)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda: torch.embedding(TABLE, torch.tensor(2)),
+        lambda: torch.embedding(TABLE, torch.tensor([2, 0])),
+        lambda: torch.embedding(TABLE, indices=torch.tensor([2, 0])),
+        lambda: torch.embedding(weight=TABLE, indices=torch.tensor([2, 0])),
+        lambda: F.embedding(torch.tensor([2, 0]), weight=TABLE),
+    ],
+)
+def test_a_table_that_is_read_in_an_unusual_way_stops_no_model(look_up):
+    class Lookup(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + look_up().sum()
+
+    module = Lookup()
+    with record(module) as recording:
+        assert torch.equal(module(torch.ones(3)), module.forward(torch.ones(3)))
+    assert not recording.missed

@@ -42,7 +42,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_factors,
 )
 from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes, mixes_within_tokens
-from regard.observe.interception.handwritten.linear_contexts import COPIED, LinearContexts
+from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHAINED,
     CHUNKS,
@@ -200,7 +200,7 @@ class HandwrittenTracker(Traces):
                 return self.follow_edges(frames[-1], name, args, kwargs, tensors)
             if tensors and results[0].numel() < tensors[0].numel():
                 self.follow_features(frames, tensors[0], results[0])
-            elif name == "cumsum":
+            elif tensors and strip_affixes(name) == "cumsum":
                 self.follow_copies(frames[-1], tensors[0], results[0], name)
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
@@ -210,7 +210,7 @@ class HandwrittenTracker(Traces):
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
-            if role is Role.MULTIPLY and (may_be_read or COPIED in trace.changes):
+            if role is Role.MULTIPLY and (may_be_read or trace.has_copied_keys):
                 self.entry_products.add(name, args, traced, results[0])
             trace = self.follow_axes(trace, func, name, args, kwargs, x, traced, results)
             if trace.moved is not None and not moves:
@@ -291,7 +291,7 @@ class HandwrittenTracker(Traces):
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
             is_by_channel = not traced and scores_channels(frame, args, axis)
-            is_of_neighbors = not traced and not is_by_channel and scores_neighbors(frame, args[0], extent)
+            is_of_neighbors = not traced and not is_by_channel and scores_neighbors(frame, args[0], axis, extent)
             pairs, function = bool(scores) or is_by_channel or is_of_neighbors, strip_affixes(name)
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
@@ -341,7 +341,9 @@ class HandwrittenTracker(Traces):
         self.drop(y)
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
         if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
-            return self.follow_edges(frames[-1], name, args, kwargs, token_operands)
+            call = self.follow_edges(frames[-1], name, args, kwargs, token_operands)
+            if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
+                return call
         if len(token_operands) > 1:
             if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
@@ -456,7 +458,7 @@ class HandwrittenTracker(Traces):
     def follow_copies(self, frame: ModuleFrame, x: Tensor, y: Tensor, *names: str) -> None:
         """Follow y, a sum of entries x over tokens, as scores without a formula if one factor of x was repeated before."""
         if x.dim() > 2 and multiplies_copies(frame, x):
-            self.start(y, TraceKind.SCORES, pairs=True, dims=self.table.add_dims(y.shape), changes=(COPIED, *names))
+            self.start(y, TraceKind.SCORES, pairs=True, dims=self.table.add_dims(y.shape), changes=names, has_copied_keys=True)
 
     def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
         """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.
@@ -781,6 +783,12 @@ def has_projection(module: nn.Module) -> bool:
 def keep_undropped(trace: Trace, x: Tensor) -> Trace:
     """Return the trace of dropped weights with the weights x before dropout."""
     return trace if trace.undropped or trace.dims is None else trace._replace(undropped=(x.detach(), trace.dims))
+
+
+def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) -> bool:
+    """Return whether y has as many rows as columns, and one operand was made from the other: tokens that are one-hot attend."""
+    is_made = any(id(weakref.ref(x)) in find_ancestors([frame], v) for x in operands for v in operands if v is not x)
+    return y.dim() > 1 and y.shape[-1] == y.shape[-2] and is_made
 
 
 def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:

@@ -82,7 +82,7 @@ def is_edge_softmax(name: str, args: Any, kwargs: Any, weights: Tensor) -> bool:
     Some entry has several edges: weights of 1 may be exponentials of 0.
     """
     edges = find_edge_sum(name, args, kwargs, weights.detach())
-    if edges is None or edges.receivers.dim() > 1 or not len(edges.receivers):
+    if edges is None or edges.receivers.dim() > 1:
         return False
     counts = edges.receivers.bincount()
     of_edges = edges.values.movedim(edges.axis, 0)
@@ -121,7 +121,7 @@ def build_edge_matrix(
     if bytes_of_matrix > limit:
         raise UnreadableError(f"{GRAPH}, and its weights as a matrix would take {bytes_of_matrix:,} bytes")
     shape = [n if place <= axis else m for place, (n, m) in enumerate(zip(values.shape, weights.shape, strict=True))]
-
+    degree = max(int(one.bincount().amax()) for one in receivers.view(-1, edge_count))
     if max(senders.dim(), receivers.dim()) > 1:
         if senders.dim() > 1 and len(senders) != b:
             raise UnreadableError(PICKED)
@@ -135,7 +135,6 @@ def build_edge_matrix(
     matrix, picked = build_matrix(weights), values.to(dtype).permute(order).reshape(b, h, edge_count, d)
     v = picked.new_zeros(b, h, count, d).scatter_(2, senders.view(-1, 1, edge_count, 1).expand(b, h, -1, d), picked)
     found = EdgeMatrix(matrix, v, order, [*values.shape[:axis], nodes, *values.shape[axis + 1 :]])
-    degree = max(int(one.bincount().amax()) for one in receivers.view(-1, edge_count))
     eps = max(torch.finfo(values.dtype).eps, torch.finfo(result.dtype).eps)
     bound = eps * (8 + degree) * (matrix.abs() @ v.abs())
     if not bool(((matrix @ v - found.read_context(result.detach())).abs() <= bound).all()):

@@ -89,17 +89,21 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
     return len(keys) > 1 or any(one.has_repeats() for one in lookups)
 
 
-def scores_neighbors(frame: ModuleFrame, x: Tensor, extent: int) -> bool:
+def scores_neighbors(frame: ModuleFrame, x: Tensor, axis: int, extent: int) -> bool:
     """Return whether scores x, which a softmax over `extent` entries normalizes, are of the neighbors of a node in a loop.
 
-    They are then a nonlinear function of a score of each plus that of the node, which alone would change no softmax.
+    They are then a nonlinear function of a score of each plus that of the node, which alone would change no softmax: (n,) or
+    (n, heads). Those of another shape may be of a router, for each token, plus a number of the token, or pool each of a batch.
     """
-    maker, meeting = skip_layouts(frame, weakref.ref(x)), find_meeting(frame, x)
-    if maker is None or meeting is None or not (maker.child or infer_role(maker.name) is Role.NONLINEAR):
+    maker = skip_layouts(frame, weakref.ref(x))
+    if extent < 2 or maker is None or not (maker.child or infer_role(maker.name) is Role.NONLINEAR):
+        return False
+    meeting = find_meeting(frame, x)
+    if meeting is None:
         return False
     addition, tokens, size = meeting
-    sizes = [n for _, n in tokens]
-    is_broadcast = extent > 1 and x.numel() == max(sizes) == size == min(sizes) * extent
+    least, most = min(n for _, n in tokens), max(n for _, n in tokens)
+    is_broadcast = x.numel() == most == size == least * extent and x.dim() < 3 and axis % x.dim() == 0
     return infer_role(addition.name) is Role.ADD and is_broadcast and are_all_tokens(frame, tokens)
 
 

@@ -47,7 +47,7 @@ class ChainRoles(NamedTuple):
     keys: set[int]
     dims: Dims
     is_causal: bool
-    is_anticausal: bool = False  # whether scores of earlier keys are 0
+    is_one_sided: bool = False  # whether it is causal, or scores of earlier keys are 0
 
 
 @dataclass(eq=False)

@@ -102,15 +102,15 @@ class LinearContexts:
         place = product.find_place(x)
         q, kernel = product.operands[1 - place], KERNEL.format(strip_affixes(name))
         queries = weakref.ref(q), q.numel()
-        is_copied = COPIED in trace.changes
-        is_running = "cumsum" in trace.changes if is_copied else trace.form is not None and trace.form.has_running_sum
+        is_running = trace.form is not None and trace.form.has_running_sum
+        is_running |= trace.has_copied_keys and "cumsum" in trace.changes
         if not is_running and not is_feature_map(frames, queries):
             return False
         if not is_running and mixes_within_tokens(frames, product, product.list_rows(1 - place)):
             return False
         try:
             if trace.form is None or trace.dims is None or has_moved_axes(table, trace.form, trace.dims):
-                if is_copied:
+                if trace.has_copied_keys:
                     raise UnreadableError(COPIED)
                 if not multiplies_features(frames, x):
                     return False

@@ -56,12 +56,12 @@ def find_roles_of_scores(
     scores = arrange_scores(table, x, trace.dims, queries, keys)
     has_table = any(map(is_table, form.steps))
     is_causal = scores is not None and has_table and has_later_zeros(scores)
-    is_anticausal = scores is not None and has_table and has_later_zeros(scores.flip(-2, -1))
+    is_one_sided = is_causal or (scores is not None and has_table and has_later_zeros(scores.flip(-2, -1)))
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
-    has_weights = is_causal or is_anticausal or has_unit_sums or divides_by_count(table, form, keys)
+    has_weights = is_one_sided or has_unit_sums or divides_by_count(table, form, keys)
     if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
         return None
-    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_anticausal)
+    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_one_sided)
     return roles if is_attention(frames, table, roles) else None
 
 
@@ -70,8 +70,8 @@ def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -
 
     Causal scores of other tokens, or anticausal ones, are of a chunk, beside which a layer keeps a state.
     """
-    t, is_one_sided = math.prod(table.get_sizes([*roles.keys])), roles.is_causal or roles.is_anticausal
-    return not is_one_sided or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
+    t = math.prod(table.get_sizes([*roles.keys]))
+    return not roles.is_one_sided or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
 
 
 def weigh_linearly(trace: Trace) -> Trace:

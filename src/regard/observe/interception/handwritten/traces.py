@@ -75,6 +75,7 @@ class Trace(NamedTuple):
     picked: PickedKeys | None = None  # the keys that its entries belong to, if queries picked them
     parts: "tuple[Trace, ...]" = ()  # the softmaxes whose heads were mixed, or that were added up
     has_separate_sources: bool | None = None  # whether queries and keys were made from different tensors, if that was observed
+    has_copied_keys: bool = False  # whether they are products of keys that were repeated, summed over tokens
     is_by_channel: bool = False  # whether there may be a weight for each channel of the values
     version: int = 0  # of the tensor's numbers
 
