@@ -628,20 +628,20 @@ def test_tokens_that_are_one_hot_are_keys_and_no_index_of_a_graph():
         module(torch.randint(0, C, (B, T)))
     assert not recording.missed
     assert not recording.notes
-    torch.testing.assert_close(recording.map(0).dense(), module.weights.unsqueeze(1), rtol=0, atol=EQUAL)
+    torch.testing.assert_close(recording.map(0).dense().view(B, T, T), module.weights, rtol=0, atol=EQUAL)
 
 
-TABLE = torch.arange(12).view(4, 3)
+INTEGERS = torch.arange(12).view(4, 3)
 
 
 @pytest.mark.parametrize(
     "look_up",
     [
-        lambda: torch.embedding(TABLE, torch.tensor(2)),
-        lambda: torch.embedding(TABLE, torch.tensor([2, 0])),
-        lambda: torch.embedding(TABLE, indices=torch.tensor([2, 0])),
-        lambda: torch.embedding(weight=TABLE, indices=torch.tensor([2, 0])),
-        lambda: F.embedding(torch.tensor([2, 0]), weight=TABLE),
+        lambda: torch.embedding(INTEGERS, torch.tensor(2)),
+        lambda: torch.embedding(INTEGERS, torch.tensor([2, 0])),
+        lambda: torch.embedding(INTEGERS, indices=torch.tensor([2, 0])),
+        lambda: torch.embedding(weight=INTEGERS, indices=torch.tensor([2, 0])),
+        lambda: F.embedding(torch.tensor([2, 0]), weight=INTEGERS),
     ],
 )
 def test_a_table_that_is_read_in_an_unusual_way_stops_no_model(look_up):

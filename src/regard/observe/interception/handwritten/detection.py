@@ -28,7 +28,13 @@ from regard.observe.interception.handwritten.ancestor_search import (
 )
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
-from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS, EdgeExponentials, is_one_hot, scores_neighbors
+from regard.observe.interception.handwritten.edge_softmax import (
+    EDGE_SUMS,
+    EdgeExponentials,
+    is_one_hot,
+    scores_neighbors,
+    skip_layouts,
+)
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
@@ -786,9 +792,12 @@ def keep_undropped(trace: Trace, x: Tensor) -> Trace:
 
 
 def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) -> bool:
-    """Return whether y has as many rows as columns, and one operand was made from the other: tokens that are one-hot attend."""
-    is_made = any(id(weakref.ref(x)) in find_ancestors([frame], v) for x in operands for v in operands if v is not x)
-    return y.dim() > 1 and y.shape[-1] == y.shape[-2] and is_made
+    """Return whether y has as many rows as columns, and operands made from one index: one-hot tokens attend to each other."""
+    if y.dim() < 2 or y.shape[-1] != y.shape[-2]:
+        return False
+    common = set.intersection(*(find_ancestors([frame], x) for x in operands))
+    makers = [maker for x in operands if (maker := skip_layouts(frame, weakref.ref(x))) is not None]
+    return any(id(one) in common for maker in makers if infer_role(maker.name) is Role.ONE_HOT for one in maker.given)
 
 
 def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:
