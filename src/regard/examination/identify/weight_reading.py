@@ -70,7 +70,7 @@ def read_weights_or_values(case: Case, inputs: tuple[Tensor, ...], by_values: bo
 
 def is_unrecorded(case: Case) -> bool:
     """Return whether no attention call of a layer was recorded, so that its weights have to be read by its values."""
-    return case.subject.form == "x" and not case.recorded.calls and not case.recorded.matrices
+    return case.subject.form == "x" and not case.recorded.calls
 
 
 def get_returned_weights(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
