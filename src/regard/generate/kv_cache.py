@@ -117,7 +117,7 @@ class Cache:
 
     def _append(self, number: int, dtype: torch.dtype | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Offset]:
         keys, values = self._get_buffer(self._keys, number, k, dtype), self._get_buffer(self._values, number, v, dtype)
-        start, stop = self._start, self._stop
+        start, stop, wide = self._start, self._stop, torch.promote_types(keys.dtype, k.dtype)
         if isinstance(start, Tensor):
             slots = start.unsqueeze(-1) + torch.arange(k.shape[2], device=k.device)  # (b, t)
             rows = torch.arange(len(k), device=k.device).unsqueeze(-1)
@@ -125,9 +125,8 @@ class Cache:
             values[rows, :, slots] = v.transpose(1, 2).to(values.dtype)
         else:
             keys[..., start:stop, :], values[..., start:stop, :] = k, v
-            if not start and keys.dtype == torch.promote_types(keys.dtype, k.dtype):  # storing them has not rounded them
+            if not start and keys.dtype == wide:  # storing them has not rounded them
                 return k, v, 0
-        wide = torch.promote_types(keys.dtype, k.dtype)
         return keys[..., :stop, :].to(wide), values[..., :stop, :].to(wide), start
 
     def _get_buffer(self, buffers: list[Tensor | None], number: int, x: Tensor, dtype: torch.dtype | None) -> Tensor:

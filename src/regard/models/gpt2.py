@@ -81,13 +81,11 @@ class GPT2(nn.Module):
             last = self.config.vocabulary - 1
             wrong = int(tokens[(tokens < 0) | (tokens > last)][0])
             raise OutOfRangeError(f"token {wrong} is out of range: the model has tokens 0 to {last}.") from None
-        pasts: list[CacheUpdate | None] = [None] * len(self.blocks)
-        if cache is not None:
-            stored = choose_cache_dtype([getattr(block.attention, "W_key", None) for block in self.blocks], x.dtype)
-            dtypes = () if stored is None else (stored,)  # a cache of another class need not take one
-            pasts = [cache.layer(number, *dtypes) for number in range(len(self.blocks))]
-        for block, past in zip(self.blocks, pasts, strict=True):
-            x = block(x, past, mask)
+        projections = [] if cache is None else [getattr(block.attention, "W_key", None) for block in self.blocks]
+        stored = choose_cache_dtype(projections, x.dtype)
+        dtypes = () if stored is None else (stored,)  # a cache of another class need not take one
+        for number, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache.layer(number, *dtypes), mask)
         x = self.norm(x if cache is None else cache.select_wanted(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
