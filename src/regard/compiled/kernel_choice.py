@@ -67,11 +67,10 @@ def count_vectors_at_a_time(count: int, rows: int) -> int:
 def count_least_vectors_for_tiles(dtype: torch.dtype) -> int:
     """Return from how many vectors on compiled products of a matrix of a dtype multiply tiles of bfloat16 (AMX); 0 if never.
 
-    On an Intel Xeon of family 6, model 207, 16 vectors take 0.6 of the time of sums in registers in bfloat16, 0.5 in int4 and
-    0.9 in int8, 32 vectors 0.3, 0.25 and 0.6, if rows of int4 and int8 are restored before they are multiplied. They are now
-    restored beside the products, which takes less.
+    On an Intel Xeon of family 6, model 207, int8 takes 0.6 to 0.7 of the time of sums in registers for 10 vectors and 0.75 to
+    0.9 for 12, which fill these best; 8 take 0.9 or more. int4 takes 0.8 for 7 vectors and 0.5 for 12, bfloat16 0.6 for 16.
     """
-    return {torch.bfloat16: 6, torch.int8: 16, torch.uint8: 10}.get(dtype, 0) if can_use_tiles() else 0
+    return {torch.bfloat16: 6, torch.int8: 10, torch.uint8: 7}.get(dtype, 0) if can_use_tiles() else 0
 
 
 def has_onednn_linear() -> bool:
