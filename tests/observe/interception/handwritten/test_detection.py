@@ -499,6 +499,65 @@ def test_a_query_that_is_repeated_for_all_keys_is_recorded_as_the_weights_of_eac
         assert torch.allclose(call.map.dense(), weights[:, None, None], atol=EQUAL, rtol=0)
 
 
+class Wrapped(nn.Module):
+    """A linear layer in a module of its own."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class LocationAttention(nn.Module):
+    """Scores from a query, keys and features of the weights of the step before. https://arxiv.org/abs/1506.07503"""
+
+    def __init__(self, add, linear) -> None:
+        super().__init__()
+        self.query, self.keys, self.score = linear(C, D), linear(C, D), linear(D, 1)
+        self.convolution, self.place = nn.Conv1d(1, 2, 3, padding=1), linear(2, D)
+        self.add, self.weights = add, []
+
+    def forward(self, state: Tensor, keys: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        before = torch.full(keys.shape[:2], 1 / T) if before is None else before
+        places = self.place(self.convolution(before.unsqueeze(1)).mT)
+        scores = self.score(torch.tanh(self.add(self.query(state).unsqueeze(1), self.keys(keys), places))).squeeze(-1)
+        weights = scores.softmax(-1)
+        self.weights.append(weights.detach())
+        return torch.bmm(weights.unsqueeze(1), keys).squeeze(1), weights
+
+
+class LocationSteps(nn.Module):
+    """A decoder of four steps, whose first one has weights of 0 before it, or none."""
+
+    def __init__(self, attention: nn.Module, has_first: bool) -> None:
+        super().__init__()
+        self.attention, self.cell, self.has_first = attention, nn.GRUCell(C, C), has_first
+
+    def forward(self, keys: Tensor) -> Tensor:
+        state, weights = keys.mean(1), keys.new_zeros(keys.shape[:2]) if self.has_first else None
+        for _ in range(4):
+            context, weights = self.attention(state, keys, weights)
+            state = self.cell(context, state)
+        return state
+
+
+@pytest.mark.parametrize("linear", [nn.Linear, Wrapped])
+@pytest.mark.parametrize("has_first", [False, True])
+@pytest.mark.parametrize(
+    "add",
+    [lambda q, k, p: k + q + p, lambda q, k, p: q + p + k, lambda q, k, p: k + p + q, lambda q, k, p: p + (q + k)],
+    ids=["keys and query first", "query and places first", "keys and places first", "places last"],
+)
+def test_scores_that_depend_on_the_weights_before_are_recorded_as_the_weights_of_each_step(add, has_first, linear, float64):
+    part = LocationAttention(add, linear)
+    recording, _ = record_and_compare(LocationSteps(part, has_first), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 4
+    for call, weights in zip(recording.calls, part.weights[-4:], strict=True):
+        torch.testing.assert_close(call.map.dense(), weights[:, None, None], rtol=0, atol=EQUAL)
+
+
 @pytest.mark.parametrize("scores", [lambda h, k: torch.sum(h * k, 2), lambda h, k: torch.einsum("qbc,kbc->kb", h, k)])
 def test_the_sentences_of_a_decoder_with_a_state_of_one_layer_are_a_batch_and_no_heads(scores, float64):
     class Luong(nn.Module):

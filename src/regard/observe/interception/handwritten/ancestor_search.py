@@ -37,10 +37,32 @@ def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
     if meeting is None:
         return None
     maker, tokens, size = meeting
-    if not is_pairing(frame, maker, tokens, size, x.shape[-1] if over_last and x.dim() else 0):
-        return None
+    last = x.shape[-1] if over_last and x.dim() else 0
+    if not is_pairing(frame, maker, tokens, size, last):
+        tokens = find_terms(frame, maker) if infer_role(maker.name) is Role.ADD else []
+        tokens = [one for one in tokens if frame.find_contents(one[0]) == TOKEN]
+        if len({id(one) for one, _ in tokens}) < 2 or not is_pairing(frame, maker, tokens, size, last):
+            return None
     first, second, *_ = {id(one): one for one, _ in tokens}.values()
     return first, second
+
+
+def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> list[Sized]:
+    """Return the tensors of tokens that an addition adds up, those of sums that it alone uses among them, with their entries.
+
+    A sum that other operations use too is a residual stream, to which others were added.
+    """
+    terms = []
+    for one, size in find_token_inputs(frame, maker):
+        makers = frame.find_makers(one)
+        is_sum = len(makers) == 1 and not makers[0].child and infer_role(makers[0].name) is Role.ADD
+        terms += find_terms(frame, makers[0], depth - 1) if is_sum and depth and is_used_once(frame, one) else [(one, size)]
+    return terms
+
+
+def is_used_once(frame: ModuleFrame, x: "weakref.ref[Tensor]") -> bool:
+    """Return whether one operation in a running module has a tensor among its arguments."""
+    return sum(one is x for makers in frame.makers.values() for maker in makers for one in maker.given) == 1
 
 
 def is_broadcast_pair(frame: ModuleFrame, x: Tensor) -> bool:
