@@ -205,6 +205,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "addcmul to a mask": lambda q, k: torch.addcmul(MASK, torch.tensor(0.3), q @ k.mT, value=0.5),
     "a product added": lambda q, k: torch.addcmul(q @ k.mT, MASK, torch.tensor(2.0)),
     "a quotient added": lambda q, k: torch.addcdiv(q @ k.mT, MASK, torch.tensor(0.5)),
+    "a quotient by a number of lower precision": lambda q, k: q @ k.mT / torch.tensor(3.0, dtype=torch.float32),
 }
 MASK = torch.zeros(T, T, dtype=torch.float64).masked_fill(torch.ones(T, T).triu(1).bool(), -1e9)
 

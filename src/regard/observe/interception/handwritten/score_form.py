@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims, find_permutation
@@ -194,6 +195,8 @@ def extend_by_arithmetic(
     if core in QUOTIENTS:
         if is_reversed or kwargs.get("rounding_mode"):
             return None
+        if isinstance(operand, Tensor):  # a number of lower precision than the scores is divided by in theirs
+            operand = operand.to(torch.promote_types(operand.dtype, score_dtype(x.dtype)))
         return form.add_step(StepKind.MULTIPLY, 1 / operand, dims)
     if core not in ("add", "sub", "subtract", "rsub"):
         return None
