@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from observe.interception.handwritten.handwritten_attention import B, C, D, Own, T, scores
+from observe.interception.handwritten.handwritten_attention import B, C, D, H, Own, T, scores
 from observe.recording_checks import record_and_compare
 from regard.observe.interception.handwritten.second_products import MULTIPLIED
 
@@ -192,3 +192,41 @@ def test_a_sum_of_weights_over_heads_is_no_attention():
     recording, _ = record_and_compare(nn.Sequential(RankingAttention()), lambda m: m(torch.randn(2, 7, 12)))
     (call,) = recording.calls
     assert call.map.shape == (2, 3, 7, 7)
+
+
+class Contacts(nn.Module):
+    """Two layers, and contacts of tokens from the symmetric weights of both, without those of padding."""
+
+    def __init__(self, join) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Weighing() for _ in range(2))
+        self.join, self.regression = join, nn.Linear(2 * H, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = []
+        for layer in self.layers:
+            x, weights = layer(x)
+            found.append(weights)
+        real = (x[..., 0] > 0).to(x)
+        joined = self.join(found) * (real[:, :, None] * real[:, None])[:, None]
+        return x, self.regression((joined + joined.mT).movedim(1, -1)).squeeze(-1)
+
+
+class Weighing(nn.Module):
+    """Attention that multiplies a copy of its weights, which it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        weights = scores(q, k).softmax(-1)
+        return (weights.clone() @ v).transpose(1, 2).flatten(2), weights
+
+
+@pytest.mark.parametrize("join", [lambda found: torch.stack(found, 1).flatten(1, 2), lambda found: torch.cat(found, 1)])
+def test_weights_of_layers_that_are_joined_and_masked_are_no_products_with_values(join):
+    recording, _ = record_and_compare(Contacts(join), lambda model: model(torch.randn(B, T, C)))
+    assert len(recording.calls) == 2
+    assert not recording.notes

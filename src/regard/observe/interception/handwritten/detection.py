@@ -96,6 +96,7 @@ from regard.observe.interception.handwritten.traces import (
 )
 from regard.observe.interception.provenance import (
     FRESH,
+    JOINS,
     LEARNED,
     LIKE_ANOTHER,
     ModuleFrame,
@@ -212,7 +213,8 @@ class HandwrittenTracker(Traces):
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
             if len(traced) > 1:
-                pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
+                pairs = any(one.pairs for _, one in traced)
+                size = results[0].numel() if name in JOINS else max(one.size for _, one in traced)
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
