@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from observe.recording_checks import EQUAL, record_and_compare
 from regard import KnockOut, intervene
 
-B, D, WINDOW = 2, 3, 5
+B, C, D, WINDOW = 2, 11, 3, 5
 Attend = Callable[["Windowed", Tensor, Tensor, Tensor], Tensor]
 
 
@@ -79,3 +79,25 @@ def test_a_head_is_knocked_out_in_every_window(attend):
             changed = model(x)
         model[1].knocked_out = slice(1, 2)
         torch.testing.assert_close(changed, model(x), rtol=0, atol=EQUAL)
+
+
+class SharedKeys(nn.Module):
+    """Queries (b, t, c) of keys (e, s, c) that the batch shares, and values (b, e s, c) that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots, self.norm, self.values = nn.Parameter(torch.randn(2, 7, C)), nn.LayerNorm(C), nn.Linear(C, C)
+        self.weights = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.einsum("btc,esc->btes", x, self.norm(self.slots))
+        values = self.values(torch.einsum("btes,btc->besc", scores.softmax(1), x)).flatten(1, 2)
+        self.weights = scores.flatten(2).softmax(-1)
+        return torch.einsum("bts,bsc->btc", self.weights, values)
+
+
+def test_the_batch_that_values_have_and_keys_have_not_holds_no_queries():
+    part = SharedKeys().double()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, 5, C, dtype=torch.float64)))
+    assert [call.map.shape for call in recording.calls] == [(B, 1, 14, 5), (B, 1, 5, 14)]
+    torch.testing.assert_close(recording.calls[1].map.dense().squeeze(1), part.weights, rtol=0, atol=EQUAL)

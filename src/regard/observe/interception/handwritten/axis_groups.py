@@ -42,6 +42,8 @@ def find_groups(
     keys = tuple(axis for label, axes in zip(labels, own, strict=True) if label not in product.result for axis in axes)
     row_axes = [axes for label, axes in zip(labels, own, strict=True) if label in product.result and axes]
     queries = find_queries(weights.form, table, keys)
+    if queries is not None and not other >= set(queries):  # where the batch shares its keys, only queries and values have it
+        queries = tuple(axis for axis in queries if axis not in other)
     if queries is None:
         queries = next((axes for axes in reversed(row_axes) if not set(axes) & other), ())
     choice = describe_choice(weights.changes)
