@@ -33,6 +33,9 @@ LAYERS = {"dim": WIDTH, "depth": 2, "heads": HEADS, "attn_dim_head": 8}
 PYRAMID = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 1, 1)}
 TEXT = {"context_length": 12, "vocab_size": VOCABULARY, "width": WIDTH, "heads": HEADS, "layers": 2}
 PICTURE = {"layers": 2, "width": WIDTH, "head_width": 8, "patch_size": 8, "image_size": 32}
+SIZES = {"hidden_size": WIDTH, "mlp_dim": 32, "num_layers": 2, "num_heads": HEADS}
+IMAGE = {"in_channels": 3, "img_size": (32, 32), "patch_size": (8, 8), "spatial_dims": 2, **SIZES}
+FEATURES = {"depth": 2, "categories": (5, 7, 5), "num_continuous": 4}
 STAGES = {"num_classes": 5, "depth": (1, 1), "dim_head": 8}
 
 
@@ -137,6 +140,11 @@ def list_models() -> list[Model]:
         Model("conformer", "conformer.Conformer", {**heads, "depth": 2, "conv_kernel_size": 7}, read_vectors),
         Model("performer-pytorch", "performer_pytorch.PerformerLM", {**words, "heads": HEADS, "dim_head": 8}, read_ids),
         Model("perceiver-pytorch", "perceiver_pytorch.PerceiverIO", PERCEIVER, lambda model: model(draw(2, 24, 8))),
+        Model("monai", "monai.networks.nets.vit.ViT", IMAGE, lambda model: model(draw(2, 3, 32, 32))[0]),
+        Model(
+            *("tab-transformer-pytorch", "tab_transformer_pytorch.FTTransformer", {**heads, **FEATURES}),
+            lambda model: model(draw_ids(3) % 5, draw(2, 4)),
+        ),
         *(
             Model("torch_geometric", f"torch_geometric.nn.{name}", graph, read_graph)
             for name in ("GATConv", "GATv2Conv", "TransformerConv")
