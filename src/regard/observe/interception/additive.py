@@ -77,5 +77,5 @@ def call_in_frame(call: Callable[..., Tensor], module: AdditiveAttention, *args:
         pop_frame(frame)
     if STATE.frames:
         with torch._C.DisableTorchFunction():
-            STATE.frames[-1].log_operation(args, kwargs, output, child=True)
+            STATE.frames[-1].log_operation(args, kwargs, output, child=type(module))
     return output

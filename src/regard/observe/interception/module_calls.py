@@ -55,7 +55,7 @@ def build_patches() -> list[AttributePatch]:
                 if passes and isinstance(args[0], Tensor):
                     STATE.mode.follow_module(frames, self, args[0], output)  # maybe scores of pairs
                 name = PARAMETRIZES if type(self) is ParametrizationList else find_activation_name(type(self).__name__)
-                frames[-1].log_operation(args, kwargs, output, name, child=True)
+                frames[-1].log_operation(args, kwargs, output, name, child=type(self))
         return output
 
     return [(nn.Module, "__call__", call_module)]

@@ -51,7 +51,7 @@ class Operation(NamedTuple):
     """An operation: a function or child module, its argument tensors, their numbers of entries, and its results."""
 
     name: str
-    child: bool
+    child: type[nn.Module] | None  # the class of the module
     given: "list[weakref.ref[Tensor]]"
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
@@ -122,7 +122,7 @@ class ModuleFrame:
                 self.makers.setdefault(id(y), []).append(maker)
         self.settled.clear()
 
-    def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
+    def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
         lookup = None
         if name in GATHERS:
@@ -154,7 +154,7 @@ class ModuleFrame:
             else:
                 one = self.join_sources(name, inputs, sizes)
             _, sources, was_projected, is_passed = one if one.sources else NO_SOURCES
-            projected = child or was_projected or name in PROJECTS
+            projected = child is not None or was_projected or name in PROJECTS
             for y in results:
                 made[id(y)] = TensorSources(y, sources, projected, is_passed)
         self.settled += self.noted

@@ -369,6 +369,17 @@ class Synthesizer(nn.Module):
         return self.score(x).softmax(-1) @ self.v(x)
 
 
+class SynthesizerOfChannels(nn.Module):
+    """The same with tokens behind their features, as convolutions have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.v = nn.Conv1d(C, T, 1), nn.Conv1d(C, D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.v(x.mT) @ self.score(x.mT).softmax(1)
+
+
 class Graph(nn.Module):
     """Attention of a graph's nodes, dense: a sum of a score of each node. https://arxiv.org/abs/1710.10903"""
 
@@ -446,4 +457,7 @@ class KeptKeys(nn.Module):
         return (x[:, -1:] @ self.keys[:, :T].mT).softmax(-1) @ self.values[:, :T]
 
 
-MODULES = [Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, Graph, Efficient, ScoredPairs, Additive, Separate, KeptKeys]
+MODULES = [
+    *(Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, SynthesizerOfChannels, Graph, Efficient, ScoredPairs, Additive),
+    *(Separate, KeptKeys),
+]

@@ -379,6 +379,50 @@ def test_queries_that_are_a_softmax_over_features_need_no_feature_map_of_keys():
     check_map(Mixer(weigh_features_of_queries_by_softmax, nn.Identity()), torch.randn(B, T, 11))
 
 
+SOFTMAXES_IN_SCORES: dict[str, Form] = {
+    "of queries over features": lambda q, k, v: (q.softmax(-1) @ k.mT) @ v,
+    "of queries over features, scaled": lambda q, k, v: (q.softmax(-1) @ k.mT / D) @ v,
+    "of queries over features, tokens last": lambda q, k, v: (v.mT @ (k @ q.mT.softmax(-2))).mT,
+    "of both, over features and tokens": lambda q, k, v: (q.softmax(-1) @ k.softmax(-2).mT) @ v,
+    "of keys over tokens": lambda q, k, v: (q @ k.softmax(-2).mT) @ v,
+}
+
+
+@pytest.mark.parametrize("form", SOFTMAXES_IN_SCORES)
+def test_scores_of_queries_or_keys_that_are_a_softmax_are_recorded_when_they_are_multiplied_with_values(form):
+    check_map(Mixer(SOFTMAXES_IN_SCORES[form], nn.Identity()), torch.randn(B, T, 11))
+    check_map(Mixer(SOFTMAXES_IN_SCORES[form], nn.Identity()), torch.randn(B, T, 11), torch.randn(B, T + 4, 11))
+
+
+def test_scores_of_queries_that_are_a_softmax_are_no_attention_by_themselves():
+    mixer = Mixer(lambda q, k, v: q.softmax(-1) @ k.mT, nn.Identity())
+    recording, _ = record_and_compare(mixer, lambda m: m(torch.randn(B, T, 11)))
+    assert not recording.calls
+
+
+class ChannelsFirst(nn.Module):
+    """Queries and keys whose features stand before their tokens, as convolutions make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv1d(11, width, 1) for width in (D, D, E))
+        self.values, self.output = torch.empty(0), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x.mT).unsqueeze(1) for part in (self.one, self.two, self.three))
+        self.values = v.mT.detach()
+        output = (q.softmax(2).mT @ k) @ v.mT
+        self.output = output.detach()
+        return output
+
+
+def test_features_may_stand_before_tokens():
+    model = ChannelsFirst()
+    recording, _ = record_and_compare(model, lambda m: m(torch.randn(B, T, 11)))
+    assert [call.kind for call in recording.calls] == ["implicit"]
+    torch.testing.assert_close(recording.calls[0].map.dense() @ model.values, model.output, rtol=0, atol=EQUAL)
+
+
 def test_the_softmax_of_both_of_a_token_is_linear_attention_of_it_with_itself():
     """Tokens that are spread over clusters, and read what lies in these: the map is the product of both, not one for each."""
     mixer = Mixer(lambda q, k, v: q.softmax(-1) @ (q.softmax(-1).mT @ v), nn.Identity())

@@ -2,8 +2,9 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.score_form import COPIES
@@ -19,6 +20,7 @@ VIEWED = {  # functions whose results are views
     *("view", "unflatten", "unsqueeze", "squeeze"),
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
@@ -215,7 +217,7 @@ def walk_back(
 
 def is_end(maker: Operation) -> bool:
     """Return whether an operation is a module, or a product, whose arguments are other tokens than its result."""
-    return maker.child or infer_role(maker.name) in (Role.PRODUCT, Role.CONVOLUTION)
+    return maker.child is not None or infer_role(maker.name) in (Role.PRODUCT, Role.CONVOLUTION)
 
 
 def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
@@ -265,20 +267,28 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
     return False
 
 
-def find_projection(frames: list[ModuleFrame], x: Tensor) -> int | None:
-    """Return the id of the tensor that a module or a product made and whose parts, changed entry by entry, x is.
+class Projection(NamedTuple):
+    """A tensor that a module or a product made, and the frame in which that ran."""
+
+    tensor: "weakref.ref[Tensor]"
+    maker: Operation
+    frame: ModuleFrame
+
+
+def find_projection(frames: list[ModuleFrame], x: Tensor) -> Projection | None:
+    """Return the tensor that a module or a product made and whose parts, changed entry by entry, x is.
 
     None if its entries may have another order in memory.
     """
     one = weakref.ref(x)
     for frame in reversed(frames):
         for _ in range(MAX_STEPS):
-            makers = frame.find_makers(one)
+            makers = [maker for maker in frame.find_makers(one) if not (maker.given and maker.given[0] is one)]  # in place
             if not makers:
                 break  # an argument of the module
             maker = makers[-1]
             if is_end(maker) and not is_activation(maker):
-                return id(one)
+                return Projection(one, maker, frame)
             if not (is_activation(maker) or keeps_order(maker.name)) or not maker.given:
                 return None
             one = maker.given[maker.sizes.index(max(maker.sizes))]
@@ -289,6 +299,22 @@ def keeps_order(name: str) -> bool:
     """Return whether the results of a function have the order in memory of its largest argument: no copy to another one."""
     is_by_entry = infer_role(name) in (Role.NONLINEAR, Role.POWER, Role.ADD, Role.MULTIPLY)
     return is_by_entry or strip_affixes(name) in VIEWED
+
+
+def has_features_last(projection: Projection) -> bool | None:
+    """Return whether a layer made a projection with its features behind its tokens; None if it is not known to be a layer.
+
+    A product is a layer if one of its operands is a weight.
+    """
+    frame, maker = projection.frame, projection.maker
+    if maker.child is not None:
+        is_linear, is_convolution = (issubclass(maker.child, one) for one in (nn.Linear, CONVOLUTIONS))
+        return is_linear if is_linear or is_convolution else None
+    if infer_role(maker.name) is Role.CONVOLUTION:
+        return False
+    operands = maker.given[:2] if strip_affixes(maker.name) == "linear" else maker.given[-2:]
+    are_tokens = [frame.find_contents(one) == TOKEN for one in operands]
+    return are_tokens[0] if sum(are_tokens) == 1 else None
 
 
 def has_fewer_rows(frames: list[ModuleFrame], x: Tensor, rows: int) -> bool:
@@ -308,7 +334,7 @@ def has_fewer_rows(frames: list[ModuleFrame], x: Tensor, rows: int) -> bool:
 
 def is_activation(maker: Operation) -> bool:
     """Return whether an operation is a module that computes a nonlinear function of each entry."""
-    return maker.child and bool(maker.name)
+    return maker.child is not None and bool(maker.name)
 
 
 def count_rows(x: Tensor | None, size: int, width: int) -> int:

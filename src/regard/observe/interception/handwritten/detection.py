@@ -47,7 +47,12 @@ from regard.observe.interception.handwritten.labelled_product import (
     separate_entry_factors,
     separate_factors,
 )
-from regard.observe.interception.handwritten.linear_attention import ChainRoles, list_axes, mixes_within_tokens
+from regard.observe.interception.handwritten.linear_attention import (
+    ChainRoles,
+    list_axes,
+    mixes_within_tokens,
+    sums_features,
+)
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
     CHAINED,
@@ -312,14 +317,7 @@ class HandwrittenTracker(Traces):
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         product = label_product(name, operands, args, kwargs)
-        is_power = len(operands) == 2 and operands[0] is operands[1]
-        multiplies_features = (
-            len(traced) == 2
-            and not is_power
-            and all(  # two softmaxes: feature maps of queries and keys
-                trace.kind is TraceKind.WEIGHTS and self.sums_softmax(x, trace, product) for x, trace in traced
-            )
-        )
+        multiplies_features = product is not None and self.multiplies_features(frames, product, traced)
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
@@ -342,7 +340,9 @@ class HandwrittenTracker(Traces):
                 if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
                     return None
-                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores)
+                roles = find_roles_of_scores(
+                    frames, self.table, trace, x, product_of_scores, self.list_softmax_axes
+                )
                 if roles is not None and product_of_scores is not None:
                     return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
@@ -359,7 +359,8 @@ class HandwrittenTracker(Traces):
                     dims, function = self.table.add_dims(y.shape), traced[0][1].function
                     self.start(y, TraceKind.WEIGHTS, pairs=True, roots=join_roots(traced), function=function, dims=dims)
                 else:
-                    self.start_scores(frames, y, (token_operands[0], token_operands[1]), product)
+                    pair = token_operands[0], token_operands[1]
+                    self.start_scores(frames, y, pair, product, roots=join_roots(traced) if multiplies_features else 0)
             elif product is not None and product.added is None:
                 self.entry_products.put(y, product)  # k @ vᵀ of one token
         elif traced:
@@ -403,6 +404,29 @@ class HandwrittenTracker(Traces):
                     self.drop(y)
                     return True
         return False
+
+    def multiplies_features(self, frames: list[ModuleFrame], product: LabelledProduct, traced: list[Traced]) -> bool:
+        """Return whether a product is of queries and keys of which a softmax is a feature map, and of no weights with values.
+
+        It sums over the features of both, or one is a softmax over these and the other over tokens, or keys of a layer.
+        """
+        if product.operands[0] is product.operands[1] or any(trace.kind is not TraceKind.WEIGHTS for _, trace in traced):
+            return False
+        sums = [self.sums_softmax(x, trace, product) for x, trace in traced]
+        if len(traced) == 2:
+            return all(sums) or (any(sums) and not any(trace.pairs for _, trace in traced))
+        if sums != [True] or traced[0][1].pairs:
+            return False
+        return sums_features(frames, product, product.operands[1 - product.find_place(traced[0][0])])
+
+    def list_softmax_axes(self, x: Tensor, dims: Dims) -> set[int]:
+        """Return those of the axes that an operand of a product has in it along which a softmax made the operand."""
+        trace = self.find(x)
+        if trace is None or trace.keys is None or trace.dims is None:
+            return set()
+        keys = {*self.table.expand_axes(trace.keys)}
+        own = zip(self.table.expand_dims(trace.dims), self.table.expand_dims(dims), strict=True)
+        return {axis for axes, others in own if keys & {*axes} for axis in others}
 
     def sums_softmax(self, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool | None:
         """Return whether a product sums weights x along the axes of the softmax that made them; None if these are not known."""
@@ -506,6 +530,7 @@ class HandwrittenTracker(Traces):
         pair: Pair | None,
         product: LabelledProduct | None = None,
         factors: Factors | None = None,
+        roots: int = 0,
     ) -> None:
         """Start following scores of a pair of tensors, with their formula if they are a product of the two, and of factors."""
         form = None if product is None else start_form(self.table, product)
@@ -518,7 +543,7 @@ class HandwrittenTracker(Traces):
         dims = self.table.add_dims(y.shape) if form is None else form.dims
         properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
         sources = None if pair is None else has_separate_sources(frames, *pair)
-        self.start(y, TraceKind.SCORES, pairs=True, has_separate_sources=sources, **properties)
+        self.start(y, TraceKind.SCORES, pairs=True, roots=roots, has_separate_sources=sources, **properties)
 
     def mix_heads(self, trace: Trace, x: Tensor, y: Tensor, product: LabelledProduct | None, name: str) -> Trace:
         """Return the trace of scores or weights whose heads a small matrix mixed."""

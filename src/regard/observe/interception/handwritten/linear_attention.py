@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.map.scored_matrix import IDENTITY, ScoredMatrix
 from regard.mechanism.scores import score_dtype
-from regard.observe.interception.handwritten.ancestor_search import find_projection, has_fewer_rows
+from regard.observe.interception.handwritten.ancestor_search import find_projection, has_features_last, has_fewer_rows
 from regard.observe.interception.handwritten.axis_groups import count_tokens, split_heads
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
@@ -135,9 +135,21 @@ def multiplies_rows_and_columns(frames: list[ModuleFrame], table: AxisTable, rol
         projection = find_projection(frames, x)
         if projection is None or of_tokens is None or of_features is None:
             continue
-        if orders.setdefault(projection, of_tokens > of_features) != (of_tokens > of_features):
+        if orders.setdefault(id(projection.tensor), of_tokens > of_features) != (of_tokens > of_features):
             return True
     return False
+
+
+def sums_features(frames: list[ModuleFrame], product: LabelledProduct, x: Tensor) -> bool:
+    """Return whether a product sums its operand x over features that a layer has made, as of keys, and not over tokens."""
+    projection = find_projection(frames, x)
+    is_last = None if projection is None else has_features_last(projection)
+    if is_last is None:
+        return False
+    own = [*zip(product.labels[product.find_place(x)], x.stride(), x.shape, strict=True)]
+    summed = [stride for label, stride, size in own if label not in product.result and size > 1]
+    kept = [stride for label, stride, size in own if label in product.list_rows(product.find_place(x)) and size > 1]
+    return bool(summed and kept) and ((max(summed) < min(kept)) if is_last else (min(summed) > max(kept)))
 
 
 def find_stride(table: AxisTable, x: Tensor, dims: Dims, axes: set[int]) -> int | None:

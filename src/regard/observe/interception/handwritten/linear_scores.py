@@ -3,11 +3,13 @@
 That scores times values are attention, and not any algebra of three tensors, is known by one of
 - a causal mask: the scores of later keys are 0, or of earlier ones;
 - rows that were divided by their sums, or by the number of keys;
+- queries that are a softmax over their features, or keys that are one over the keys;
 - feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
 """
 
 import math
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,9 +36,17 @@ ROUNDINGS = 64  # of the sum of a row, relative to the sum of the sizes of its t
 
 
 def find_roles_of_scores(
-    frames: list[ModuleFrame], table: AxisTable, trace: Trace, x: Tensor, product: LabelledProduct | None
+    frames: list[ModuleFrame],
+    table: AxisTable,
+    trace: Trace,
+    x: Tensor,
+    product: LabelledProduct | None,
+    list_softmax_axes: Callable[[Tensor, Dims], set[int]],
 ) -> ChainRoles | None:
-    """Return the roles of the operands of scores x and of the values they are multiplied with; None if it is no attention."""
+    """Return the roles of the operands of scores x and of the values they are multiplied with; None if it is no attention.
+
+    list_softmax_axes(q, q_dims) are the axes along which a softmax made an operand.
+    """
     form = trace.form
     if form is None or trace.dims is None or product is None or not x.numel():
         return None
@@ -58,7 +68,8 @@ def find_roles_of_scores(
     is_causal = scores is not None and has_table and has_later_zeros(scores)
     is_one_sided = is_causal or (scores is not None and has_table and has_later_zeros(scores.flip(-2, -1)))
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
-    has_weights = is_one_sided or has_unit_sums or divides_by_count(table, form, keys)
+    has_softmax = features <= list_softmax_axes(q, q_dims) or keys <= list_softmax_axes(k, k_dims)
+    has_weights = is_one_sided or has_unit_sums or has_softmax or divides_by_count(table, form, keys)
     if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
         return None
     roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_one_sided)
