@@ -369,10 +369,32 @@ def test_scores_without_those_of_later_keys_are_recorded_as_a_running_sum(hide, 
     assert isinstance(recording.map(0, kind="implicit").mechanism, LinearRecurrence)
 
 
-@given(st.integers(0, T - 2), st.sampled_from([torch.tril, torch.triu]))
-def test_scores_on_one_side_of_the_tokens_need_no_feature_maps(distance, hide):
-    diagonal = distance if hide is torch.triu else -distance
+@given(st.integers(1 - T, T - 2), st.sampled_from([torch.tril, torch.triu]))
+def test_scores_on_one_side_of_a_diagonal_need_no_feature_maps(distance, hide):
+    diagonal = -distance if hide is torch.triu else distance
     check_map(Mixer(lambda q, k, v: hide(q @ k.mT, diagonal=diagonal) @ v, nn.Identity()), torch.randn(B, T, 11))
+
+
+BANDS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "triu, tril": lambda scores, before, after: scores.triu(-before).tril(after),
+    "tril, triu": lambda scores, before, after: scores.tril(after).triu(-before),
+    "product": lambda scores, before, after: scores * torch.ones(T, T).triu(-before).tril(after),
+    "fill": lambda scores, before, after: scores.masked_fill(~torch.ones(T, T).triu(-before).tril(after).bool(), 0),
+    "where": lambda scores, before, after: torch.where(torch.ones(T, T).triu(-before).tril(after) > 0, scores, 0.0),
+}
+
+
+@given(st.integers(0, T - 2), st.integers(0, T - 2), st.sampled_from(sorted(BANDS)))
+def test_scores_in_a_band_need_no_feature_maps(before, after, band):
+    check_map(Mixer(lambda q, k, v: BANDS[band](q @ k.mT, before, after) @ v, nn.Identity()), torch.randn(B, T, 11))
+
+
+def test_a_table_that_hides_no_pair_is_no_mask():
+    table = torch.rand(T, T) + 1
+    recording, _ = record_and_compare(
+        Mixer(lambda q, k, v: (q @ k.mT * table) @ v, nn.Identity()), lambda m: m(torch.randn(B, T, 11))
+    )
+    assert not recording.calls
 
 
 def test_queries_that_are_a_softmax_over_features_need_no_feature_map_of_keys():

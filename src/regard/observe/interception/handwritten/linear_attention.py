@@ -47,7 +47,7 @@ class ChainRoles(NamedTuple):
     keys: set[int]
     dims: Dims
     is_causal: bool
-    is_one_sided: bool = False  # whether it is causal, or scores of earlier keys are 0
+    is_masked: bool = False  # whether the scores of some pairs of queries and keys are 0
 
 
 @dataclass(eq=False)

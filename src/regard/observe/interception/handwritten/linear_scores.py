@@ -1,7 +1,7 @@
 """Linear attention in its quadratic order: scores of queries and keys that are multiplied with values as they are.
 
 That scores times values are attention, and not any algebra of three tensors, is known by one of
-- a causal mask: the scores of later keys are 0, or of earlier ones;
+- a mask of pairs of as many queries as keys, whose scores are 0: causal, on one side of a diagonal, or a band;
 - rows that were divided by their sums, or by the number of keys;
 - queries that are a softmax over their features, or keys that are one over the keys;
 - feature maps that made both queries and keys, of no fewer tokens than there are keys: not the weights of a hypernetwork.
@@ -64,25 +64,24 @@ def find_roles_of_scores(
     features = (a & b) - of_scores
     queries = (a | b) & of_scores - keys - (a & b)
     scores = arrange_scores(table, x, trace.dims, queries, keys)
-    has_table = any(map(is_table, form.steps))
-    is_causal = scores is not None and has_table and has_later_zeros(scores)
-    is_one_sided = is_causal or (scores is not None and has_table and has_later_zeros(scores.flip(-2, -1)))
+    is_masked = scores is not None and scores.shape[-2] == scores.shape[-1] and hides_pairs(table, form, queries | keys)
+    is_causal = scores is not None and is_masked and has_later_zeros(scores)
     has_unit_sums = scores is not None and divides_rows(table, form, queries) and has_unit_rows(scores)
     has_softmax = features <= list_softmax_axes(q, q_dims) or keys <= list_softmax_axes(k, k_dims)
-    has_weights = is_one_sided or has_unit_sums or has_softmax or divides_by_count(table, form, keys)
+    has_weights = is_masked or has_unit_sums or has_softmax or divides_by_count(table, form, keys)
     if not has_weights and not all(is_feature_map(frames, (weakref.ref(one), one.numel())) for one in (q, k)):
         return None
-    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_one_sided)
+    roles = ChainRoles(q, k, v, q_dims, k_dims, v_dims, features, keys, dims[2], is_causal, is_masked)
     return roles if is_attention(frames, table, roles) else None
 
 
 def are_of_all_tokens(frame: ModuleFrame, table: AxisTable, roles: ChainRoles) -> bool:
     """Return whether scores are of all tokens of a module: an axis of its inputs is as long as that of the keys.
 
-    Causal scores of other tokens, or anticausal ones, are of a chunk, beside which a layer keeps a state.
+    Masked scores of other tokens are of a chunk, beside which a layer keeps a state.
     """
     t = math.prod(table.get_sizes([*roles.keys]))
-    return not roles.is_one_sided or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
+    return not roles.is_masked or not frame.input_tensors or any(t in x.shape for x in frame.input_tensors)
 
 
 def weigh_linearly(trace: Trace) -> Trace:
@@ -109,10 +108,16 @@ def arrange_scores(table: AxisTable, x: Tensor, dims: Dims, queries: set[int], k
     return x.detach().movedim((own.index(queries), own.index(keys)), (-2, -1))
 
 
+def hides_pairs(table: AxisTable, form: ScoreForm, axes: set[int]) -> bool:
+    """Return whether scores with these axes of queries and keys were filled with 0 or multiplied by it for some pairs."""
+    steps = [step for step in form.steps if axes <= list_axes(table, step.dims) and isinstance(step.operand, Tensor)]
+    fills = any(step.kind is StepKind.FILL and not step.amount and bool(step.operand.any()) for step in steps)
+    return fills or any(step.kind is StepKind.MULTIPLY and bool((step.operand == 0).any()) for step in steps)
+
+
 def has_later_zeros(scores: Tensor) -> bool:
     """Return whether each query has a score of 0 for all later keys, and some have others for earlier ones."""
-    n, t = scores.shape[-2:]
-    return n == t and not bool(scores.triu(1).any()) and bool(scores.tril(-1).any())
+    return not bool(scores.triu(1).any()) and bool(scores.tril(-1).any())
 
 
 def divides_rows(table: AxisTable, form: ScoreForm, queries: set[int]) -> bool:
