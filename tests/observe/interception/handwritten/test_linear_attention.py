@@ -389,6 +389,24 @@ def test_scores_in_a_band_need_no_feature_maps(before, after, band):
     check_map(Mixer(lambda q, k, v: BANDS[band](q @ k.mT, before, after) @ v, nn.Identity()), torch.randn(B, T, 11))
 
 
+class Adapted(nn.Module):
+    """Values by a product of two weights, as wide as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(11, D), nn.Linear(11, D)
+        self.down, self.up = nn.Parameter(torch.randn(11, 2)), nn.Parameter(torch.randn(2, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.one(x) @ self.two(x).mT).tril() @ (x @ (self.down @ self.up))
+
+
+def test_values_may_have_as_many_features_as_there_are_tokens():
+    recording, output = record_and_compare(Adapted(), lambda m: m(torch.randn(T, 11)))
+    (call,) = recording.calls
+    torch.testing.assert_close((call.map.dense() @ call.map.values)[0, 0], output, rtol=0, atol=EQUAL)
+
+
 def test_a_table_that_hides_no_pair_is_no_mask():
     table = torch.rand(T, T) + 1
     recording, _ = record_and_compare(

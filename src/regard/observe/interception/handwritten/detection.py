@@ -104,6 +104,7 @@ from regard.observe.interception.provenance import (
     JOINS,
     LEARNED,
     LIKE_ANOTHER,
+    TOKEN,
     ModuleFrame,
     find_tensors,
     has_separate_sources,
@@ -330,9 +331,9 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not any(map(self.is_score_matrix, others))
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not any(self.is_score_matrix(frames[-1], v) for v in others)
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                if self.is_product_of_masked_scores(trace):
+                if self.is_product_of_masked_scores(frames[-1], trace):
                     self.linear.miss_call(frames, name, CHAINED)
                     self.drop(y)
                     return None
@@ -434,21 +435,26 @@ class HandwrittenTracker(Traces):
             return None
         return self.find_summed_axes(trace.dims, x, product) == set(self.table.expand_axes(trace.keys))
 
-    def is_score_matrix(self, x: Tensor) -> bool:
-        """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens."""
+    def is_score_matrix(self, frame: ModuleFrame, x: Tensor) -> bool:
+        """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens.
+
+        Tokens times a product of weights are values, however many features they have.
+        """
         trace = self.find(x)
         if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
+            return False
+        if any(frame.find_contents(weakref.ref(one)) < TOKEN for one in (trace.form.a, trace.form.b)):
             return False
         mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
         own = list_axes(self.table, trace.dims)
         rows, columns = (math.prod(self.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
         return rows == columns > 1
 
-    def is_product_of_masked_scores(self, trace: Trace) -> bool:
+    def is_product_of_masked_scores(self, frame: ModuleFrame, trace: Trace) -> bool:
         """Return whether scores are a product of two matrices of scores, of which each has a table of hidden keys."""
         for x in () if trace.form is None else (trace.form.a, trace.form.b):
             own = self.find(x)
-            if own is None or own.form is None or not (self.is_score_matrix(x) and any(map(is_table, own.form.steps))):
+            if own is None or own.form is None or not (self.is_score_matrix(frame, x) and any(map(is_table, own.form.steps))):
                 return False
         return trace.form is not None
 
