@@ -142,6 +142,36 @@ def test_the_windows_of_swin_are_stitched_to_the_image(size):
         assert {int(located[place]) for place in second if located[place] >= 0} == window  # of the windows that are not shifted
 
 
+class UnevenSides(nn.Module):
+    """A stem of patches of 4 x 4 pixels of an image whose sides are no multiples of 4: padded, or what is left over cut off."""
+
+    def __init__(self, pads):
+        super().__init__()
+        self.pads, self.cut = pads, nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, pixels):
+        sides = pixels.shape[2:]
+        return self.cut(F.pad(pixels, (0, -sides[1] % 4, 0, -sides[0] % 4)) if self.pads else pixels)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("size", [(30, 29), (31, 16)])
+def test_sides_that_are_no_multiples_of_a_patch_are_found_padded_or_cut_off(size, pads, window):
+    torch.manual_seed(0)
+    layer = Attention() if window is None else Squares("window_size", False)
+    model = Layers(UnevenSides(pads), layer).double().eval()
+    pixels = torch.randn(1, 3, *size, dtype=torch.float64)
+    before = run(model, {"pixels": pixels})
+    (grid,) = before.axis_places(0)[1]
+    (name,) = before.layers()
+    assert (grid.rows, grid.columns) == tuple(-(-side // 4) if pads else side // 4 for side in size)
+    for row, column in ((0, 0), (1, 3), (grid.rows - 1, grid.columns - 1)):
+        after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)})
+        _, token = found = grid.find_token(row, column, before[name][0].map.shape[3])
+        assert find_changed_keys(before, after, name) == {found if window is not None else (0, token)}
+
+
 class ShiftedWindows(nn.Module):
     """Patches in windows of 4 x 4 that are shifted by 2, of a grid that is padded before it is shifted, or after as in timm."""
 
@@ -547,7 +577,7 @@ class Layers(nn.Module):
             tokens = getattr(self, self.special).expand(len(x), -1, -1)
             x = torch.cat([x, tokens] if self.behind else [tokens, x], 1)
         for layer in self.layers:
-            y = layer(x, sides) if isinstance(layer, Attention) else layer(x)
+            y = layer(x, sides) if isinstance(layer, (Attention, Squares)) else layer(x)
             x = x + y if y.shape == x.shape else y
         return x
 
@@ -712,8 +742,9 @@ class Squares(nn.Module):
         self.attend, self.is_global = nn.MultiheadAttention(8, 2, batch_first=True), is_global
         setattr(self, attribute, 2)
 
-    def forward(self, x):
-        x = x.view(1, 4, 4, 8).unflatten(2, (2, 2)).unflatten(1, (2, 2)).transpose(2, 3).reshape(4, 4, 8)
+    def forward(self, x, sides=(4, 4)):
+        x = F.pad(x.unflatten(1, sides), (0, 0, 0, sides[1] % 2, 0, sides[0] % 2))  # with whole squares
+        x = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3).reshape(-1, 4, 8)
         q = x.mean(0, keepdim=True).expand_as(x) if self.is_global else x
         return self.attend(q, x, x)[0]
 

@@ -42,10 +42,16 @@ class Tower:
     columns: int
     cuts: bool = True  # whether the patches are cut out of the image; otherwise they overlap
     knows_registers: bool = True  # whether registers stand before the patches
+    padded: Sides | None = None  # rows and columns if the image is padded to whole patches, unless its sides are whole anyway
 
     def has_layer(self, name: str) -> bool:
         """Return whether a module is inside this part."""
         return not self.path or name.startswith(f"{self.path}.")
+
+    @property
+    def sides(self) -> list[Sides]:
+        """The rows and columns that the patches may have: what is left over at the edges is cut off, or padded."""
+        return [(self.rows, self.columns), *([self.padded] if self.padded is not None else [])]
 
     @cached_property
     def special_tokens(self) -> tuple[list[str], int]:
@@ -65,8 +71,8 @@ class Tower:
 
         stages: the rows and columns that the layer may have beside those of patches that were cut out of the image.
         """
-        found = self.fit_grid(size, self.rows, self.columns) if self.cuts else None
-        grids = {self.fit_grid(size, *sides) for sides in stages if min(sides) > 1} - {None} if found is None else {found}
+        grids = {self.fit_grid(size, *sides) for sides in self.sides} - {None} if self.cuts else set()
+        grids = grids or {self.fit_grid(size, *sides) for sides in stages if min(sides) > 1} - {None}
         return grids.pop() if len(grids) == 1 else None
 
     def fit_grid(self, size: int, rows: int, columns: int) -> PatchGrid | None:
@@ -150,18 +156,21 @@ class Tower:
         found = find_window_module(self.modules, name)
         if found is None or read_window(found) != (window, window):
             return None
-        for stage in range(MAX_STAGES):
-            rows, columns = -(-self.rows // 2**stage), -(-self.columns // 2**stage)
+        shifts = read_pair(found, "shift_size") or (0, 0)
+        grids: list[PatchGrid] = []
+        for sides in self.sides:
+            stages = ((-(-sides[0] // 2**stage), -(-sides[1] // 2**stage)) for stage in range(MAX_STAGES))
+            fitting = (one for one in stages if min(one) >= window and count_windows(one, window) * images == k.shape[0])
+            rows, columns = next(fitting, (0, 0))
+            if not rows:
+                continue
             counts = -(-rows // window), -(-columns // window)
-            if min(rows, columns) >= window and counts[0] * counts[1] * images == k.shape[0]:
-                shifts = read_pair(found, "shift_size") or (0, 0)
-                if shifts[0] != shifts[1] or (1 in counts and max(counts) > 1 and shifts[0]):
-                    return None
-                shift = 0 if max(counts) == 1 else shifts[0]
-                grid = PatchGrid.from_windows(rows, columns, window, shift)
-                other = PatchGrid.from_windows(rows, columns, window, shift, shifts_first=True)
-                return grid if grid == other else select_by_padding((grid, other), k)
-        return None
+            if shifts[0] != shifts[1] or (1 in counts and max(counts) > 1 and shifts[0]):
+                return None
+            shift = 0 if max(counts) == 1 else shifts[0]
+            grids += (PatchGrid.from_windows(rows, columns, window, shift, shifts_first=first) for first in (False, True))
+        grids = [*dict.fromkeys(grids)]
+        return grids[0] if len(grids) == 1 else select_by_padding(grids, k)
 
 
 def find_tower(modules: Mapping[str, nn.Module], media: Media, layers: set[str]) -> Tower | None:
@@ -176,7 +185,9 @@ def find_tower(modules: Mapping[str, nn.Module], media: Media, layers: set[str])
     rows, columns = (side // step for side, step in zip(media.size, patch or (1, 1), strict=True))
     if path is None or not rows * columns:
         return None
-    return Tower(modules, path, rows, columns, patch is not None, not hasattr(first, "pattern"))
+    down, across = (-(-side // step) for side, step in zip(media.size, patch or (1, 1), strict=True))
+    padded = None if (down, across) == (rows, columns) else (down, across)
+    return Tower(modules, path, rows, columns, patch is not None, not hasattr(first, "pattern"), padded)
 
 
 def read_patch(module: nn.Module, channels: int) -> Sides | None:
@@ -228,9 +239,18 @@ def list_inside(modules: Mapping[str, nn.Module], path: str) -> Iterator[nn.Modu
 
 
 def select_by_padding(grids: Iterable[PatchGrid], k: Tensor) -> PatchGrid | None:
-    """Return the grid whose padding has the same key everywhere, as zeros have; None unless it is one of them."""
-    fitting = [grid for grid in grids if has_equal_padding(grid, k)]
+    """Return the grid whose padding has the same key everywhere, as zeros have, or else that without padding.
+
+    None unless it is one of them.
+    """
+    padded = [grid for grid in grids if grid.windows * grid.length > grid.rows * grid.columns]
+    fitting = [grid for grid in padded if has_equal_padding(grid, k)] or [grid for grid in grids if grid not in padded]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def count_windows(sides: Sides, window: int) -> int:
+    """Return the number of windows that cover a grid of these rows and columns."""
+    return -(-sides[0] // window) * -(-sides[1] // window)
 
 
 def has_equal_padding(grid: PatchGrid, k: Tensor) -> bool:
@@ -238,7 +258,7 @@ def has_equal_padding(grid: PatchGrid, k: Tensor) -> bool:
     order = torch.tensor(grid.order, device=k.device).repeat(len(k) // grid.windows, 1)
     keys = k.float().transpose(1, 2)
     padding = keys[order == EMPTY]  # (n, g, d)
-    return padding.numel() > 0 and bool((padding - padding[:1]).abs().max() <= SAME_KEYS * keys.abs().max())
+    return bool((padding - padding[:1]).abs().max() <= SAME_KEYS * keys.abs().max())
 
 
 def find_window_module(modules: Mapping[str, nn.Module], name: str) -> nn.Module | None:
