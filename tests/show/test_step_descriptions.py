@@ -83,6 +83,18 @@ def test_every_head_has_its_part_of_the_sentence():
     assert write_sentences(many, WORDS)["weights"].endswith("; and so on.")
 
 
+def test_what_is_said_of_all_heads_holds_for_each():
+    torch.manual_seed(3)
+    q, k, v = torch.randn(3, 5, len(WORDS), 3, dtype=torch.float64)
+    q[1] *= 10  # the largest spread and the largest score are not those of the first head
+    steps = attend(q, k, v, Causal(), softcap=2.0)
+    said = write_sentences(steps, WORDS, 2)
+    before, after = (float((row.amax(-1) - row.amin(-1)).max()) for row in (steps.scores[:, 2], steps.scaled[:, 2]))
+    assert said["scaled"].endswith(f"differ by at most {format_rounded(after)}, before by {format_rounded(before)}.")
+    assert f"the largest, {format_rounded(steps.scaled.max())}, became {format_rounded(steps.capped.max())}" in said["capped"]
+    assert said["masked"] == "c may see 3 of 4 words; 6 of 16 pairs are hidden."
+
+
 def test_dropout_tells_how_many_weights_fell():
     said = {scene.name: scene.sentence for scene in describe_example(build_example("dropout"))}["dropped"]
     assert said == "10 of 21 weights were set to 0, the others are 2.00 times as large; step keeps 5 of 6."

@@ -134,7 +134,7 @@ def write_sentences(steps: Steps, words: Sequence[str], query: int = -1, sources
     sentences = {
         name: join_head_sentences([say(part, sides, query) for part in parts]) for name, say in HEAD_DESCRIBERS.items()
     }
-    shared = {name: say(parts[0], sides, query) for name, say in SHARED_DESCRIBERS.items()}
+    shared = {name: say(steps, sides, query) for name, say in SHARED_DESCRIBERS.items()}
     return sentences | shared
 
 
@@ -165,8 +165,9 @@ def describe_scores(steps: Steps, sides: QueryKeyWords, query: int) -> str:
 
 
 def describe_scaling(steps: Steps, sides: QueryKeyWords, query: int) -> str:
-    """Describe that the order of the scores stays and how their spread changes."""
-    before, after = (float(row[query].max() - row[query].min()) for row in (steps.scores, steps.scaled))
+    """Describe that the order of the scores stays and how their spread changes, in the head with the largest spread."""
+    rows = (steps.scores[..., query, :], steps.scaled[..., query, :])
+    before, after = (float((row.amax(-1) - row.amin(-1)).max()) for row in rows)
     asks = make_namer(sides.queries)(query)
     return (
         f"The order of the scores is unchanged; the scores of {asks} now differ by at most {format_rounded(after)}, "
@@ -184,7 +185,7 @@ def describe_capping(steps: Steps, sides: QueryKeyWords, query: int) -> str:
 
 def describe_masking(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     """Describe how many keys the query may see."""
-    hidden = steps.masked == -torch.inf
+    hidden = steps.masked.reshape(-1, *steps.masked.shape[-2:])[0] == -torch.inf  # heads share a mask
     visible_count, asks = int((~hidden[query]).sum()), make_namer(sides.queries)(query)
     return (
         f"{asks} may see {visible_count} of {hidden.shape[1]} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
@@ -249,7 +250,7 @@ SHARED_DESCRIBERS: dict[str, Describer] = {
     "scaled": describe_scaling,
     "capped": describe_capping,
     "masked": describe_masking,
-}  # one for all heads
+}  # one for all heads, of the steps of all
 
 
 def make_namer(words: Sequence[str]) -> Callable[[int], str]:
