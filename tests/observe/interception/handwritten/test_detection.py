@@ -586,6 +586,52 @@ def test_as_many_queries_as_heads_of_a_bmm_are_no_batch(queries, keys, float64):
     assert torch.allclose(recording.calls[0].map.dense()[0], part.weights, atol=EQUAL, rtol=0)
 
 
+class DenseGraphAttention(nn.Module):
+    """Scores of all pairs of nodes, from which a table that layers share hides those without edges, as pyGAT has it."""
+
+    def __init__(self, hide, width: int) -> None:
+        super().__init__()
+        self.project, self.sender, self.receiver = nn.Linear(width, D), nn.Linear(D, 1), nn.Linear(D, 1)
+        self.hide, self.weights = hide, torch.empty(0)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        values = self.project(x)
+        scores = F.leaky_relu(self.receiver(values) + self.sender(values).mT, 0.2)
+        self.weights = self.hide(scores, edges).softmax(-1)
+        return self.weights @ values
+
+
+class DenseGraphLayers(nn.Module):
+    """Two heads whose outputs are joined, and a layer on top."""
+
+    def __init__(self, hide) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(DenseGraphAttention(hide, C) for _ in range(2))
+        self.top = DenseGraphAttention(hide, 2 * D)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.top(torch.cat([head(x, edges) for head in self.heads], -1), edges)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda scores, edges: torch.where(edges > 0, scores, -9e15 * torch.ones_like(scores)),
+        lambda scores, edges: scores.masked_fill(edges == 0, -torch.inf),
+        lambda scores, edges: scores + (edges - 1) * 1e9,
+        lambda scores, edges: scores + edges,
+    ],
+    ids=["where", "masked_fill", "added", "added as it is"],
+)
+def test_layers_that_share_a_table_of_hidden_keys_are_no_routers(hide, float64):
+    model, x = DenseGraphLayers(hide), torch.randn(T, C)
+    edges = (torch.randn(T, T) + 3 * torch.eye(T) > 0).double()
+    recording, _ = record_and_compare(model, lambda m: m(x, edges))
+    assert recording.names == ["heads.0", "heads.1", "top"]
+    for call, part in zip(recording.calls, (*model.heads, model.top), strict=True):
+        torch.testing.assert_close(call.map.dense()[0, 0], part.weights, rtol=0, atol=EQUAL)
+
+
 def test_attention_by_hand_in_another_model_is_not_ours():
     other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
     recording, _ = record_and_compare(model, lambda m: (m(x), other(x)))

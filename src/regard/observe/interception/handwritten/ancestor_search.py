@@ -224,19 +224,22 @@ def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
     """Return the ids of the tensors that weights were made from.
 
     The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
-    topk's.
+    topk's. Where one of these ran in a module, what else the module was called with is a mask, which other layers may share.
     """
 
     def goes_on(maker: Operation, n: int, size: int) -> bool:
         return n <= size and not is_end(maker)  # a larger tensor also holds something else
 
-    ids = set[int]()
-    for _, (one, _), makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
-        ids.add(id(one))
+    ids, arguments, has_end, inner = set[int](), set[int](), False, frames[-1]
+    for frame, (one, _), makers in walk_back(frames, (weakref.ref(weights), weights.numel()), goes_on):
+        if has_end and frame is not inner:
+            break
+        (ids if makers else arguments).add(id(one))
+        has_end, inner = has_end or any(map(is_end, makers)), frame
         for maker in makers:
             if maker.child or maker.name in CHOOSES:
                 ids |= {id(other) for other in maker.results}
-    return ids
+    return ids if has_end else ids | arguments
 
 
 def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
