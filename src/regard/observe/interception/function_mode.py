@@ -73,9 +73,7 @@ class AttentionFunctionMode(TorchFunctionMode):
             if kernel:
                 report_missed(name, BY_ITSELF)
             elif wrapper is None and (
-                role in STARTS
-                or self.tracker.may_follow_any(args, kwargs)
-                or (role is Role.MULTIPLY and self.tracker.entry_products.can_add(args, outputs))
+                self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
             ):
                 handwritten_call = self.follow_function(frames, func, name, role, args, kwargs, outputs)
             if handwritten_call is not None and isinstance(result, Tensor):

@@ -329,11 +329,22 @@ def score_edges(module: nn.Module, x: Tensor, neighbors: Tensor, node: int) -> T
     return module.score(torch.cat([x[edges[0]], x[edges[1]]], -1))[edges[1] == node]
 
 
+def divide_by_sum(scores: Tensor) -> Tensor:
+    e = scores.exp()
+    return e / e.sum()
+
+
+def divide_shifted_by_sum(scores: Tensor) -> Tensor:
+    e = torch.exp(scores - scores.max())
+    return e / (e.sum(0, keepdim=True) + 1e-300)
+
+
 class LoopAttention(nn.Module):
     """A softmax over the neighbors of each node, one node after the other; there may be fewer edges than nodes."""
 
-    def __init__(self, score_neighbors: Callable[..., Tensor]) -> None:
+    def __init__(self, score_neighbors: Callable[..., Tensor], normalize: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
+        self.normalize = partial(torch.softmax, dim=0) if normalize is None else normalize
         self.project, self.sends, self.receives = nn.Linear(C, D), nn.Linear(D, 1), nn.Linear(D, 1)
         self.activate, self.score = nn.LeakyReLU(), nn.Sequential(nn.Linear(2 * D, D), nn.Tanh(), nn.Linear(D, 1))
         self.score_neighbors = score_neighbors
@@ -342,7 +353,7 @@ class LoopAttention(nn.Module):
         x, self.weights, contexts = self.project(x), [], []
         for node in RECEIVERS[: NODES - 2].unique().tolist():
             neighbors = SENDERS[: NODES - 2][RECEIVERS[: NODES - 2] == node]
-            weights = self.score_neighbors(self, x, neighbors, node).softmax(0).view(-1, 1)
+            weights = self.normalize(self.score_neighbors(self, x, neighbors, node)).view(-1, 1)
             self.weights += [weights.mT.detach()] if len(neighbors) > 1 else []  # that of one neighbor is 1
             contexts.append((weights * x[neighbors]).sum(0))
         return torch.stack(contexts)
@@ -591,8 +602,9 @@ def test_an_index_in_a_matrix_of_zeros_and_ones_is_missed(picks, sums, scores):
 
 
 @pytest.mark.parametrize("score_neighbors", [add_scores, add_scores_in_a_module, score_edges])
-def test_attention_in_a_loop_over_nodes_is_recorded_node_by_node(score_neighbors):
-    module = LoopAttention(score_neighbors).double()
+@pytest.mark.parametrize("normalize", [None, divide_by_sum, divide_shifted_by_sum])
+def test_attention_in_a_loop_over_nodes_is_recorded_node_by_node(score_neighbors, normalize):
+    module = LoopAttention(score_neighbors, normalize).double()
     recording, _ = record_and_compare(nn.Sequential(module), lambda m: m(torch.randn(NODES, C, dtype=torch.float64)))
     assert len(recording.calls) == len(module.weights) > 0
     for call, weights in zip(recording.calls, module.weights, strict=True):

@@ -21,6 +21,7 @@ VIEWED = {  # functions whose results are views
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MAXIMA = {"max", "amax", "logsumexp"}
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
@@ -35,7 +36,7 @@ def find_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> Pair | None:
     That is so where the two were broadcast against each other, or were multiplied or subtracted entry by entry and the sum is
     over the last axis.
     """
-    meeting = find_meeting(frame, x)
+    meeting = find_meeting(frame, weakref.ref(x), x.numel())
     if meeting is None:
         return None
     maker, tokens, size = meeting
@@ -67,9 +68,12 @@ def is_used_once(frame: ModuleFrame, x: "weakref.ref[Tensor]") -> bool:
     return sum(one is x for makers in frame.makers.values() for maker in makers for one in maker.given) == 1
 
 
-def is_broadcast_pair(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether x was made from tokens that were broadcast against each other, or added where one was before."""
-    meeting = find_meeting(frame, x)
+def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+    """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
+
+    size: the entries of x.
+    """
+    meeting = find_meeting(frame, x, size)
     if meeting is None:
         return False
     maker, tokens, size = meeting
@@ -78,9 +82,13 @@ def is_broadcast_pair(frame: ModuleFrame, x: Tensor) -> bool:
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
-def find_meeting(frame: ModuleFrame, x: Tensor) -> tuple[Operation, list[Sized], int] | None:
-    """Return the last operation that x was made by from two tensors of tokens, with these and the entries of its result."""
-    ref, size = weakref.ref(x), x.numel()
+def find_meeting(
+    frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int
+) -> tuple[Operation, list[Sized], int] | None:
+    """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
+
+    `size` is the number of entries of the tensor.
+    """
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(ref)
         if not makers:
@@ -119,9 +127,27 @@ def count_before_repeats(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int
 
 
 def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
-    """Return the arguments of an operation that hold tokens, with their numbers of entries; not an index that picks entries."""
+    """Return the arguments of an operation that hold tokens, with their numbers of entries.
+
+    Not an index that picks entries, nor the largest of what it is subtracted from.
+    """
     inputs = list(zip(maker.given, maker.sizes, strict=False))[: 1 if maker.name in GATHERS else None]
+    if len(inputs) == 2 and infer_role(maker.name) is Role.ADD and is_largest(frame, inputs[1][0], inputs[0][0]):
+        del inputs[1]
     return [(one, size) for one, size in inputs if frame.find_contents(one) >= LEARNED]
+
+
+def is_largest(frame: ModuleFrame, x: "weakref.ref[Tensor]", of: "weakref.ref[Tensor]") -> bool:
+    """Return whether a tensor is the largest entries of another one along an axis, or the logarithm of the sum of all."""
+    has_reduced = False
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(x)
+        core = strip_affixes(makers[-1].name) if makers else ""
+        if x is of or core not in VIEWED | COPIES | MAXIMA:
+            break
+        has_reduced |= core in MAXIMA
+        x = makers[-1].given[0]
+    return has_reduced and x is of
 
 
 def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: int, last: int) -> bool:

@@ -27,6 +27,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     multiplies_copies,
 )
 from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.handwritten.divided_exponentials import find_divided_exponentials, may_divide_by_sums
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
 from regard.observe.interception.handwritten.edge_softmax import (
     EDGE_SUMS,
@@ -157,6 +158,12 @@ class HandwrittenTracker(Traces):
         ids = [*map(id, list_objects(args, kwargs))]
         return not (traces.keys().isdisjoint(ids) and used.keys().isdisjoint(ids))
 
+    def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
+        """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
+        return role in STARTS or (
+            role is Role.MULTIPLY and (self.entry_products.can_add(args, y) or may_divide_by_sums(name, args))
+        )
+
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> HandwrittenCall | None:
@@ -205,9 +212,15 @@ class HandwrittenTracker(Traces):
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
-            self.follow_softmax(frames[-1], role, name, args, kwargs, traced, results[0])
+            axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
+            scores = next((weakref.ref(x) for x in tensors), None)
+            self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
         elif not traced:
             if role is Role.MULTIPLY:
+                exponentials = find_divided_exponentials(frames[-1], name, args)
+                if exponentials is not None:
+                    self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *exponentials, [], results[0])
+                    return None
                 self.entry_products.add(name, args, [], results[0])
             elif strip_affixes(name) in EDGE_SUMS:
                 return self.follow_edges(frames[-1], name, args, kwargs, tensors)
@@ -287,10 +300,16 @@ class HandwrittenTracker(Traces):
         self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
 
     def follow_softmax(
-        self, frame: ModuleFrame, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor
+        self,
+        frame: ModuleFrame,
+        role: Role,
+        name: str,
+        x: "weakref.ref[Tensor] | None",
+        axis: Any,
+        traced: list[Traced],
+        y: Tensor,
     ) -> None:
-        """Follow the result of a softmax or log-softmax."""
-        axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
+        """Follow the result y of a softmax or log-softmax of x over an axis."""
         extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
         scores = [one for one in traced if one[1].pairs]
         kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
@@ -304,8 +323,9 @@ class HandwrittenTracker(Traces):
             dims = properties["dims"]
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
-            is_by_channel = not traced and scores_channels(frame, args, axis)
-            is_of_neighbors = not traced and not is_by_channel and scores_neighbors(frame, args[0], axis, extent)
+            is_untold = not traced and x is not None and type(axis) is int and extent > 1
+            is_by_channel = is_untold and scores_channels(frame, x, y.shape, axis)
+            is_of_neighbors = is_untold and not is_by_channel and scores_neighbors(frame, x, y.shape, axis)
             pairs, function = bool(scores) or is_by_channel or is_of_neighbors, strip_affixes(name)
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
@@ -331,7 +351,9 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            undecided = trace.kind is TraceKind.SCORES and trace.pairs and not any(self.is_score_matrix(frames[-1], v) for v in others)
+            undecided = (
+                trace.kind is TraceKind.SCORES and trace.pairs and not any(self.is_score_matrix(frames[-1], v) for v in others)
+            )
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
                 if self.is_product_of_masked_scores(frames[-1], trace):
                     self.linear.miss_call(frames, name, CHAINED)
@@ -341,9 +363,7 @@ class HandwrittenTracker(Traces):
                 if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
                     return None
-                roles = find_roles_of_scores(
-                    frames, self.table, trace, x, product_of_scores, self.list_softmax_axes
-                )
+                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, self.list_softmax_axes)
                 if roles is not None and product_of_scores is not None:
                     return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
@@ -636,11 +656,24 @@ class HandwrittenTracker(Traces):
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
 
     def is_value(self, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
-        """Return whether a tensor holds tokens: no softmax of other pairs, and not made from the weights beside it."""
+        """Return whether a tensor holds tokens: no softmax of other pairs, and not made from the weights beside it.
+
+        Nor is it one of several softmaxes in a row.
+        """
         own = self.find(v)
-        is_softmax = own is not None and own.kind is TraceKind.WEIGHTS and own.pairs and own.keys is not None
-        return (
-            not (own is not None and (is_softmax or own.roots & trace.roots)) and v.is_floating_point() and has_tokens(frame, v)
+        if own is not None:
+            is_softmax = own.kind is TraceKind.WEIGHTS and own.keys is not None
+            is_softmax = is_softmax and (own.pairs or self.multiplies_softmaxes(trace))
+            if is_softmax or self.multiplies_softmaxes(own) or own.roots & trace.roots:
+                return False
+        return v.is_floating_point() and has_tokens(frame, v)
+
+    def multiplies_softmaxes(self, trace: Trace) -> bool:
+        """Return whether scores are the product of two tensors that a softmax made."""
+        operands = () if trace.form is None else (trace.form.a, trace.form.b)
+        traces = [self.find(x) for x in operands]
+        return bool(traces) and all(
+            one is not None and one.kind is TraceKind.WEIGHTS and one.keys is not None for one in traces
         )
 
     def follow_weighting(
@@ -757,12 +790,9 @@ def is_maximum_of_two(name: str, args: Any, kwargs: Any) -> bool:
     return name == "max" and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
 
 
-def scores_channels(frame: ModuleFrame, args: Any, axis: Any) -> bool:
-    """Return whether a softmax over an axis before the last is of scores of pairs of tokens, one for each channel."""
-    x = args[0] if args else None
-    if not isinstance(x, Tensor) or x.dim() < 3 or type(axis) is not int or axis % x.dim() == x.dim() - 1:
-        return False
-    return is_broadcast_pair(frame, x)
+def scores_channels(frame: ModuleFrame, x: "weakref.ref[Tensor]", shape: torch.Size, axis: int) -> bool:
+    """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel."""
+    return len(shape) > 2 and axis % len(shape) != len(shape) - 1 and is_broadcast_pair(frame, x, shape.numel())
 
 
 def find_dim(name: str, args: Any) -> Any:

@@ -1,7 +1,8 @@
 """Softmaxes over the edges of a graph: exponentials of scores of picked tokens, summed by an index for each node."""
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -89,21 +90,21 @@ def scores_edges(frame: ModuleFrame, x: TensorRef) -> bool:
     return len(keys) > 1 or any(one.has_repeats() for one in lookups)
 
 
-def scores_neighbors(frame: ModuleFrame, x: Tensor, axis: int, extent: int) -> bool:
-    """Return whether scores x, which a softmax over `extent` entries normalizes, are of the neighbors of a node in a loop.
+def scores_neighbors(frame: ModuleFrame, x: TensorRef, shape: Sequence[int], axis: int) -> bool:
+    """Return whether scores x of a shape, which a softmax over an axis normalizes, are of the neighbors of a node in a loop.
 
     They are then a nonlinear function of a score of each plus that of the node, which alone would change no softmax: (n,) or
     (n, heads). Those of another shape may be of a router, for each token, plus a number of the token, or pool each of a batch.
     """
-    maker = skip_layouts(frame, weakref.ref(x))
+    maker, extent, entries = skip_layouts(frame, x), shape[axis], math.prod(shape)
     if extent < 2 or maker is None or not (maker.child or infer_role(maker.name) is Role.NONLINEAR):
         return False
-    meeting = find_meeting(frame, x)
+    meeting = find_meeting(frame, x, entries)
     if meeting is None:
         return False
     addition, tokens, size = meeting
     least, most = min(n for _, n in tokens), max(n for _, n in tokens)
-    is_broadcast = x.numel() == most == size == least * extent and x.dim() < 3 and axis % x.dim() == 0
+    is_broadcast = entries == most == size == least * extent and len(shape) < 3 and axis % len(shape) == 0
     return infer_role(addition.name) is Role.ADD and is_broadcast and are_all_tokens(frame, tokens)
 
 

@@ -244,5 +244,5 @@ def has_feature_map(frames: list[ModuleFrame], k: Tensor, x: Tensor) -> bool:
 
 def multiplies_features(frames: list[ModuleFrame], x: Tensor) -> bool:
     """Return whether x was made of a product of a feature map with other tokens."""
-    meeting = find_meeting(frames[-1], x)
+    meeting = find_meeting(frames[-1], weakref.ref(x), x.numel())
     return meeting is not None and any(is_feature_map(frames, one) for one in meeting[1])
