@@ -82,9 +82,7 @@ def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
-def find_meeting(
-    frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int
-) -> tuple[Operation, list[Sized], int] | None:
+def find_meeting(frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int) -> tuple[Operation, list[Sized], int] | None:
     """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
 
     `size` is the number of entries of the tensor.

@@ -11,7 +11,6 @@ from regard.observe.interception.handwritten.score_form import QUOTIENTS
 from regard.observe.interception.provenance import ModuleFrame, Operation
 
 
-
 def may_divide_by_sums(name: str, args: Any) -> bool:
     """Return whether a function of this name divides a tensor by a smaller one: quick, for the many functions."""
     is_quotient = strip_affixes(name) in QUOTIENTS and len(args) == 2
