@@ -20,7 +20,7 @@ from regard.observe.interception import additive, torch_modules
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.beam_rows import find_parent_rows
 from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_role
-from regard.observe.interception.handwritten.detection import STARTS, HandwrittenTracker
+from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
