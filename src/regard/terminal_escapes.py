@@ -34,11 +34,16 @@ class ReaderGoneError(BrokenPipeError):
 class EscapingStream:
     """A text stream that writes control characters as escapes, except newlines, tabs and those in `keep`.
 
-    Raises ReaderGoneError if its reader is gone. `unescaped` is the wrapped stream, for code that writes colors itself.
+    Raises ReaderGoneError if its reader is gone. `unescaped` is the wrapped stream, for code that writes colors itself;
+    `is_over` makes it appear closed, while the wrapped stream stays open.
     """
 
     def __init__(self, stream: "TextIO", keep: str = LINES) -> None:
-        self.unescaped, self.keep = stream, keep
+        self.unescaped, self.keep, self.is_over = stream, keep, False
+
+    @property
+    def closed(self) -> bool:
+        return self.is_over or self.unescaped.closed
 
     def write(self, text: str) -> int:
         try:

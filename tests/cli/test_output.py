@@ -1,5 +1,6 @@
 """What commands print of names, words and texts that came from a file: shown, and never obeyed by a terminal."""
 
+import io
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import torch
 
 from generate.small_models import gpt2
 from regard import load
-from regard.cli import main
+from regard.cli import escape_output, main
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
 from regard.text.letters import Letters
@@ -196,3 +197,15 @@ raise SystemExit(regard.__main__.main())
     assert done.returncode == 1
     assert "ZeroDivisionError: a\\x1b]52" in done.stderr
     assert STEERING.findall(done.stderr) == []
+
+
+def test_a_library_that_keeps_stdout_sees_it_closed_after_the_command(monkeypatch):
+    behind = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", behind)
+    with escape_output():
+        kept = sys.stdout
+        print("\x1b[0m", file=kept)
+        assert not kept.closed
+    assert kept.closed  # colorama resets the colors of the stdout that it found, at exit, unless it is closed
+    assert not behind.closed
+    assert behind.getvalue() == "\\x1b[0m\n"

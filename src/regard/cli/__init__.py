@@ -43,11 +43,14 @@ def escape_output() -> Iterator[None]:
     for stream in former:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, LINES + "\r")  # \r: progress bars
+    streams = EscapingStream(sys.stdout), EscapingStream(sys.stderr, LINES + "\r")  # \r: progress bars
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
         sys.stdout, sys.stderr = former
+        for stream in streams:
+            stream.is_over = True  # libraries that reset the colors of their stdout at exit would print the escape as text
 
 
 def main(arguments: Sequence[str] | None = None, importing: AbstractContextManager[None] | None = None) -> int:
