@@ -54,7 +54,9 @@ def draw_bar(
     if over.wait(DELAY_SECONDS):
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with suppress(ReaderGoneError), Progress(*columns, console=open_console(stream), transient=True) as progress:
+    is_ours = sys.stderr is stream  # else it was redirected, and rich would take it back, and restore it too late
+    bar = Progress(*columns, console=open_console(stream), transient=True, redirect_stderr=is_ours)
+    with suppress(ReaderGoneError), bar as progress:
         task = progress.add_task(label, total=None)
         while not over.wait(EVERY_SECONDS):
             progress.update(task, completed=done(), total=total if isinstance(total, int) else total() or None)
