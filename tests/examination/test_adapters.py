@@ -208,7 +208,8 @@ def test_weights_are_taken_where_they_are_returned():
     ("subject", "says"),
     [
         (MultiHeadAttention, "Make one: MultiHeadAttention"),
-        (3, "got int"),
+        (3, "got 3"),
+        (None, r"got None\.$"),
         (lambda x, mask: x, "takes x, mask"),
         (lambda: 0, "takes no required argument"),
         (lambda x, *, mask: x, "takes x, mask="),
@@ -251,3 +252,8 @@ def test_a_layer_that_cannot_do_without_its_optional_source_is_given_x_twice(has
     report = examine(FromSource(), expects=Causal())
     assert not report.findings
     assert ("x, y = x" in str(report)) == has_source
+
+
+def test_a_function_without_an_answer_gets_one_sentence_after_another():
+    with pytest.raises(ConfigError, match=r"the subject returned NoneType\. Pass sample="):
+        examine(lambda q, k, v: None)

@@ -13,6 +13,7 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.examination.call_conventions import AttentionFunction, Form, list_signature_conventions, list_torch_conventions
 from regard.mechanism import Mask
+from regard.mechanism.arguments import describe_value
 from regard.mechanism.mask_algebra import Offset
 
 
@@ -69,7 +70,7 @@ def iterate_adapters(subject: object, expects: Mask, offset: Offset = 0) -> Iter
             f"examine takes a layer or a function, got the class {subject.__name__}. Make one: {subject.__name__}(...)."
         )
     if not callable(subject):
-        raise ConfigError(f"examine takes a module or a function, got {type(subject).__name__}.")
+        raise ConfigError(f"examine takes a module or a function, got {describe_value(subject)}.")
     plain = get_uncompiled(subject)
     module = find_held_module(plain)
     dtype, device = get_dtype_and_device(module)

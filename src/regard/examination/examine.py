@@ -235,4 +235,4 @@ def describe_missing_input(subject: object, errors: Sequence[str]) -> str:
     sample = "sample=, an x (b, t, d_in) or (q, k, v) that it accepts."
     if inputs.NO_CONTEXT in errors[0]:
         return f"{name} runs, but {errors[0]}. Pass a function that calls it and returns a context, or {sample}"
-    return f"found no input that {name} accepts: {errors[0]}. Pass {sample}"
+    return f"found no input that {name} accepts: {errors[0].rstrip('.')}. Pass {sample}"

@@ -62,6 +62,7 @@ def test_evidence_says_how_exactly_and_how_far_from_right():
         "the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads computed this way to within "
     )
     assert f"differs by {match.right_error:.2g}" in told
+    assert "to within 1e-16" in describe_evidence(dataclasses.replace(match, error=0.0), "scale")  # no error has no digits
 
 
 def test_a_right_layer_says_how_exactly_it_is_right():

@@ -26,6 +26,7 @@ def test_a_future_leak_is_found_and_every_query_named(weights):
     assert finding.kind == "future leak"
     assert "every query sees every later token" in finding.evidence
     assert "-torch.inf" in finding.cure
+    assert "If no mask is intended, pass expects=Everything()" in finding.cure
 
 
 def test_the_evidence_names_the_first_query_that_leaks_and_a_token_after_it():
@@ -33,6 +34,7 @@ def test_the_evidence_names_the_first_query_that_leaks_and_a_token_after_it():
     hidden[2, 5] = False
     (finding,) = check_case(case_of(Layer(hiding(lambda q, k: hidden)), sample=torch.randn(2, 6, D_IN)))
     assert 'changing token 5 "step" moves output 2 "starts" by' in finding.evidence
+    assert "Everything()" not in finding.cure  # a query that sees one token too many has a mask
     assert float(re.search(r"by ([\d.e-]+)", finding.evidence)[1]) > 0.01
 
 

@@ -44,6 +44,13 @@ def test_a_wrong_bound_is_found_and_what_is_seen_named(found, expects, named):
     assert named in finding.evidence
 
 
+def test_one_pair_is_no_plural():
+    (finding,) = check_case(
+        case_of(Layer(hiding(lambda q, k: ~torch.eye(q, dtype=torch.bool))), sample=torch.randn(2, 2, D_IN))
+    )
+    assert "Causal() allows 1 pair of different tokens" in finding.evidence
+
+
 @pytest.mark.parametrize(
     "rule", [Everything(), C, C & Window(left=3), Window(2, 1), C | Prefix(3), Padding((3, 5)), C & ~Window(0, 0)], ids=str
 )

@@ -51,7 +51,7 @@ def describe_evidence(match: Match, field: str) -> str:
     beside = " (together with another mistake)" if others and match.variant.mask != "measured" else ""
     doubt = describe_rivals(match)
     return (
-        f"{does}. The outputs equal {format_formula(match)} computed this way to within {match.error:.0e}{beside}; "
+        f"{does}. The outputs equal {format_formula(match)} computed this way to within {max(match.error, 1e-16):.0e}{beside}; "
         f"the correct formula differs by {match.right_error:.2g}{doubt}"
     )
 

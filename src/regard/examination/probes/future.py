@@ -12,6 +12,7 @@ HIDE = (
     "Set the score of every later key to -inf before the softmax: scores = scores.masked_fill(torch.ones(t, t, "
     "dtype=torch.bool).triu(1), -torch.inf)."
 )
+NO_MASK = "If no mask is intended, pass expects=Everything(); on the command line, --expects none."
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -66,4 +67,4 @@ def describe_leaks(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]
     if weakest < 1e-4:
         return " (weakly)", f"Hidden scores are finite and not low enough, or the mask is applied after the softmax. {HIDE}"
     every = bool((leaks == measured).all())
-    return (" (every query sees every later token)" if every else ""), HIDE
+    return (" (every query sees every later token)", f"{HIDE} {NO_MASK}") if every else ("", HIDE)

@@ -126,7 +126,8 @@ def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
         return Finding("wrong mask", sentence, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
     if missing.any() and not (table.found & table.judged & ~table.own).any():
         pairs = int(missing.sum((1, 2)).max())
-        sentence = f"no output depends on any token but its own, but {case.expects} allows {pairs} pairs of different tokens"
+        counted = f"{pairs} pair{'s' * (pairs != 1)} of different tokens"
+        sentence = f"no output depends on any token but its own, but {case.expects} allows {counted}"
         return Finding("wrong mask", sentence, ALONE, strength, cause)
     b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
     if extra.any():
