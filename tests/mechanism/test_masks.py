@@ -107,6 +107,8 @@ def test_bounds_may_be_whole_numbers_of_any_kind():
             r"got a tensor of torch.bool \(2, 2\). Pass a bool tensor as Given",
         ),
         (lambda: Causal() | None, ConfigError, "got None. Use Everything"),
+        (lambda: Causal() & 3, ConfigError, r"got 3. Combine rules with & and |, as in Causal\(\) & Window"),
+        (lambda: Causal() & [[True]], ConfigError, "got a list. Pass a bool tensor as Given"),
         (lambda: Documents([[0], [0, 1]]), ShapeError, "rows of equal length"),
         (lambda: Documents(["a"]), ShapeError, "whole numbers"),
         (lambda: Documents(torch.zeros(2, 3), torch.zeros(3, 3)).batch, ShapeError, "2 and for 3 batch rows"),

@@ -447,4 +447,6 @@ def check_mask(mask: object) -> Mask:
         came, instead = f"the class {mask.__name__}", f"Write {mask.__name__}() with parentheses."
     elif mask is None:
         instead = "Use Everything() to hide nothing."
+    elif isinstance(mask, (str, int, float)):
+        instead = "Combine rules with & and |, as in Causal() & Window(128)."
     raise ConfigError(f"a mask must be a Mask such as Causal(), got {came}. {instead}")
