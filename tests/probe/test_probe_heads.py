@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_planted_induction_model_is_recovered(seed):
     assert found.scores["ov"] > 0.9
     assert found.scores["effect"].low > 1
     assert "raises its logit by" in found.sentence
-    assert "without it the loss rises by" in found.sentence
+    assert re.search(r"without it the loss rises by [\d.]+ nats \([\d.]+ to [\d.]+\)", found.sentence)
 
 
 @pytest.mark.slow

@@ -98,9 +98,7 @@ class Head:
         )
         listed = "; ".join(f"{name} {describe_interval(self.scores[name])}" for name in known[:LISTED_SCORES])
         count = max((self.scores[name].count for name in known), default=0)
-        few = (
-            f" on {count} quer{'y' if count == 1 else 'ies'}, of which {MIN_SUPPORT} are needed" if count < MIN_SUPPORT else ""
-        )
+        few = f" on {count} quer{'y' if count == 1 else 'ies'}; a kind needs {MIN_SUPPORT}" if count < MIN_SUPPORT else ""
         return f"no clear kind: {f'{listed}{few}' if listed else 'no query counts'}{self.describe_words()}"
 
     def describe_words(self) -> str:
@@ -131,8 +129,9 @@ def describe_effect(score: Score, where: str = "") -> str:
         return ""
     if score.low > 0 or score.high < 0:
         low, high = sorted((abs(score.low), abs(score.high)))
-        return f"; without it the loss{where} {'rises' if score > 0 else 'falls'} by {abs(score):.3f} ({low:.3f} to {high:.3f})"
-    return f"; without it the loss{where} does not clearly change ({score.low:.3f} to {score.high:.3f})"
+        verb = "rises" if score > 0 else "falls"
+        return f"; without it the loss{where} {verb} by {abs(score):.3f} nats ({low:.3f} to {high:.3f})"
+    return f"; without it the loss{where} does not clearly change ({score.low:.3f} to {score.high:.3f} nats)"
 
 
 @dataclass(frozen=True)
