@@ -46,6 +46,12 @@ def test_for_a_program_it_prints_every_field_with_the_rates(capsys):
     assert min(found[name] for name in ("bytes_per_second", "float32_per_second", "bfloat16_per_second")) > 1e6
 
 
+@pytest.mark.parametrize(("threads", "says"), [(1, ", 1 thread"), (3, ", 3 threads")])
+def test_one_thread_is_no_plural(capsys, monkeypatch, threads, says):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert any(line.endswith(says) for line in run(capsys, "--no-measure").splitlines())
+
+
 def test_what_is_missing_comes_with_the_command_that_installs_it(capsys, monkeypatch):
     there = machine.find_spec
     monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("matplotlib", "sacrebleu") else there(name))

@@ -133,6 +133,7 @@ def test_the_included_model_names_its_examples(capsys):
     ("arguments", "says"),
     [
         (["nothing.png"], "nothing.png is not a file"),
+        (["99"], "'99' is neither a file nor a digit from 0 to 9"),
         (["{place}/vit/config.json"], "could not be read as an image"),
         (["{place}/image.png", "--model", "{place}/bert"], "reads no images"),
         (["{place}/image.png", "--model", "{place}/none"], "is not a folder"),

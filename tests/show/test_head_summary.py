@@ -170,7 +170,7 @@ def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_
     assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
     own = {text.get_text() for text in figure(record_translator("transformer"), 0, 0).findobj(Text)}
     assert "layer 0, head 0" in own
-    with pytest.raises(ConfigError, match="layer must be below 0, the recorded self attentions"):
+    with pytest.raises(ConfigError, match="no self attention was recorded, but cross attention: pass kind='cross'"):
         figure(record_translator(), 0, 0, kind="self")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.cli.device import format_first_line
 from regard.cli.model_loading import convert_loading_errors, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, DataError
+from regard.mechanism.arguments import describe_value
 from regard.models.vision_transformer import VisionTransformer
 from regard.show.image_input import Pixels, load_image
 from regard.weights.vision_weights import INCLUDED
@@ -158,6 +159,10 @@ def load_processor(source: str, is_folder: bool) -> Any:
 def find_example(image: str, model: str) -> Path:
     """Return the file of an image; of one digit, for the included model, the example of it that was not trained on."""
     path = Path(image).expanduser()
-    if model in INCLUDED and not path.exists() and len(image) == 1 and image.isdecimal():
+    if model in INCLUDED and not path.exists() and image.isdecimal():
+        if len(image) > 1:
+            raise DataError(
+                f"{describe_value(image)} is neither a file nor a digit from 0 to 9: {model} has an example of each."
+            )
         return INCLUDED[model] / f"{int(image)}.png"
     return path

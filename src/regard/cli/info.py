@@ -46,9 +46,9 @@ def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
     """Return the sections of the report: the labels and values of each."""
     narrowed = ", narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" if machine.is_narrowed else ""
     about = {
-        "processor": f"{machine.processor}, {machine.cores} cores",
+        "processor": f"{machine.processor}, {machine.cores} core{'s' * (machine.cores != 1)}",
         "instructions": (" ".join(machine.instruction_sets) or "none that matter here") + narrowed,
-        "torch uses": f"{machine.torch_capability}, {machine.threads} threads",
+        "torch uses": f"{machine.torch_capability}, {machine.threads} thread{'s' * (machine.threads != 1)}",
         "GPU": ", ".join(machine.accelerators) or "none",
         "system": machine.system,
     }

@@ -232,13 +232,14 @@ class Run:
                     f"or use recording[{layer!r}]."
                 )
             return named[0]
-        if not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
+        number = check_integer("layer", layer, " or a module's name")
+        if not visits:
             other = [one for one in (*KINDS, IMPLICIT) if one != kind and self.list_visits(one, part)]
-            hint = f" For {' or '.join(other)} attention, pass kind=." if other and not visits else ""
-            raise OutOfRangeError(
-                f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(layer)}.{hint}"
-            )
-        return visits[layer]
+            hint = f", but {join_names(other)} attention: pass kind={other[0]!r}" if other else ""
+            raise OutOfRangeError(f"no {kind} attention was recorded{hint}.")
+        if not -len(visits) <= number < len(visits):
+            raise OutOfRangeError(f"layer must be below {len(visits)}, the recorded {kind} attentions; got {number}.")
+        return visits[number]
 
     def __repr__(self) -> str:
         return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
