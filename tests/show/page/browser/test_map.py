@@ -200,3 +200,34 @@ def test_the_picture_is_kept_as_png_and_as_svg_that_names_the_words(open_page, a
     told = [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert "because" in told
     assert any("entropy" in text for text in told)
+
+
+DRAWN = """{ // each text that is drawn, and the ends of its line on the canvas
+    window.drawn = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        const ratio = this.canvas.width / this.canvas.clientWidth, width = this.measureText(text).width;
+        const start = x - { start: 0, left: 0, center: width / 2, end: width, right: width }[this.textAlign];
+        const [from, to] = [start, start + width].map((at) => this.getTransform().transformPoint(new DOMPoint(at, y)));
+        window.drawn.push([text, ...[from.x, from.y, to.x, to.y].map((at) => at / ratio)]);
+        return draw.apply(this, arguments);
+    };
+}"""
+
+
+@pytest.mark.parametrize("size", [(1000, 560), (900, 620)])
+def test_the_first_place_is_0_and_what_is_written_beside_a_map_fits(open_page, serving, size):
+    tokens = 29  # too many for words in these windows
+    session = Session(record_layers(*draw_queries_and_keys(1, 1, tokens), space_words(PLAIN, tokens)))
+    page = wait_until_settled(open_page(f"{serving(session)}#view=map&layer=0&head=0&q=18&k=9"))
+    page.add_init_script(DRAWN)
+    page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+    wait_until_settled(page.reload() and page)
+    wait_until(page, "window.drawn.some(([text]) => text.startsWith('spread of each row'))")
+    wait_until_quiet(page)
+    box, drawn = page.locator("canvas").bounding_box(), page.evaluate("window.drawn")
+    texts = [text for text, *_ in drawn]
+    assert texts.count("0") >= 2
+    assert "-0" not in texts
+    for text, *ends in drawn:
+        assert all(0 <= at <= most for at, most in zip(ends, 2 * (box["width"], box["height"]), strict=True)), text

@@ -120,7 +120,7 @@ function drawAxis(pen, at, box, inks, name) {
   const list = rows ? at.lists.rows : at.lists.columns;
   const shortenWord = (place) => formatPlainWord(at.word(list, place) ?? "", most);
   const step = wordy ? 1 : roundStep(70 / camera.pixels());
-  for (let place = Math.ceil(Math.floor(from) / step) * step; place < to; place += step) {
+  for (let place = Math.ceil(Math.floor(from) / step) * step + 0; place < to; place += step) { // + 0: not -0
     if (lit.some((one) => one !== undefined && Math.abs(one - place) * camera.pixels() < READ)) continue;
     const middle = rows ? camera.down(place + 0.5) : camera.across(place + 0.5);
     if (middle < (rows ? box.y : box.x) - 1 || middle > (rows ? box.y + box.height : box.x + box.width) + 1) continue;
@@ -153,7 +153,9 @@ function drawProfiles(pen, at, box, inks) {
     const most = Math.max(...side, 1e-9);
     const x = box.x + box.width + 6;
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    if (!narrow) pen.text(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words (entropy ${formatThreeDigits(most)} nats)`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    const told = [`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`, ` (entropy ${formatThreeDigits(most)} nats)`];
+    const letters = (at.size.height - box.y) / (0.55 * size); // that fit below the top of the map
+    if (!narrow) pen.text(told.join("").length <= letters ? told.join("") : told[0], x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
   }
   if (under) {
     const most = Math.max(...under, 1e-9);
