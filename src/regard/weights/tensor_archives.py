@@ -79,10 +79,12 @@ def find_model_file(folder: Path) -> Path:
     found = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
     if len(found) == 1:
         return found[0]
+    inner = [one for one in sorted(folder.iterdir()) if any((one / name).is_file() for name in MODEL_FILES)]
     raise WeightsError(
         f"{folder} must hold {MODEL_FILES[0]}, {MODEL_FILES[2]}, a TensorFlow checkpoint, or one file of the "
         f"kinds {', '.join(SUFFIXES)}; "
         f"it holds {', '.join(file.name for file in found) or 'none of these'}."
+        + (f" There is a model in {', '.join(map(str, inner[:3]))}." if inner else "")
     )
 
 
