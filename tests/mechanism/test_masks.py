@@ -191,3 +191,8 @@ def test_the_ends_of_the_keys_of_a_rule_are_its_causal_table(rule):
 def test_documents_that_follow_each_other_are_stretches_and_those_that_come_back_are_not():
     assert Documents([4, 4, 4, 2, 2, 9, 9]).find_key_ranges(K, K, 0) is not None
     assert Documents([4, 4, 2, 2, 4, 9, 9]).find_key_ranges(K, K, 0) is None
+
+
+@pytest.mark.parametrize(("q", "k", "drawn"), [(0, 5, ""), (2, 0, "\n"), (0, 0, ""), (1, 2, "■ ·")])
+def test_a_table_without_queries_or_keys_is_drawn(q, k, drawn):
+    assert Causal().draw(q, k) == drawn

@@ -210,7 +210,9 @@ class Mask(ABC):
     def draw(self, q: int, k: int, offset: Offset = 0) -> str:
         """Draw the table in characters, a line per query: ■ may see, · may not. Of a batch, the first."""
         check_table_size(q, k, LARGEST_DRAWN_TABLE)
-        table = self.table(q, k, offset).reshape(-1, q, k)[0]
+        table = self.table(q, k, offset)
+        while table.dim() > 2:
+            table = table[0]
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
 
     def __and__(self, other: "Mask") -> "Mask":
