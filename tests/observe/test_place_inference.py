@@ -648,9 +648,9 @@ def test_patches_that_einops_a_linear_layer_or_strides_cut_have_their_places(ste
 
 
 @pytest.mark.parametrize(("stem", "special"), [("columns", None), ("rows", "register_tokens")])
-def test_patches_column_by_column_and_registers_that_may_be_last_have_no_places(stem, special):
-    model = Layers(find_stem(stem), Attention(), special=special, behind=True).eval()
-    assert run(model, {"pixels": torch.randn(1, 3, 16, 24)}).places is None
+def test_patches_column_by_column_or_before_registers_have_their_places(stem, special):
+    torch.manual_seed(0)
+    check_moved_keys(Layers(find_stem(stem), Attention(), special=special, behind=True), [("layers.0", "self", 0)])
 
 
 def test_layers_of_mixed_heads_have_places_and_so_have_the_keys_that_a_class_token_looks_at():
@@ -719,10 +719,15 @@ class SplitUnits(nn.Module):
 
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_tokens_that_were_sorted_into_units_before_are_not_taken_for_rows(layers):
-    model = Layers(find_stem("strided"), SplitUnits(False), Attention(), SplitUnits(True), Attention()).eval()
-    recording = run(model, {"pixels": torch.randn(2, 3, 16, 16)}, layers=layers)
-    assert recording.map("layers.3").shape[:3:2] == (2, 16)
-    assert recording.places is None
+    torch.manual_seed(0)
+    model = Layers(find_stem("strided"), SplitUnits(False), Attention(), SplitUnits(True), Attention()).double().eval()
+    pixels = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    before = run(model, {"pixels": pixels}, layers=layers)
+    (grid,) = before.axis_places("layers.3")[1]
+    assert (grid.rows, grid.columns, grid.order[0][:6]) == (4, 4, (0, 1, 4, 5, 2, 3))
+    for row, column in ((0, 0), (1, 2), (3, 1)):
+        after = run(model, {"pixels": change_pixel(pixels, 4 * row, 4 * column)}, layers=layers)
+        assert find_moved_key(before, after, "layers.3")[1] == grid.find_token(row, column, 16)[1]  # in either image
 
 
 def test_segformer_has_places_for_the_keys_that_it_pools():

@@ -47,6 +47,13 @@ def read_media(module: nn.Module, args: Any, kwargs: Any) -> Media | None:
     return Media(0, None, 3, (), *text) if text[0] else None
 
 
+def find_pixels(module: nn.Module, args: Any, kwargs: Any) -> Tensor | None:
+    """Return the images (..., c, height, width) among the arguments of a module's forward; None if there are none."""
+    arguments = bind_arguments(module, args, kwargs)
+    pixels = find_images(arguments)
+    return pixels if pixels is not None and pixels.dim() >= 4 else None
+
+
 def join_media(former: Media | None, later: Media | None) -> Media | None:
     """Return the media of two forwards of a run: a generation may read its images in one and their tokens in another."""
     if former is None or later is None:

@@ -74,7 +74,7 @@ class OpenRun:
         implicit = {key: one.fork() for key, one in self.run.implicit_histories.items()}
         tokens = {root: [*parts] for root, parts in self.tokens.items()}
         return OpenRun(
-            Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media),
+            Run(histories, parent_rows=turns, implicit_histories=implicit, media=self.run.media, positions=self.run.positions),
             dict(self.roots),
             tokens=tokens,
             starts=dict(self.starts),

@@ -6,6 +6,7 @@ A place is inferred only where the number of tokens proves it; where anything is
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.map.scored_matrix import ScoredMatrix
 from regard.map.stored_matrix import StoredMatrix
+from regard.observe.followed_places import find_followed_grids
 from regard.observe.image_tower import Sizes, Tower, find_tower
 from regard.observe.media import Media
 from regard.observe.places import CROSS, EMPTY, AudioFrames, PatchGrid, select_key_places
@@ -40,7 +42,19 @@ def infer_places(modules: Mapping[str, nn.Module], run: Run, has_all_layers: boo
     config = getattr(modules[""], "config", None)
     if media.sound:
         return find_sound(config, media, layers) or None
-    return find_images(modules, media, layers, find_first_calls(run), has_all_layers) or None
+    found = find_images(modules, media, layers, find_first_calls(run), has_all_layers)
+    names, _ = Tower(modules, "", 0, 0).special_tokens
+    for name, grid in find_followed_grids(run.positions, media).items():
+        if grid is None:
+            found.pop(name, None)
+        elif not has_same_patches(found.get(name), grid):
+            found[name] = replace(grid, names=tuple(names)) if grid.start == len(names) else grid
+    return shorten_names(found, layers) or None
+
+
+def has_same_patches(found: Any, grid: PatchGrid) -> bool:
+    """Return whether a place is a grid of the same patches, whatever the names of its tokens and its queries."""
+    return isinstance(found, PatchGrid) and replace(found, names=(), has_queries=grid.has_queries) == grid
 
 
 def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:
@@ -105,14 +119,14 @@ def find_images(
             return {}  # the layers of the tower cannot be told from those of the words
         block = read_merge(config)
         sizes = [(rows // block, columns // block) for rows, columns in select_row_grids(media)]
-        return shorten_names(found | find_image_words(media, layers, found, sizes), layers)
+        return found | find_image_words(media, layers, found, sizes)
     tower = find_tower(modules, media, {name for name, _ in layers})
     if tower is None:
         return {}
     found = find_tower_grids(tower, media, layers, calls, has_all_layers)
     sizes = find_merged_sizes(config, modules, media, tower)
     own = {name for name, _ in layers if tower.has_layer(name)}
-    return shorten_names(found | find_image_words(media, layers, own, sizes), layers)
+    return found | find_image_words(media, layers, own, sizes)
 
 
 def find_tower_grids(

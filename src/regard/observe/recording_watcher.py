@@ -22,12 +22,12 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.plain_tensors import disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.recurrent.token_mixers import is_part_of_attention
-from regard.observe.interception.thread_state import NextHandler, explain_error
+from regard.observe.interception.thread_state import STATE, NextHandler, explain_error
 from regard.observe.lazy_attentions import Attentions
-from regard.observe.media import Media, join_media, read_media
+from regard.observe.media import Media, find_pixels, join_media, read_media
 from regard.observe.place_inference import infer_places
 from regard.observe.recording import Recording
-from regard.observe.run import IMPLICIT, Call
+from regard.observe.run import IMPLICIT, Call, Positions
 from regard.observe.run_tracker import RunTracker
 from regard.observe.selection import Selection
 from regard.observe.tensor_store import Store
@@ -65,6 +65,8 @@ class RecordingWatcher:
         self.media = None
         with suppress(Exception), disable_modes():  # places are inferred without it, or set by hand
             self.media = read_media(module, args, kwargs)
+            if self.media is not None and self.media.size is not None and not STATE.mode.positions.stored:
+                STATE.mode.positions.start(find_pixels(module, args, kwargs))
 
     def fill_places(self) -> None:
         """Infer the places of the tokens of the last run, unless they were set."""
@@ -215,6 +217,7 @@ class RecordingWatcher:
         """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
+        positions = find_positions(call)
         self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
@@ -232,10 +235,17 @@ class RecordingWatcher:
         recorded = Call(history, stored)
         tracker.run.calls.append(recorded)
         tracker.run.media = join_media(tracker.run.media, self.media)
+        tracker.run.add_positions((name, kind), positions)
         self.add_run()
         self.add_note(call.note, name)
         self.withdraw_missed_parts(name)
         return recorded
+
+
+def find_positions(call: AttentionCall) -> Positions:
+    """Return where in the images the queries and keys of a call lie, as far as that was followed."""
+    positions = STATE.mode.positions
+    return (positions.find_tokens(call.q), positions.find_tokens(call.k)) if positions.stored else (None, None)
 
 
 def disable_tracking() -> AbstractContextManager[object]:

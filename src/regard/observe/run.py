@@ -54,6 +54,9 @@ class Call:
         return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
 
 
+Positions = tuple[
+    Tensor | None, Tensor | None
+]  # of queries (b, q) and keys (b, k) in the images, as pixel_positions.py has them
 HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
 
 
@@ -67,6 +70,15 @@ class Run:
     rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
     implicit_histories: dict[HistoryKey, ImplicitHistory] = field(default_factory=dict)
     media: Media | None = None  # the sizes of the images or the sound that the model was given; not saved
+    positions: dict[tuple[str, str], Positions] = field(default_factory=dict)  # of layers, by path and kind; not saved
+
+    def add_positions(self, layer: tuple[str, str], positions: Positions) -> None:
+        """Add the positions of a call of a layer; those of several calls that differ are not known."""
+        before = self.positions.setdefault(layer, positions)
+        if before is not positions and not all(
+            x is not None and y is not None and torch.equal(x, y) for x, y in zip(before, positions, strict=True)
+        ):
+            self.positions[layer] = None, None
 
     @property
     def softmax_calls(self) -> list[Call]:

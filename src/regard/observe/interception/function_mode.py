@@ -24,7 +24,8 @@ from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
-from regard.observe.interception.plain_tensors import unwrap_tensor
+from regard.observe.interception.pixel_positions import PixelPositions
+from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
 from regard.observe.interception.provenance import ModuleFrame, has_separate_sources, is_readable, list_tensors_by_place
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
 from regard.observe.interception.sdpa import SDPA, intercept_sdpa
@@ -45,12 +46,14 @@ class AttentionFunctionMode(TorchFunctionMode):
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
         self.undivided = UndividedContexts()
+        self.positions = PixelPositions()
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
     def reset(self) -> None:
         """Clear the followed tensors when a forward starts."""
         self.tracker.clear()
         self.undivided.clear()
+        self.positions.clear()
         self.opaque_weights.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,6 +66,8 @@ class AttentionFunctionMode(TorchFunctionMode):
             return result
         with torch._C.DisableTorchFunction():
             outputs = args[0] if result is None else result
+            if self.positions.stored and wrapper is None:
+                self.follow_positions(func, name, args, kwargs, outputs)
             if kwargs or name == "einsum":
                 args, kwargs = list_tensors_by_place(name, args, kwargs)
             handwritten_call = None
@@ -94,9 +99,20 @@ class AttentionFunctionMode(TorchFunctionMode):
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend. A failure must not stop the model."""
         try:
+            if self.positions.stored:
+                with disable_modes(), torch.no_grad():
+                    self.positions.follow_module(child, x, y)
             self.tracker.follow_module(frames, child, x, y)
         except Exception as error:
             self.report_failure(type(child).__name__, error)
+
+    def follow_positions(self, *call: Any) -> None:
+        """Follow the positions of pixels. A failure must not stop the model: no more positions are known in this forward."""
+        try:
+            with disable_modes(), torch.no_grad():
+                self.positions.follow_function(*call)
+        except Exception:
+            self.positions.clear()
 
     def follow_undivided(self, *call: Any) -> None:
         """Follow the contexts that are not yet divided. A failure must not stop the model: they are reported as they are."""

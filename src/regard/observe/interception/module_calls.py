@@ -31,6 +31,9 @@ from regard.observe.interception.thread_state import (
 )
 from regard.observe.interception.torch_modules import TORCH_PATCHES
 
+ENTRYWISE_OR_STRIDED = {  # where the classes are of modules through which positions are followed by their result alone
+    f"torch.nn.modules.{name}" for name in ("linear", "conv", "pooling", "activation", "normalization", "batchnorm", "dropout")
+}
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
@@ -46,7 +49,7 @@ def build_patches() -> list[AttributePatch]:
         if not STATE.is_active:
             return call_unwatched(call, self, *args, **kwargs)
         passes = (
-            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules
+            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not hides_positions(self)
         )  # two arguments could form pairs of tokens
         output = call_skippable(call, self, args[0]) if passes else call_in_frame(call, self, *args, **kwargs)
         frames = STATE.frames
@@ -59,6 +62,13 @@ def build_patches() -> list[AttributePatch]:
         return output
 
     return [(nn.Module, "__call__", call_module)]
+
+
+def hides_positions(module: nn.Module) -> bool:
+    """Return whether the functions of a module must be seen to know where its result lies in the images of this forward."""
+    if STATE.mode is None or not STATE.mode.positions.stored:
+        return False
+    return bool(module._modules) or type(module).__module__ not in ENTRYWISE_OR_STRIDED
 
 
 def call_skippable(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:

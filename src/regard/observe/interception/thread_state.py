@@ -197,6 +197,7 @@ def pop_frame(frame: ModuleFrame) -> None:
         STATE.inferred_masks.clear()
         if STATE.mode is not None:
             STATE.mode.undivided.clear()
+            STATE.mode.positions.clear()
             STATE.mode.tracker.linear.clear()
         if not STATE.keeps_mode:
             remove_mode()
@@ -256,10 +257,23 @@ def dispatch_call(
         return result
     with InterceptionPause():
         if isinstance(call, AttentionCall):
-            return call_next(STATE.watchers.copy(), call, adapter)
+            result = call_next(STATE.watchers.copy(), call, adapter)
+            follow_positions(call, adapter, result)
+            return result
         if adapter.places is None:
             dispatch_recurrence(call)
         return adapter.run()
+
+
+def follow_positions(call: AttentionCall, adapter: CallAdapter, result: Any) -> None:
+    """Follow the positions of pixels through a call. A failure must not stop the model: no more are known in this forward."""
+    positions = None if STATE.mode is None else STATE.mode.positions
+    if positions is not None and positions.stored:
+        try:
+            with disable_modes(), torch.no_grad():
+                positions.follow_call(call, adapter, result)
+        except Exception:
+            positions.clear()
 
 
 def dispatch_recurrence(call: RecurrenceCall) -> None:

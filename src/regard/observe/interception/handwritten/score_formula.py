@@ -13,7 +13,7 @@ from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
-from regard.observe.interception.handwritten.tensor_axes import AxisTable
+from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import has_separate_sources
 from regard.observe.interception.thread_state import STATE, infer_once
@@ -93,14 +93,22 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
     key, other = (form.b, b) if first else (form.a, a)
     score_axes = {axis for axes in table.expand_dims(form.dims) for axis in axes}
     summed = tuple(axis for axes in own for axis in axes if axis not in score_axes)
-    q = table.arrange(query, own, (groups.batch, groups.heads, groups.queries, summed))
-    k = table.arrange(key, other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
+    q = arrange_followed(table, query, own, (groups.batch, groups.heads, groups.queries, summed))
+    k = arrange_followed(table, key, other, (groups.batch, groups.heads, groups.keys, summed), shared=1)
     heads = math.prod(table.get_sizes(table.expand_axes(groups.heads)))
     q = q.expand(-1, heads, -1, -1)
     parts = ScoreParts()
     for step in form.steps:
         apply_step(parts, step, table, groups)
     return q, k, parts
+
+
+def arrange_followed(table: AxisTable, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
+    """Return what AxisTable.arrange does, with the positions of pixels that x has."""
+    arranged, positions = table.arrange(x, dims, groups, shared), STATE.mode.positions
+    if positions.stored and not positions.has(arranged) and (found := positions.find(x)) is not None:
+        positions.put(arranged, table.arrange(found.expand(x.shape), dims, groups, shared))
+    return arranged
 
 
 def apply_step(parts: ScoreParts, step: ScoreStep, table: AxisTable, groups: Groups) -> None:
