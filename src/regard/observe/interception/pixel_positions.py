@@ -33,6 +33,7 @@ SAME_POSITION = 1e-6  # pixels
 
 
 Known = dict[int, tuple[Tensor, Tensor]]  # tensors and their positions, by the id of the tensor
+CPU = torch.device("cpu")  # where positions are, so that no other device waits
 EXACT = 2**20  # numbers below are exact with a fraction in float32
 
 
@@ -57,9 +58,9 @@ class PixelPositions:
     def start(self, pixels: Tensor) -> None:
         """Start with images (..., c, height, width)."""
         rows, columns = pixels.shape[-2:]
-        images = torch.arange(pixels.shape[:-3].numel(), device=pixels.device).view(*pixels.shape[:-3], 1, 1, 1)
-        down = 1 + torch.arange(rows, device=pixels.device)[:, None] + images * 2 * rows
-        across = 1 + torch.arange(columns, device=pixels.device).expand(rows, columns)
+        images = torch.arange(pixels.shape[:-3].numel(), device=CPU).view(*pixels.shape[:-3], 1, 1, 1)
+        down = 1 + torch.arange(rows, device=CPU)[:, None] + images * 2 * rows
+        across = 1 + torch.arange(columns, device=CPU).expand(rows, columns)
         self.put(pixels, torch.complex(*(x.double() for x in torch.broadcast_tensors(down, across))))
 
     def has(self, x: Tensor) -> bool:
@@ -153,13 +154,13 @@ class PixelPositions:
         positions = positions.expand(-1, -1, *x.shape[2:])
         start = positions[..., :1, :1]
         down, across = (one - start if one.numel() else 0 * start for one in (positions[..., 1:2, :1], positions[..., :1, 1:2]))
-        lattice = start + sum_steps(down, across, *(torch.arange(n, device=x.device) for n in x.shape[2:]))
+        lattice = start + sum_steps(down, across, *(torch.arange(n, device=CPU) for n in x.shape[2:]))
         if not bool(((positions == 0) | ((positions - lattice).abs() < SAME_POSITION)).all()):
             return None
         zipped = zip(y.shape[2:], steps, make_pair(padding), make_pair(kernel), make_pair(dilation), strict=True)
         firsts, centers = [], []
         for (n, step, pad, side, dilated), size in zip(zipped, x.shape[2:], strict=True):
-            first = torch.arange(n, device=x.device) * step - pad
+            first = torch.arange(n, device=CPU) * step - pad
             firsts.append(first.clamp(0, size - 1))
             centers.append(first + dilated * (side - 1) / 2)
         is_inside = positions[..., firsts[0], :][..., firsts[1]] != 0
@@ -206,12 +207,12 @@ def contiguous_layout(shape: Sequence[int], offset: int) -> Layout:
 
 def view_positions(positions: Tensor, layout: Layout, other: Layout) -> Tensor | None:
     """Return the positions of a view of a tensor, by the layouts of both; None if its entries are not among the tensor's."""
-    index = locate_entries(layout, other, tuple(size > 1 for size in positions.shape), positions.device)
+    index = locate_entries(layout, other, tuple(size > 1 for size in positions.shape))
     return None if index is None else positions[index]
 
 
 @lru_cache(LAYOUTS)
-def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...], device: torch.device) -> tuple[Tensor, ...] | None:
+def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...]) -> tuple[Tensor, ...] | None:
     """Return the place of each entry of a view along each dimension of the tensor, 0 where the positions are the same."""
     shape, strides, offset = layout
     owned = sorted((n for n in range(len(shape)) if shape[n] > 1), key=lambda n: -strides[n])
@@ -225,9 +226,9 @@ def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...], devi
             offsets = offsets % strides[n]
         return places | {-1: offsets}
 
-    total, largest = torch.full([1] * len(other[0]), other[2] - offset), dict.fromkeys(owned, 0)
+    total, largest = torch.full([1] * len(other[0]), other[2] - offset, device=CPU), dict.fromkeys(owned, 0)
     for dim, (size, stride) in enumerate(zip(*other[:2], strict=True)):
-        step = torch.arange(size).mul_(stride).view(-1, *[1] * (len(other[0]) - dim - 1))
+        step = torch.arange(size, device=CPU).mul_(stride).view(-1, *[1] * (len(other[0]) - dim - 1))
         places = locate(step)
         if any(varies[n] and bool(places[n].any()) for n in owned) or bool(places[-1].any()):
             total = total + step
@@ -237,7 +238,7 @@ def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...], devi
     if bool(places[-1].any()) or any(int(places[n].max()) + largest[n] >= shape[n] or int(places[n].min()) < 0 for n in owned):
         return None
     zero = torch.zeros_like(total[(slice(1),) * total.dim()])
-    return tuple((places[n] if n in places and varies[n] else zero).to(device) for n in range(len(shape)))
+    return tuple(places[n] if n in places and varies[n] else zero for n in range(len(shape)))
 
 
 def compress(positions: Tensor) -> Tensor:
@@ -254,13 +255,14 @@ def compress(positions: Tensor) -> Tensor:
 
 def replay_positions(func: Any, name: str, args: Any, kwargs: Any, known: Known, results: list[Tensor]) -> list[Tensor | None]:
     """Return the positions of the results of a function that moves entries: it is repeated on the numbers of positions."""
-    table, numbers, count = [torch.zeros(1, dtype=torch.complex128)], {}, 1
+    table, count = [torch.zeros(1, dtype=torch.complex128, device=CPU)], 1
+    numbers = {id(x): copy_to_cpu(x) for x in find_tensors(args, kwargs) if id(x) not in known}
     total = sum(positions.numel() for _, positions in known.values())
     dtype = torch.float32 if total < EXACT else torch.float64
     for one, (x, positions) in known.items():
-        numbered = torch.arange(count, count + positions.numel(), dtype=dtype, device=x.device).add_(FRACTION)
+        numbered = torch.arange(count, count + positions.numel(), dtype=dtype, device=CPU).add_(FRACTION)
         numbers[one] = numbered.view(positions.shape).expand(x.shape)
-        table.append(positions.flatten().to(table[0]))
+        table.append(positions.flatten())
         count += positions.numel()
     moved = replay_function(func, name, args, kwargs, numbers, copies=True, fills=True)
     if len(moved) != len(results) or any(x.shape != y.shape for x, y in zip(moved, results, strict=True)):
@@ -269,8 +271,13 @@ def replay_positions(func: Any, name: str, args: Any, kwargs: Any, known: Known,
     for y in moved:
         y = compress(y.nan_to_num(0.0))
         places = y.floor()
-        found.append(every.to(y.device)[torch.where(y - places == FRACTION, places, 0).long()])  # else written by the function
+        found.append(every[torch.where(y - places == FRACTION, places, 0).long()])  # else written by the function
     return [*found]
+
+
+def copy_to_cpu(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU: NaN in place of floating-point numbers, others as they are."""
+    return torch.full((), torch.nan, device=CPU).expand(x.shape) if x.is_floating_point() else x.to(CPU)
 
 
 def average(positions: Tensor, dims: int | Sequence[int], keeps: bool) -> Tensor:
