@@ -24,6 +24,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAXIMA = {"max", "amax", "logsumexp"}
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
+TensorRef = weakref.ref[Tensor]
 Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
 
 
@@ -82,10 +83,12 @@ def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -
     return (was_broadcast or (is_broadcast and role in (Role.ADD, Role.MULTIPLY))) and are_all_tokens(frame, tokens)
 
 
-def find_meeting(frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int) -> tuple[Operation, list[Sized], int] | None:
+def find_meeting(
+    frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int, passes_sums: bool = False
+) -> tuple[Operation, list[Sized], int] | None:
     """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
 
-    `size` is the number of entries of the tensor.
+    `size` is the number of entries of the tensor. The search ends at a product or a sum unless it passes these.
     """
     for _ in range(MAX_STEPS):
         makers = frame.find_makers(ref)
@@ -94,7 +97,8 @@ def find_meeting(frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int) -> t
         tokens = find_token_inputs(frame, makers[-1])
         if len({id(one) for one, _ in tokens}) > 1:
             return makers[-1], tokens, size
-        if len(tokens) != 1 or infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM):
+        is_sum = infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM)
+        if len(tokens) != 1 or (is_sum and not passes_sums):
             return None
         ref, size = tokens[0]
     return None

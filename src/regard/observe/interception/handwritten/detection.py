@@ -70,6 +70,7 @@ from regard.observe.interception.handwritten.moved_entries import (
     keep_places,
     settle_all,
 )
+from regard.observe.interception.handwritten.pair_loops import are_exponentials, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.score_form import (
     BOUNDS,
     CHOOSES_BY_VALUE,
@@ -160,9 +161,9 @@ class HandwrittenTracker(Traces):
 
     def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
         """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
-        return role in STARTS or (
-            role is Role.MULTIPLY and (self.entry_products.can_add(args, y) or may_divide_by_sums(name, args))
-        )
+        if role is Role.MULTIPLY:
+            return self.entry_products.can_add(args, y) or may_divide_by_sums(name, args)
+        return role in STARTS or may_join_scores(name, args)
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -199,6 +200,12 @@ class HandwrittenTracker(Traces):
         tensors = tensors[:1] if strip_affixes(name) in LIKE_ANOTHER else tensors
         results = list_followable(result)
         traced = self.mark_edits(name, tensors, results)
+        if results and not traced and may_join_scores(name, args):
+            if joins_scores_of_pairs(frames[-1], args[0]):
+                kind = TraceKind.WEIGHTS if are_exponentials(frames[-1], args[0]) else TraceKind.SCORES
+                dims, function = self.table.add_dims(results[0].shape), "exp" if kind is TraceKind.WEIGHTS else ""
+                self.start(results[0], kind, pairs=True, function=function, dims=dims, changes=(NO_PRODUCT,))
+            return None
         if not results or not (traced or role in STARTS or role is Role.MULTIPLY):
             if role is Role.ONE_HOT:
                 self.has_one_hot = True

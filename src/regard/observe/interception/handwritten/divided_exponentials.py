@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.edge_softmax import TensorRef, skip_layouts
+from regard.observe.interception.handwritten.ancestor_search import TensorRef
+from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.score_form import QUOTIENTS
 from regard.observe.interception.provenance import ModuleFrame, Operation
 

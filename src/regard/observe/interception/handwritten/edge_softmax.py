@@ -8,15 +8,13 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import are_all_tokens, find_meeting, walk_back
+from regard.observe.interception.handwritten.ancestor_search import TensorRef, are_all_tokens, find_meeting, walk_back
 from regard.observe.interception.handwritten.score_form import PERMUTES, PRODUCTS, SAME, VIEWS
 from regard.observe.interception.provenance import TOKEN, ModuleFrame, Operation
 
 EDGES = "its keys are the neighbors of each node of a graph, over which values are summed by an index, which is not followed"
 EDGE_SUMS = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "segment_reduce", "index_put"}
 LAYOUTS = VIEWS | PERMUTES | SAME | {"expand", "expand_as", "broadcast_to"}
-
-TensorRef = weakref.ref[Tensor]
 
 
 class EdgeExponentials:
