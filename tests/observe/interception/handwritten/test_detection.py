@@ -154,6 +154,27 @@ def test_a_network_that_scores_pairs_is_recorded_with_its_bytes():
         assert f"{B * T * T * 8:,} bytes" in recording.notes[0]
 
 
+class Target(nn.Module):
+    """One query beside each key, with their difference and product. https://arxiv.org/abs/1706.06978"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(4 * C, D), nn.Sigmoid(), nn.Linear(D, 1))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        query = query.unsqueeze(1).expand_as(keys)
+        joined = torch.cat([query, keys, query - keys, query * keys], -1)
+        weights = self.score(joined).squeeze(-1).softmax(-1)
+        self.weights = weights.detach()
+        return (weights.unsqueeze(-1) * keys).sum(1)
+
+
+def test_a_query_may_be_joined_with_more_than_its_keys(float64):
+    part = Target()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(B, C), torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0).dense()[:, 0, 0], part.weights, rtol=0, atol=EQUAL)
+
+
 def build_bloom() -> nn.Module:
     torch.manual_seed(5)
     return BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=2, n_head=2, vocab_size=31)).eval()

@@ -61,6 +61,21 @@ def test_weights_that_tokens_predict_are_recorded_as_they_are(softmax, width, di
     torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
 
 
+class KernelRegression(nn.Module):
+    """Averages of the values of points by their distances, each a single number."""
+
+    def forward(self, points: Tensor, values: Tensor, queries: Tensor) -> Tensor:
+        kernel = torch.exp(-((points.reshape(-1, 1) - queries.reshape(1, -1)) ** 2) / 2)
+        self.weights = kernel / kernel.sum(0)
+        return values @ self.weights
+
+
+def test_the_distances_of_single_numbers_are_scores():
+    part = KernelRegression()
+    recording, _ = record_and_compare(part, lambda m: m(torch.randn(T), torch.randn(T), torch.randn(D)))
+    torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights.mT, rtol=0, atol=EQUAL)
+
+
 class LinearAttention(nn.Module):
     def __init__(self, softmax: Softmax) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def is_used_once(frame: ModuleFrame, x: "weakref.ref[Tensor]") -> bool:
 def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
     """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
 
-    size: the entries of x.
+    `size` is the number of entries of x.
     """
     meeting = find_meeting(frame, x, size)
     if meeting is None:
@@ -160,7 +160,7 @@ def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: 
         return (
             sum(are_expanded) > 1
             or are_of_edges(frame, tokens, size // max(last, 1))
-            or (len(tokens) == 2 and any(are_expanded) and are_all_tokens(frame, tokens))
+            or (any(are_expanded) and are_all_tokens(frame, tokens))  # one query beside all keys of its row
         )
     if size > max(sizes):
         return True

@@ -216,18 +216,18 @@ class HandwrittenTracker(Traces):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
             traced = self.find_all(tensors)
+        is_followed = any(x is args[0] for x, _ in traced)
+        exponentials = None if is_followed else find_divided_exponentials(frames[-1], name, args)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
+        elif exponentials is not None:
+            self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *exponentials, [], results[0])
         elif not traced:
             if role is Role.MULTIPLY:
-                exponentials = find_divided_exponentials(frames[-1], name, args)
-                if exponentials is not None:
-                    self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *exponentials, [], results[0])
-                    return None
                 self.entry_products.add(name, args, [], results[0])
             elif strip_affixes(name) in EDGE_SUMS:
                 return self.follow_edges(frames[-1], name, args, kwargs, tensors)
@@ -330,9 +330,10 @@ class HandwrittenTracker(Traces):
             dims = properties["dims"]
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
-            is_untold = not traced and x is not None and type(axis) is int and extent > 1
-            is_by_channel = is_untold and scores_channels(frame, x, y.shape, axis)
-            is_of_neighbors = is_untold and not is_by_channel and scores_neighbors(frame, x, y.shape, axis)
+            is_by_channel = is_of_neighbors = False
+            if not traced and x is not None and extent > 1:
+                is_by_channel = scores_channels(frame, x, y.shape, axis)
+                is_of_neighbors = not is_by_channel and scores_neighbors(frame, x, y.shape, axis)
             pairs, function = bool(scores) or is_by_channel or is_of_neighbors, strip_affixes(name)
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
@@ -358,9 +359,8 @@ class HandwrittenTracker(Traces):
             learned = any(isinstance(v, nn.Parameter) for v in others)
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
-            undecided = (
-                trace.kind is TraceKind.SCORES and trace.pairs and not any(self.is_score_matrix(frames[-1], v) for v in others)
-            )
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs
+            undecided = undecided and not any(self.is_score_matrix(frames[-1], v) for v in others)
             if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
                 if self.is_product_of_masked_scores(frames[-1], trace):
                     self.linear.miss_call(frames, name, CHAINED)
@@ -679,9 +679,7 @@ class HandwrittenTracker(Traces):
         """Return whether scores are the product of two tensors that a softmax made."""
         operands = () if trace.form is None else (trace.form.a, trace.form.b)
         traces = [self.find(x) for x in operands]
-        return bool(traces) and all(
-            one is not None and one.kind is TraceKind.WEIGHTS and one.keys is not None for one in traces
-        )
+        return bool(traces) and all(one is not None and one.kind is TraceKind.WEIGHTS and one.keys for one in traces)
 
     def follow_weighting(
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor

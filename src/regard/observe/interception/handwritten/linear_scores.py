@@ -110,9 +110,14 @@ def arrange_scores(table: AxisTable, x: Tensor, dims: Dims, queries: set[int], k
 
 def hides_pairs(table: AxisTable, form: ScoreForm, axes: set[int]) -> bool:
     """Return whether scores with these axes of queries and keys were filled with 0 or multiplied by it for some pairs."""
-    steps = [step for step in form.steps if axes <= list_axes(table, step.dims) and isinstance(step.operand, Tensor)]
-    fills = any(step.kind is StepKind.FILL and not step.amount and bool(step.operand.any()) for step in steps)
-    return fills or any(step.kind is StepKind.MULTIPLY and bool((step.operand == 0).any()) for step in steps)
+    for step in form.steps:
+        x = step.operand
+        if not isinstance(x, Tensor) or not axes <= list_axes(table, step.dims):
+            continue
+        hides = x == 0 if step.kind is StepKind.MULTIPLY else x
+        if (step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount)) and bool(hides.any()):
+            return True
+    return False
 
 
 def has_later_zeros(scores: Tensor) -> bool:
