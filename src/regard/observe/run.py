@@ -250,7 +250,9 @@ class Run:
             hint = f", but {join_names(other)} attention: pass kind={other[0]!r}" if other else ""
             raise OutOfRangeError(f"no {kind} attention was recorded{hint}.")
         if not -len(visits) <= number < len(visits):
-            raise OutOfRangeError(f"layer must be below {len(visits)}, the recorded {kind} attentions; got {number}.")
+            raise OutOfRangeError(
+                f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(number)}."
+            )
         return visits[number]
 
     def __repr__(self) -> str:
