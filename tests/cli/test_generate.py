@@ -13,7 +13,7 @@ import regard.cli.generate
 from generate.small_models import gpt2
 from regard import record
 from regard.cli import main
-from regard.cli.generate import load_decoder
+from regard.cli.generate import load_decoder, quote_token
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.generate import choices, generate
 from regard.models import GPT2
@@ -388,3 +388,8 @@ def test_a_model_of_another_family_is_refused_with_those_that_fit(capsys, tmp_pa
     code, out, err = run_generate(capsys, "the cat", "--model", str(tmp_path))
     assert (code, out) == (2, "")
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM" in err
+
+
+@pytest.mark.parametrize("word", [" the", "'s", '"', "'\"", "", "\n"])
+def test_a_token_is_quoted_as_python_does(word):
+    assert quote_token(word) == repr(word).replace("\\'", "'")

@@ -158,4 +158,5 @@ def format_attended(attended: Sequence["AttendedToken"]) -> Iterator[str]:
 
 def quote_token(word: str) -> str:
     """Quote a token, so that its spaces are visible."""
-    return f"'{escape_text(word)}'"
+    quote = '"' if "'" in word and '"' not in word else "'"  # as Python does
+    return f"{quote}{escape_text(word)}{quote}"
