@@ -12,6 +12,8 @@ from transformers import (
     CLIPModel,
     Idefics3Config,
     Idefics3Model,
+    SwinConfig,
+    SwinModel,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -31,6 +33,8 @@ def place(tmp_path_factory):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 56, 3), np.uint8)).save(place / "image.png")
     labels = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
     ViTForImageClassification(ViTConfig(**SMALL, image_size=24, patch_size=4, **labels)).save_pretrained(place / "vit")
+    sizes = {"image_size": 24, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [2, 3], "window_size": 4}
+    SwinModel(SwinConfig(**sizes)).save_pretrained(place / "swin")
     vision, text = {**SMALL, "image_size": 24, "patch_size": 4}, {**SMALL, "vocab_size": 31, "max_position_embeddings": 7}
     CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=5)).save_pretrained(place / "clip")
     BertModel(BertConfig(**SMALL, vocab_size=31)).save_pretrained(place / "bert")
@@ -41,6 +45,17 @@ def see(capsys, *arguments):
     code = main(["see", *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+def test_windows_and_merged_patches_are_explained(capsys, place):
+    code, out, _ = see(capsys, place / "image.png", "--model", place / "swin", "--head", "0")
+    said = " ".join(out.split())
+    assert code == 0
+    assert "3 layers of 2 to 3 heads. 24 x 24 pixels as 12 x 12, then 6 x 6 patches, in" in said
+    assert "It does not see 128 of 144 patches, which have no color." in said
+    code, _, err = see(capsys, place / "image.png", "--model", place / "swin", "--head", "1", "--rollout")
+    assert code == 2
+    assert "those of layer 1 are other patches of the image" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("width", [40, 80])

@@ -8,6 +8,7 @@ from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, TooLargeError, Window
 from regard.observe import rollout as room
 from regard.observe.rollout import iterate_rollouts, rollout
+from show.vision_models import swin
 
 B, H, T, D = 2, 3, 19, 5
 RULES = [
@@ -108,3 +109,12 @@ def test_a_row_of_20000_tokens_is_rolled_out_without_a_matrix():
     likeness = (q[-3:].double() @ previous.double().T).topk(2).values
     leak = t * float(torch.exp(-1000 * (likeness[:, 0] - likeness[:, 1])).max())  # what all other keys take at most
     close(found[0, 0, -3:], [0.25, 0.5, 0.25], atol=2 * leak + sum_bound(torch.float32, t))
+
+
+def test_layers_of_as_many_tokens_that_are_other_patches_are_refused():
+    found = swin()[0]
+    with pytest.raises(ShapeError, match="those of layer 1 are other patches"):
+        rollout(found, layers=[0, 1])
+    with pytest.raises(ShapeError, match="those of layer 1 are other patches"):
+        next(iterate_rollouts(found))
+    assert rollout(found, [0], layers=[1]).shape == (4, 1, 16)

@@ -70,9 +70,9 @@ def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels
         output = foreign.run(images[:1])
     seconds = time.perf_counter() - start
     recording.model = foreign.name
-    grid = find_first_grid(recording)
+    sides = dict.fromkeys(f"{grid.columns} x {grid.rows}" for grid in list_grids(recording))
     height, width = images.shape[2:]
-    sentence = f"{width} x {height} pixels as {grid.columns} x {grid.rows} patches, in {seconds:.1f} s."
+    sentence = f"{width} x {height} pixels as {', then '.join(sides)} patches, in {seconds:.1f} s."
     if len(images) > 1:
         sentence += f" Shown is the first of {len(images)} images that the processor makes of it."
     best = foreign.name_class(output)
@@ -81,11 +81,10 @@ def record_image(foreign: ImageModel, pixels: Pixels) -> tuple[Recording, Pixels
     return recording, seen, sentence + (" Resized without a processor, numbers from -1 to 1." if lacks_processor else "")
 
 
-def find_first_grid(recording: Recording) -> PatchGrid:
-    """Return the grid of the first layer whose tokens are patches. Raises ConfigError if there is none."""
-    found = recording.axis_places(find_patch_layers(recording, "self", None)[0])[1][0]
-    assert isinstance(found, PatchGrid)
-    return found
+def list_grids(recording: Recording) -> list[PatchGrid]:
+    """Return the grid of each layer whose tokens are patches. Raises ConfigError if there is none."""
+    found = [recording.axis_places(layer)[1][0] for layer in find_patch_layers(recording, "self", None)]
+    return [one for one in found if isinstance(one, PatchGrid)]
 
 
 def save_figure(seen: Pixels, shown: PatchWeights, path: str) -> None:
@@ -104,8 +103,10 @@ def save_figure(seen: Pixels, shown: PatchWeights, path: str) -> None:
 def print_report(recording: Recording, shown: PatchWeights, line: str) -> None:
     """Print the layers in numbers, and the picture of the query."""
     console = open_console()
-    layers, heads = len(recording.layers()), recording.map(0).shape[1]
-    counts = f"{layers} layer{'s' * (layers != 1)} of {heads} head{'s' * (heads != 1)}"
+    layers = len(recording.layers())
+    heads = sorted({recording.map(layer).shape[1] for layer in range(layers)})
+    among = " to ".join(map(str, dict.fromkeys((heads[0], heads[-1]))))
+    counts = f"{layers} layer{'s' * (layers != 1)} of {among} head{'s' * (heads != [1])}"
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}", style="bold"))
     console.print()
     print_lines(console, render_layers(recording))

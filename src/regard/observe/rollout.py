@@ -1,6 +1,7 @@
 """Attention rollout: how much of each input token reaches a query through all layers, if attention alone carried it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
+from regard.observe.places import PatchGrid, Place
 from regard.observe.recording import Recording
 from regard.observe.run import IMPLICIT, KINDS
 
@@ -33,7 +35,8 @@ def rollout(
     computed from the last layer down by products with Aᵀ, so no matrix is stored, and up to 64 queries cost one traversal of
     every head. Where a row of A sums to less than 1, because of a sink or because a query sees nothing, Â is divided by its
     sum. `residual` is the weight of I, ½ by default.
-    Raises TooLargeError if the result would take more than a gigabyte: then pass fewer queries.
+    Raises TooLargeError if the result would take more than a gigabyte: then pass fewer queries. Raises ShapeError if the layers
+    have other tokens, as windows that are shifted.
     Source: Abnar and Zuidema 2020, section 3.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
@@ -48,6 +51,7 @@ def rollout(
     chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")
+    check_same_places(recording, chosen, part)
     relevance = make_one_hot(recording.map(chosen[-1], kind=kind, part=part), queries)
     for layer in reversed(chosen):
         relevance = propagate_relevance(recording.map(layer, kind=kind, part=part), relevance, layer, residual)
@@ -61,7 +65,9 @@ def iterate_rollouts(recording: Recording, part: str | None = None, residual: fl
     Raises ShapeError if a layer is no self attention on the same tokens.
     """
     found: Tensor | None = None
-    for layer in range(len(recording.layers(part=part))):
+    layers = range(len(recording.layers(part=part)))
+    check_same_places(recording, layers, part)
+    for layer in layers:
         m = recording.map(layer, part=part)
         b, h, _, k = m.shape
         sums = sum_rows(m, check_square(m, layer, found))
@@ -105,6 +111,28 @@ def multiply_mean(m: AttentionMap, relevance: Tensor) -> Tensor:
     return found
 
 
+def find_moved_layer(recording: Recording, layers: Iterable[int | str], part: str | None) -> int | str | None:
+    """Return the first of some layers whose keys are known to be other patches than those of a layer before; or None."""
+    first: list[Place] | None = None
+    for layer in layers if recording.places is not None else ():
+        keys = recording.axis_places(layer, part=part)[1]
+        own = [replace(one, names=(), has_queries=True) if isinstance(one, PatchGrid) else one for one in keys]
+        if own and first is not None and own != first:
+            return layer
+        first = own or first
+    return None
+
+
+def check_same_places(recording: Recording, layers: Iterable[int | str], part: str | None) -> None:
+    """Raise ShapeError if the keys of a layer are known to be other patches than those of a layer before."""
+    moved = find_moved_layer(recording, layers, part)
+    if moved is not None:
+        raise ShapeError(
+            f"rollout needs the same tokens in every layer; those of layer {moved} are other patches of the image than those "
+            "before it, as where windows are shifted or patches are merged. Pass layers= with the same."
+        )
+
+
 def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) -> MapView:
     """Return the view of a map of self attention on the tokens of the relevance (b, n, t), if that is known.
 
@@ -114,8 +142,8 @@ def check_square(m: AttentionMap, layer: int | str, relevance: Tensor | None) ->
     look = MapView(m)
     if q != k or look.positions[:, :1].any() or (relevance is not None and relevance.shape[::2] != (b, q)):
         raise ShapeError(
-            f"rollout needs maps (b, h, t, t) of self attention on one text; layer {layer} is {m}, its first query at "
-            f"position {look.positions[0, 0].item()}."
+            f"rollout needs maps (b, h, t, t) of self attention on the same tokens in every layer; layer {layer} is {m}, its "
+            f"first query at position {look.positions[0, 0].item()}."
         )
     return look
 

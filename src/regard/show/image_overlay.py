@@ -15,7 +15,14 @@ from regard.observe.attribution import Attribution
 from regard.show.color_scale import ColorScale, LinearScale, Log, Signed
 from regard.show.figure import COLORMAP, FAINT, SIGNED_COLORMAP, TEXT_SIZE, Picture
 from regard.show.image_input import Pixels, load_image
-from regard.show.patch_weights import PatchWeights, Query, compute_patch_weights, describe_others, describe_undefined
+from regard.show.patch_weights import (
+    PatchWeights,
+    Query,
+    compute_patch_weights,
+    describe_others,
+    describe_undefined,
+    describe_unseen,
+)
 from regard.terminal_escapes import escape_controls
 
 SIDE, GAP, ABOVE, BELOW, RIGHT, MARGIN = 2.9, 0.25, 0.5, 0.45, 0.85, 0.12  # inches
@@ -83,7 +90,7 @@ def draw_patch_weights(pixels: Pixels, found: Sequence[PatchWeights], title: str
                 one.values.numpy(), cmap=colors, norm=norm, alpha=OPACITY, extent=(0, width, height, 0), interpolation="nearest"
             )
             outline_query(axes, one, width, height)
-            below = "; ".join(filter(None, [describe_others(one), describe_undefined(one)]))
+            below = "; ".join(filter(None, [describe_others(one), describe_undefined(one), describe_unseen(one)]))
             axes.set_xlabel(below, fontsize=TEXT_SIZE - 1, parse_math=False)
     x, y = MARGIN + across * SIDE + (across - 1) * GAP + 0.15, size[1] - ABOVE - tall
     bar = figure.colorbar(

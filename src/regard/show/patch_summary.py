@@ -13,7 +13,7 @@ from regard.observe.places import EMPTY, PatchGrid
 from regard.observe.text_table import align_columns
 from regard.show.color_scale import LinearScale
 from regard.show.heat_map import format_cell, format_half_blocks, get_cell_style, wrap_sentence
-from regard.show.patch_weights import PatchWeights, describe_others, describe_undefined, find_patch_layers
+from regard.show.patch_weights import PatchWeights, describe_others, describe_undefined, describe_unseen, find_patch_layers
 from regard.show.terminal_colors import Heat, TerminalArea
 
 MAX_PATCHES = 4096  # of a layer whose numbers are computed: all of its weights are
@@ -103,5 +103,7 @@ def render_patches(one: PatchWeights, window: TerminalArea) -> Iterator[Text]:
         )
     if one.undefined:
         yield from wrap_sentence(f"{describe_undefined(one)}; patches with NaN are left blank.", window.width)
+    if describe_unseen(one):
+        yield from wrap_sentence(f"{describe_unseen(one)}.", window.width)
     if one.others:
         yield from wrap_sentence(f"On other tokens: {describe_others(one)}.", window.width)

@@ -219,6 +219,14 @@ def describe_others(one: PatchWeights) -> str:
     return ", ".join([*parts, *([f"{rest} other tokens"] if rest else [])])
 
 
+def describe_unseen(one: PatchWeights) -> str:
+    """Return how many patches a query does not see, which have no color; "" if it sees all, or if numbers are undefined."""
+    unseen = int(one.values.isnan().sum())
+    if not unseen or one.undefined:
+        return ""
+    return f"It does not see {unseen:,} of {one.values.numel():,} patches, which have no color"
+
+
 def describe_undefined(one: PatchWeights) -> str:
     """Return how many numbers of a query are NaN, which look like those of patches that it does not see; "" if none is."""
     if not one.undefined:

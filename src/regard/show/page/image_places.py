@@ -13,7 +13,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.map.codes import encode_weights
 from regard.observe import Recording
 from regard.observe.places import PatchGrid
-from regard.observe.rollout import iterate_rollouts
+from regard.observe.rollout import find_moved_layer, iterate_rollouts
 from regard.show.image_input import Pixels
 
 MAX_SIDE = 1024  # pixels of an image on the page
@@ -44,6 +44,8 @@ def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequen
     Nothing where its tokens differ from layer to layer, as windows do, or where the codes would take more than 8 MiB.
     """
     if len(set(shapes)) > 1 or shapes[0][2] != shapes[0][3]:
+        return
+    if find_moved_layer(recording, range(len(shapes)), part) is not None:
         return
     b, _, q, k = shapes[0]
     if CODE_BYTES * len(shapes) * b * q * k > MAX_ROLLOUT_BYTES:
