@@ -52,7 +52,7 @@ def test_windows_and_merged_patches_are_explained(capsys, place):
     said = " ".join(out.split())
     assert code == 0
     assert "3 layers of 2 to 3 heads. 24 x 24 pixels as 12 x 12, then 6 x 6 patches, in" in said
-    assert "It does not see 128 of 144 patches, which have no color." in said
+    assert "128 of 144 patches are not seen: no color." in said
     code, _, err = see(capsys, place / "image.png", "--model", place / "swin", "--head", "1", "--rollout")
     assert code == 2
     assert "those of layer 1 are other patches of the image" in " ".join(err.split())

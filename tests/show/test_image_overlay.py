@@ -41,7 +41,7 @@ def test_patches_outside_a_window_stay_uncolored():
     drawn = draw_image_overlay(swin()[0], IMAGE, 0, query=(0, 0))
     shown = list_images(drawn.axes[1])[1].get_array()
     assert np.ma.getmaskarray(np.ma.masked_invalid(shown)).sum() == 48
-    assert drawn.axes[1].get_xlabel() == "It does not see 48 of 64 patches, which have no color"
+    assert drawn.axes[1].get_xlabel() == "48 of 64 patches are not seen: no color"
 
 
 def test_the_pull_has_a_scale_with_a_sign():

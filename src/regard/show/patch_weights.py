@@ -224,7 +224,7 @@ def describe_unseen(one: PatchWeights) -> str:
     unseen = int(one.values.isnan().sum())
     if not unseen or one.undefined:
         return ""
-    return f"It does not see {unseen:,} of {one.values.numel():,} patches, which have no color"
+    return f"{unseen:,} of {one.values.numel():,} patches are not seen: no color"
 
 
 def describe_undefined(one: PatchWeights) -> str:
