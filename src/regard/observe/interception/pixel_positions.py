@@ -85,11 +85,13 @@ class PixelPositions:
 
     def follow_function(self, func: Any, name: str, args: Any, kwargs: Any, outputs: Any) -> None:
         """Store the positions of the results of a function."""
-        known = {id(x): (x, own) for x in find_tensors(args, kwargs) if (own := self.find(x)) is not None}
         results = [outputs] if isinstance(outputs, Tensor) else [y for y in list_entries(outputs) if isinstance(y, Tensor)]
         writes = is_in_place(name) or (bool(kwargs) and kwargs.get("out") is not None)
-        new = [y for y in results if writes or not self.has(y)]
-        if not known or not new:
+        new = results if writes else [y for y in results if not self.has(y)]  # views have those of what they are views of
+        if not new:
+            return
+        known = {id(x): (x, own) for x in find_tensors(args, kwargs) if (own := self.find(x)) is not None}
+        if not known:
             for y in new:
                 self.put(y, None)  # of another dtype than before, for one
             return
