@@ -38,6 +38,7 @@ from regard.observe.interception.handwritten.edge_softmax import (
 )
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
+from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import (
     LabelledProduct,
@@ -381,7 +382,10 @@ class HandwrittenTracker(Traces):
             if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
                 return call
         if len(token_operands) > 1:
-            if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
+            if role is Role.PRODUCT and product is not None and multiplies_generated_matrix(frames, product):
+                return None  # features
+            is_outer = operands[0].shape[-1:] == (1,) and not (product is not None and product.sums_several())
+            if role is Role.DISTANCE or not is_outer:
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
                 if weights and not multiplies_features:
                     dims, function = self.table.add_dims(y.shape), traced[0][1].function

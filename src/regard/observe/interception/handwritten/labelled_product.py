@@ -29,6 +29,11 @@ class LabelledProduct(NamedTuple):
         operands = zip(self.operands, self.labels, strict=True)
         return max(x.shape[labels.index(label)] for x, labels in operands if label in labels)
 
+    def sums_several(self) -> bool:
+        """Return whether each entry of the result is a sum of several products."""
+        labels = [label for one in self.labels for label in one if label not in self.result]
+        return any(self.get_size(label) > 1 for label in labels)
+
     def find_place(self, x: Tensor) -> int:
         """Return the place of an operand."""
         return 0 if self.operands[0] is x else 1

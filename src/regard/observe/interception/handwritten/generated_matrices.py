@@ -1,0 +1,50 @@
+"""Matrices that a layer generates for each token, as a hypernetwork its weights: their rows are features, not tokens."""
+
+import weakref
+
+from torch import Tensor
+
+from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.handwritten.ancestor_search import (
+    Projection,
+    find_token_inputs,
+    has_features_last,
+    is_activation,
+    is_end,
+    walk_back,
+)
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.provenance import ModuleFrame, Operation
+
+
+def multiplies_generated_matrix(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
+    """Return whether one operand of a product is a matrix that a layer made for each token, and the other is none.
+
+    Keys (b, h, t, d) of inputs (b, t, c) look alike where there are as many heads as tokens, which does not count.
+    """
+    batch = [label for label in product.result if all(label in one for one in product.labels)]
+    sizes = [product.get_size(label) for label in batch]
+    if len(sizes) < 2 or not product.sums_several():
+        return False
+    are_made = [is_made_for_each_row(frames, x, sizes) for x in product.operands]
+    if are_made[0] == are_made[1]:
+        return False
+    place = are_made.index(True)
+    others = [product.get_size(label) for label in product.labels[place] if label not in batch]
+    has_rows = any(product.get_size(label) > 1 for label in product.list_rows(place))
+    return has_rows and sizes[-1] not in others
+
+
+def is_made_for_each_row(frames: list[ModuleFrame], x: Tensor, sizes: list[int]) -> bool:
+    """Return whether a layer made x of an input (*sizes, features), up to factors: a part of x for each row of features."""
+
+    def goes_on(maker: Operation, n: int, size: int) -> bool:
+        return (n >= size or infer_role(maker.name) is Role.MULTIPLY) and (not is_end(maker) or is_activation(maker))
+
+    for frame, (one, _), makers in walk_back(frames, (weakref.ref(x), x.numel()), goes_on):
+        for maker in makers:
+            if is_end(maker) and not is_activation(maker) and has_features_last(Projection(one, maker, frame)) is not False:
+                inputs = [ref() for ref, _ in find_token_inputs(frame, maker)]
+                if any(y is not None and [*y.shape[:-1]] == sizes for y in inputs):
+                    return True
+    return False
