@@ -382,8 +382,11 @@ class Kernels(nn.Module):
         lambda q, k, v: q @ (k.mT @ v),
         lambda q, k, v: torch.einsum("bhqk,bhke->bhqe", torch.einsum("bhqd,bhkd->bhqk", q, k), v) / T,
         lambda q, k, v: (q @ k.mT).softmax(-1).log1p() @ v,
+        lambda q, k, v: torch.einsum(
+            "bhqd,bhde,bhq->bhqe", q, k.mT @ v, 1 / torch.einsum("bhqd,bhkd->bhq", q, k).clamp(min=1e-5)
+        ),
     ],
-    ids=["keys and values first", "einsum", "logarithms of weights"],
+    ids=["keys and values first", "einsum", "logarithms of weights", "divided by sums over keys"],
 )
 def test_scores_that_are_multiplied_with_values_as_they_are_are_missed_in_a_module_called_attention(mix):
     model, x = Model(Kernels(mix)), torch.randn(B, T, C)

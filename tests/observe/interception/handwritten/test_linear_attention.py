@@ -100,7 +100,26 @@ def weigh_features_by_softmax_tokens_last(q: Tensor, k: Tensor, v: Tensor) -> Te
     return ((v.mT @ k.softmax(-1)) @ q.mT.softmax(-2)).mT
 
 
+def expand_exponentials(x: Tensor) -> Tensor:
+    """As a Taylor series of exp(q · k) has it: 1, x and the products of x with itself. https://arxiv.org/abs/2402.18668"""
+    x = x * D**-0.25
+    squares = torch.einsum("...i,...j->...ij", x, x).flatten(-2) * 0.5**0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1)
+
+
+def divide_by_sums_over_keys_in_the_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    inverse = 1.0 / torch.einsum("bhnd,bhmd->bhn", q, k).clamp(min=1e-5)
+    context = torch.einsum("bhnd,bhne->bhde", k, v)
+    return torch.einsum("bhnd,bhde,bhn->bhne", q, context, inverse)
+
+
+def expand_and_divide(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return divide_by_sums_over_keys_in_the_product(expand_exponentials(q), expand_exponentials(k), v)
+
+
 NOT_CAUSAL: dict[str, Form] = {
+    "a sum over keys in the product": divide_by_sums_over_keys_in_the_product,
+    "a series of exponentials": expand_and_divide,
     "a column of ones": divide_by_column_of_ones,
     "a row of ones": divide_by_row_of_ones,
     "a sum of keys": divide_by_sum,
@@ -314,6 +333,21 @@ def check_map(mixer: Mixer, x: Tensor, *context: Tensor) -> None:
 @pytest.mark.parametrize("form", NOT_CAUSAL)
 def test_rows_times_values_are_the_output_of_every_form(form):
     check_map(Mixer(NOT_CAUSAL[form], F.softplus), torch.randn(B, T, 11))
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_products_of_features_with_each_other_are_a_feature_map(removes):
+    """Without a nonlinear function before; with each product once, of a pair and of the other order."""
+
+    def expand(x: Tensor) -> Tensor:
+        x = x * D**-0.25
+        squares = torch.einsum("...i,...j->...ij", x, x) * 0.5**0.5
+        if removes:
+            upper = squares[..., torch.ones(D, D).triu(1).bool()] * 2**0.5
+            squares = torch.cat([squares.diagonal(dim1=-2, dim2=-1), upper], -1)
+        return torch.cat([torch.ones_like(x[..., :1]), x, squares if removes else squares.flatten(3)], -1)
+
+    check_map(Mixer(divide_by_sums_over_keys_in_the_product, expand), torch.randn(B, T, 11))
 
 
 @pytest.mark.parametrize("feature_map", FEATURES)

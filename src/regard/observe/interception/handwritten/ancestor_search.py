@@ -295,6 +295,25 @@ def is_feature_map(frames: list[ModuleFrame], x: Sized, max_joins: int = MAX_JOI
             parts = find_token_inputs(frame, maker) if maker.name in JOINS else []
             if parts and max_joins and all(is_feature_map(frames, part, max_joins - 1) for part in parts):
                 return True
+            if any(multiplies_itself(frame, part) for part in parts):
+                return True  # a polynomial, whose lower powers are joined with it
+    return False
+
+
+def multiplies_itself(frame: ModuleFrame, x: Sized) -> bool:
+    """Return whether a tensor is the products of the features of another one with each other, up to layouts and factors."""
+    one, size = x
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(one)
+        if not makers or not makers[-1].given:
+            return False
+        given, sizes = makers[-1].given, makers[-1].sizes
+        if len(given) == 2 and given[0] is given[1]:
+            return size > sizes[0]
+        if is_end(makers[-1]):
+            return False
+        size = max(sizes)
+        one = given[sizes.index(size)]
     return False
 
 

@@ -382,8 +382,8 @@ class HandwrittenTracker(Traces):
             if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
                 return call
         if len(token_operands) > 1:
-            if role is Role.PRODUCT and product is not None and multiplies_generated_matrix(frames, product):
-                return None  # features
+            if role is Role.PRODUCT and product is not None and makes_features(frames, product):
+                return None
             is_outer = operands[0].shape[-1:] == (1,) and not (product is not None and product.sums_several())
             if role is Role.DISTANCE or not is_outer:
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
@@ -780,6 +780,12 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None else product.find_place(x)
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
+    """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
+    is_square = product.operands[0] is product.operands[1] and not product.sums_several()
+    return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
 
 
 def keeps_entries(name: str, args: Any, x: Tensor, y: Tensor) -> bool:

@@ -34,6 +34,11 @@ class LabelledProduct(NamedTuple):
         labels = [label for one in self.labels for label in one if label not in self.result]
         return any(self.get_size(label) > 1 for label in labels)
 
+    def sums_rows(self) -> bool:
+        """Return whether several rows of one operand are summed, whatever the other one is."""
+        labels = {*self.labels[0]} ^ {*self.labels[1]}
+        return any(label not in self.result and self.get_size(label) > 1 for label in labels)
+
     def find_place(self, x: Tensor) -> int:
         """Return the place of an operand."""
         return 0 if self.operands[0] is x else 1
