@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 from observe.recording_checks import EQUAL, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
+from regard.observe.interception.handwritten.linear_attention import CHANGED
 from regard.observe.interception.handwritten.linear_contexts import COPIED
 from regard.observe.interception.handwritten.linear_scores import CHAINED, CHUNKS
 
@@ -669,6 +670,36 @@ COPIES: dict[str, Form] = {
     "repeated keys": lambda q, k, v: q @ (k.unsqueeze(-1).repeat(1, 1, 1, 1, E) * v.unsqueeze(-2)).sum(2),
     "expanded values": lambda q, k, v: q @ (k.unsqueeze(-1) * v.unsqueeze(-2).expand(-1, -1, -1, D, -1)).sum(2),
 }
+
+
+class Buckets(nn.Module):
+    """Causal linear attention in which each token sees the buckets before its own. https://arxiv.org/abs/2006.16236"""
+
+    def __init__(self, weigh: Callable[[Tensor], Tensor], has_inverse: bool) -> None:
+        super().__init__()
+        self.num_heads, self.weigh, self.has_inverse = H, weigh, has_inverse
+        self.project = nn.Linear(11, 3 * H * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.project(x).chunk(3, -1))
+        q, k, v = (y.unflatten(2, (-1, 2)) for y in (q.softmax(-1), self.weigh(k), v))
+        state = torch.einsum("bhund,bhune->bhude", k, v).cumsum(-3)
+        total = k.sum(-2).cumsum(-2)
+        state, total = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1], F.pad(total, (0, 0, 1, 0))[:, :, :-1]
+        sums = torch.einsum("bhud,bhund->bhun", total, q).clamp(min=EPS)
+        if self.has_inverse:
+            y = torch.einsum("bhund,bhude,bhun->bhune", q, state, 1 / sums)
+        else:
+            y = torch.einsum("bhund,bhude->bhune", q, state) / sums.unsqueeze(-1)
+        return y.flatten(2, 3).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("has_inverse", [False, True])
+@pytest.mark.parametrize("weigh", [torch.exp, lambda k: k.softmax(-2)])
+def test_linear_attention_to_the_buckets_before_is_missed_as_a_whole(weigh, has_inverse):
+    recording, _ = record_and_compare(Buckets(weigh, has_inverse), lambda m: m(torch.randn(B, 14, 11)), missing=True)
+    assert not recording.calls
+    assert [one.reason for one in recording.missed] == [CHANGED.format("pad and getitem")]
 
 
 @pytest.mark.parametrize("form", COPIES)

@@ -97,7 +97,8 @@ def find_meeting(
         tokens = find_token_inputs(frame, makers[-1])
         if len({id(one) for one, _ in tokens}) > 1:
             return makers[-1], tokens, size
-        is_sum = infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM)
+        core = strip_affixes(makers[-1].name)
+        is_sum = core != "cumsum" and infer_role(core) in (Role.PRODUCT, Role.SUM)
         if len(tokens) != 1 or (is_sum and not passes_sums):
             return None
         ref, size = tokens[0]

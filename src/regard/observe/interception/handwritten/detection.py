@@ -46,6 +46,7 @@ from regard.observe.interception.handwritten.labelled_product import (
     label_entries,
     label_product,
     label_sum,
+    label_terms,
     separate_entry_factors,
     separate_factors,
 )
@@ -352,7 +353,7 @@ class HandwrittenTracker(Traces):
             others = [v for v in operands if v is not x]
             values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
             values = values and not (self.is_sum_of_scores(trace, x, product) or self.is_sum_of_heads(trace, x, product))
-            values = values and not multiplies_features
+            values = values and not (multiplies_features or is_factor(name, args, operands, x))
             if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace, product)):
                 if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
                     return None
@@ -430,7 +431,7 @@ class HandwrittenTracker(Traces):
         The softmax is then a feature map of the queries. Return whether it is one.
         """
         for x, trace in self.find_all(operands):
-            if trace.kind is TraceKind.SCORES and trace.pairs and trace.form is not None:
+            if trace.kind is TraceKind.SCORES and trace.pairs:
                 product, factors = separate_factors(name, args, kwargs, x)
                 if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y, has_softmax=True):
                     self.drop(y)
@@ -490,11 +491,12 @@ class HandwrittenTracker(Traces):
         return trace.form is not None
 
     def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
-        """Return whether a product sums activations of scores x with one number for each, as an indexer does that scores keys.
+        """Return whether a product sums weights x with one number for each, as an indexer does that scores keys.
 
-        The values of attention have several numbers for each key.
+        They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several
+        numbers for each key.
         """
-        if trace.activated is None or product is None:
+        if (trace.activated is None and trace.pairs) or product is None:
             return False
         place = product.find_place(x)
         own, other = product.labels[place], product.labels[1 - place]
@@ -780,6 +782,14 @@ class HandwrittenTracker(Traces):
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None else product.find_place(x)
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def is_factor(name: str, args: Any, operands: list[Tensor], x: Tensor) -> bool:
+    """Return whether an einsum of several tensors sums over no axis of x, which multiplies each entry or row by a number."""
+    if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
+        return False
+    labels, result = label_terms(args[0], operands)
+    return any(y is x and set(one) <= set(result) for y, one in zip(operands, labels, strict=False))
 
 
 def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
