@@ -1,6 +1,7 @@
 """Matrices that a layer generates for each token, as a hypernetwork its weights: their rows are features, not tokens."""
 
 import weakref
+from collections.abc import Hashable
 
 from torch import Tensor
 
@@ -26,13 +27,23 @@ def multiplies_generated_matrix(frames: list[ModuleFrame], product: LabelledProd
     sizes = [product.get_size(label) for label in batch]
     if len(sizes) < 2 or not product.sums_several():
         return False
-    are_made = [is_made_for_each_row(frames, x, sizes) for x in product.operands]
+    are_made = [
+        is_stored_by_row(product, n, batch) and is_made_for_each_row(frames, product.operands[n], sizes) for n in (0, 1)
+    ]
     if are_made[0] == are_made[1]:
         return False
     place = are_made.index(True)
     others = [product.get_size(label) for label in product.labels[place] if label not in batch]
     has_rows = any(product.get_size(label) > 1 for label in product.list_rows(place))
     return has_rows and sizes[-1] not in others
+
+
+def is_stored_by_row(product: LabelledProduct, place: int, batch: list[Hashable]) -> bool:
+    """Return whether the matrix of each batch row of an operand is one block of memory; of heads that were split it is not."""
+    own = [*zip(product.labels[place], product.operands[place].stride(), product.operands[place].shape, strict=True)]
+    between = [stride for label, stride, size in own if label in batch and size > 1]
+    within = [stride for label, stride, size in own if label not in batch and size > 1]
+    return min(between, default=1) > max(within, default=0)
 
 
 def is_made_for_each_row(frames: list[ModuleFrame], x: Tensor, sizes: list[int]) -> bool:
