@@ -401,3 +401,10 @@ def count_rows(x: Tensor | None, size: int, width: int) -> int:
 def has_features(x: Tensor) -> bool:
     """Return whether all numbers are at least 0, and some are neither 0 nor 1."""
     return x.is_floating_point() and bool((x >= 0).all()) and not bool(((x == 0) | (x == 1)).all())
+
+
+def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether a tensor was computed from the module's inputs, or by a product of parameters."""
+    if isinstance(x, nn.Parameter):
+        return False
+    return frame.find_contents(weakref.ref(x)) >= LEARNED

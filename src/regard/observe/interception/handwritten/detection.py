@@ -8,7 +8,6 @@ tokens, neither parameters nor constants, and either
 A router, a gate, a classifier and a pooling layer are neither.
 """
 
-import math
 import weakref
 from functools import partial
 from typing import Any
@@ -21,12 +20,13 @@ from regard.observe.interception.handwritten.ancestor_search import (
     Pair,
     find_ancestors,
     find_pair,
+    has_tokens,
     is_broadcast_pair,
     is_residual,
     is_routed,
     multiplies_copies,
 )
-from regard.observe.interception.handwritten.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.handwritten.contraction import find_operands, is_shared
 from regard.observe.interception.handwritten.divided_exponentials import find_divided_exponentials, may_divide_by_sums
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
 from regard.observe.interception.handwritten.edge_softmax import (
@@ -52,9 +52,6 @@ from regard.observe.interception.handwritten.labelled_product import (
 )
 from regard.observe.interception.handwritten.linear_attention import (
     ChainRoles,
-    list_axes,
-    mixes_within_tokens,
-    sums_features,
 )
 from regard.observe.interception.handwritten.linear_contexts import LinearContexts
 from regard.observe.interception.handwritten.linear_scores import (
@@ -62,7 +59,6 @@ from regard.observe.interception.handwritten.linear_scores import (
     CHUNKS,
     are_of_all_tokens,
     find_roles_of_scores,
-    is_table,
     weigh_linearly,
 )
 from regard.observe.interception.handwritten.moved_entries import (
@@ -73,13 +69,21 @@ from regard.observe.interception.handwritten.moved_entries import (
     settle_all,
 )
 from regard.observe.interception.handwritten.pair_loops import are_exponentials, joins_scores_of_pairs, may_join_scores
+from regard.observe.interception.handwritten.product_roles import (
+    is_attention_product,
+    is_product_of_masked_scores,
+    is_score_matrix,
+    is_sum_of_heads,
+    is_sum_of_scores,
+    is_value,
+    list_softmax_axes,
+    multiplies_features,
+)
+from regard.observe.interception.handwritten.row_edits import may_edit_scores, may_edit_weights
 from regard.observe.interception.handwritten.score_form import (
-    BOUNDS,
     CHOOSES_BY_VALUE,
     COPIES,
     PERMUTES,
-    PRODUCTS,
-    QUOTIENTS,
     SAME,
     VIEWS,
     StepKind,
@@ -89,7 +93,6 @@ from regard.observe.interception.handwritten.score_form import (
     is_view_index,
     start_form,
 )
-from regard.observe.interception.handwritten.score_formula import FILLED
 from regard.observe.interception.handwritten.second_products import UsedWeights
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import (
@@ -106,13 +109,10 @@ from regard.observe.interception.handwritten.traces import (
 from regard.observe.interception.provenance import (
     FRESH,
     JOINS,
-    LEARNED,
     LIKE_ANOTHER,
-    TOKEN,
     ModuleFrame,
     find_tensors,
     has_separate_sources,
-    is_distributed,
     is_in_place,
     list_entries,
     list_objects,
@@ -348,13 +348,13 @@ class HandwrittenTracker(Traces):
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         product = label_product(name, operands, args, kwargs)
-        multiplies_features = product is not None and self.multiplies_features(frames, product, traced)
+        are_feature_maps = product is not None and multiplies_features(self, frames, product, traced)
         for x, trace in traced if role is Role.PRODUCT else ():
             others = [v for v in operands if v is not x]
-            values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
-            values = values and not (self.is_sum_of_scores(trace, x, product) or self.is_sum_of_heads(trace, x, product))
-            values = values and not (multiplies_features or is_factor(name, args, operands, x))
-            if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace, product)):
+            values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
+            values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
+            values = values and not (are_feature_maps or is_factor(name, args, operands, x))
+            if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
                 if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
                     return None
                 return self.complete_call(trace, x, product, name)
@@ -362,9 +362,9 @@ class HandwrittenTracker(Traces):
             if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
                 return self.complete_call(trace, x, None, "mul", name)  # with ones
             undecided = trace.kind is TraceKind.SCORES and trace.pairs
-            undecided = undecided and not any(self.is_score_matrix(frames[-1], v) for v in others)
-            if undecided and any(self.is_value(frames[-1], v, trace) for v in others):
-                if self.is_product_of_masked_scores(frames[-1], trace):
+            undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
+            if undecided and any(is_value(self, frames[-1], v, trace) for v in others):
+                if is_product_of_masked_scores(self, frames[-1], trace):
                     self.linear.miss_call(frames, name, CHAINED)
                     self.drop(y)
                     return None
@@ -372,7 +372,7 @@ class HandwrittenTracker(Traces):
                 if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
                     self.drop(y)
                     return None
-                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, self.list_softmax_axes)
+                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, partial(list_softmax_axes, self))
                 if roles is not None and product_of_scores is not None:
                     return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
@@ -388,12 +388,12 @@ class HandwrittenTracker(Traces):
             is_outer = operands[0].shape[-1:] == (1,) and not (product is not None and product.sums_several())
             if role is Role.DISTANCE or not is_outer:
                 weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
-                if weights and not multiplies_features:
+                if weights and not are_feature_maps:
                     dims, function = self.table.add_dims(y.shape), traced[0][1].function
                     self.start(y, TraceKind.WEIGHTS, pairs=True, roots=join_roots(traced), function=function, dims=dims)
                 else:
                     pair = token_operands[0], token_operands[1]
-                    self.start_scores(frames, y, pair, product, roots=join_roots(traced) if multiplies_features else 0)
+                    self.start_scores(frames, y, pair, product, roots=join_roots(traced) if are_feature_maps else 0)
             elif product is not None and product.added is None:
                 self.entry_products.put(y, product)  # k @ vᵀ of one token
         elif traced:
@@ -437,85 +437,6 @@ class HandwrittenTracker(Traces):
                     self.drop(y)
                     return True
         return False
-
-    def multiplies_features(self, frames: list[ModuleFrame], product: LabelledProduct, traced: list[Traced]) -> bool:
-        """Return whether a product is of queries and keys of which a softmax is a feature map, and of no weights with values.
-
-        It sums over the features of both, or one is a softmax over these and the other over tokens, or keys of a layer.
-        """
-        if product.operands[0] is product.operands[1] or any(trace.kind is not TraceKind.WEIGHTS for _, trace in traced):
-            return False
-        sums = [self.sums_softmax(x, trace, product) for x, trace in traced]
-        if len(traced) == 2:
-            return all(sums) or (any(sums) and not any(trace.pairs for _, trace in traced))
-        if sums != [True] or traced[0][1].pairs:
-            return False
-        return sums_features(frames, product, product.operands[1 - product.find_place(traced[0][0])])
-
-    def list_softmax_axes(self, x: Tensor, dims: Dims) -> set[int]:
-        """Return those of the axes that an operand of a product has in it along which a softmax made the operand."""
-        trace = self.find(x)
-        if trace is None or trace.keys is None or trace.dims is None:
-            return set()
-        keys = {*self.table.expand_axes(trace.keys)}
-        own = zip(self.table.expand_dims(trace.dims), self.table.expand_dims(dims), strict=True)
-        return {axis for axes, others in own if keys & {*axes} for axis in others}
-
-    def sums_softmax(self, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool | None:
-        """Return whether a product sums weights x along the axes of the softmax that made them; None if these are not known."""
-        if trace.keys is None or trace.dims is None or product is None:
-            return None
-        return self.find_summed_axes(trace.dims, x, product) == set(self.table.expand_axes(trace.keys))
-
-    def is_score_matrix(self, frame: ModuleFrame, x: Tensor) -> bool:
-        """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens.
-
-        Tokens times a product of weights are values, however many features they have.
-        """
-        trace = self.find(x)
-        if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
-            return False
-        if any(frame.find_contents(weakref.ref(one)) < TOKEN for one in (trace.form.a, trace.form.b)):
-            return False
-        mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
-        own = list_axes(self.table, trace.dims)
-        rows, columns = (math.prod(self.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
-        return rows == columns > 1
-
-    def is_product_of_masked_scores(self, frame: ModuleFrame, trace: Trace) -> bool:
-        """Return whether scores are a product of two matrices of scores, of which each has a table of hidden keys."""
-        for x in () if trace.form is None else (trace.form.a, trace.form.b):
-            own = self.find(x)
-            if own is None or own.form is None or not (self.is_score_matrix(frame, x) and any(map(is_table, own.form.steps))):
-                return False
-        return trace.form is not None
-
-    def is_sum_of_scores(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
-        """Return whether a product sums weights x with one number for each, as an indexer does that scores keys.
-
-        They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several
-        numbers for each key.
-        """
-        if (trace.activated is None and trace.pairs) or product is None:
-            return False
-        place = product.find_place(x)
-        own, other = product.labels[place], product.labels[1 - place]
-        widths = zip(other, product.operands[1 - place].shape, strict=True)
-        return all(size == 1 for label, size in widths if label not in own)
-
-    def find_summed_axes(self, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
-        """Return the axes of x, an operand with these axes, that a product sums."""
-        labels = product.labels[product.find_place(x)]
-        own = zip(labels, self.table.expand_dims(dims), strict=True)
-        return {axis for label, axes in own if label not in product.result for axis in axes}
-
-    def is_sum_of_heads(self, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
-        """Return whether a product sums weights x over the heads alone, as where the norms of values rank the tokens."""
-        if trace.form is None or trace.dims is None or product is None:
-            return False
-        summed = self.find_summed_axes(trace.dims, x, product)
-        mine, theirs = (list_axes(self.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
-        return bool(summed) and summed <= mine & theirs & list_axes(self.table, trace.form.dims)
 
     def follow_features(self, frames: list[ModuleFrame], x: Tensor, y: Tensor) -> None:
         """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
@@ -649,44 +570,6 @@ class HandwrittenTracker(Traces):
         changes = trace.changes if is_same else changes
         return trace._replace(dims=dims, undropped=undropped, changes=changes, has_edits=has_edits)
 
-    def is_attention_product(
-        self,
-        frames: list[ModuleFrame],
-        name: str,
-        args: Any,
-        operands: list[Tensor],
-        x: Tensor,
-        trace: Trace,
-        product: LabelledProduct | None,
-    ) -> bool:
-        """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
-        if self.sums_softmax(x, trace, product) is False:
-            return False
-        if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
-            return False
-        shared, summed = find_axes(name, args, operands, x)
-        along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
-        return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
-
-    def is_value(self, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
-        """Return whether a tensor holds tokens: no softmax of other pairs, and not made from the weights beside it.
-
-        Nor is it one of several softmaxes in a row.
-        """
-        own = self.find(v)
-        if own is not None:
-            is_softmax = own.kind is TraceKind.WEIGHTS and own.keys is not None
-            is_softmax = is_softmax and (own.pairs or self.multiplies_softmaxes(trace))
-            if is_softmax or self.multiplies_softmaxes(own) or own.roots & trace.roots:
-                return False
-        return v.is_floating_point() and has_tokens(frame, v)
-
-    def multiplies_softmaxes(self, trace: Trace) -> bool:
-        """Return whether scores are the product of two tensors that a softmax made."""
-        operands = () if trace.form is None else (trace.form.a, trace.form.b)
-        traces = [self.find(x) for x in operands]
-        return bool(traces) and all(one is not None and one.kind is TraceKind.WEIGHTS and one.keys for one in traces)
-
     def follow_weighting(
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
     ) -> bool:
@@ -697,7 +580,7 @@ class HandwrittenTracker(Traces):
             or strip_affixes(name) not in ("mul", "multiply", "addcmul")
         ):
             return False  # a factor without an axis beyond those of the weights is a mask
-        values = [v for v in tensors if v is not x and self.is_value(frames[-1], v, trace)]
+        values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
@@ -833,37 +716,6 @@ def activate(trace: Trace, name: str) -> Trace:
     return trace._replace(activated=None if trace.form is None else ActivatedScores(trace.form, (name,)))
 
 
-def may_edit_weights(name: str, args: Any, trace: Trace, x: Tensor, y: Tensor) -> bool:
-    """Return whether a function of weights x may have changed single rows, as no layout, number or sum of exponentials does."""
-    core = strip_affixes(name)
-    if core in VIEWS or name in PERMUTES or core in COPIES or core in ("getitem", "square"):
-        return False
-    if core in QUOTIENTS and trace.function.startswith("exp"):
-        return False
-    if core in PRODUCTS | QUOTIENTS | {"pow"} and not all(isinstance(one, Tensor) and one.numel() > 1 for one in args):
-        return False
-    if not can_compare(x, y):
-        return True
-    offset = x.shape[-1] - x.shape[-2] if x.dim() > 1 else -1  # of a causal mask, which changes no single row
-    return not (torch.equal(x, y) or (offset >= 0 and torch.equal(x.tril(offset), y)))
-
-
-def can_compare(x: Tensor, y: Tensor) -> bool:
-    """Return whether the numbers of the result y of a function can be compared with those of its argument x."""
-    return x is not y and x.shape == y.shape and x.device == y.device and not is_distributed(x) and not is_distributed(y)
-
-
-def may_edit_scores(name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
-    """Return whether a function of scores x that their formula leaves out may have changed some that are not hidden."""
-    core = strip_affixes(name)
-    if core not in BOUNDS or (can_compare(x, y) and torch.equal(x, y)):
-        return False
-    has_upper = core in ("clamp_max", "nan_to_num") or len(args) > 2 or kwargs.get("max") is not None
-    lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
-    lower = float(lower) if isinstance(lower, Tensor) and lower.numel() == 1 else lower
-    return has_upper or not (lower is None or (isinstance(lower, float | int) and lower <= FILLED))
-
-
 def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:
     """Return a function's name, with what it does where it mixes the heads of scores or weights x."""
     return f"{name}, which mixes the heads," if x.dim() > 2 and x.shape == y.shape else name
@@ -886,13 +738,6 @@ def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) 
     common = set.intersection(*(find_ancestors([frame], x) for x in operands))
     makers = [maker for x in operands if (maker := skip_layouts(frame, weakref.ref(x))) is not None]
     return any(id(one) in common for maker in makers if infer_role(maker.name) is Role.ONE_HOT for one in maker.given)
-
-
-def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:
-    """Return whether a tensor was computed from the module's inputs, or by a product of parameters."""
-    if isinstance(x, nn.Parameter):
-        return False
-    return frame.find_contents(weakref.ref(x)) >= LEARNED
 
 
 def is_head_mixing(x: Tensor, y: Tensor, weights: list[Tensor]) -> bool:

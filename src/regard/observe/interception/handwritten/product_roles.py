@@ -1,0 +1,144 @@
+"""What a product of followed tensors is: weights times values, queries times keys, or another sum."""
+
+import math
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from regard.observe.interception.handwritten.ancestor_search import has_tokens, is_routed
+from regard.observe.interception.handwritten.contraction import find_axes
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.linear_attention import list_axes, mixes_within_tokens, sums_features
+from regard.observe.interception.handwritten.linear_scores import is_table
+from regard.observe.interception.handwritten.tensor_axes import Dims
+from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
+from regard.observe.interception.provenance import TOKEN, ModuleFrame
+
+
+def is_attention_product(
+    traces: Traces,
+    frames: list[ModuleFrame],
+    name: str,
+    args: Any,
+    operands: list[Tensor],
+    x: Tensor,
+    trace: Trace,
+    product: LabelledProduct | None,
+) -> bool:
+    """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
+    if sums_softmax(traces, x, trace, product) is False:
+        return False
+    if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
+        return False
+    shared, summed = find_axes(name, args, operands, x)
+    along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
+    return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
+
+
+def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
+    """Return whether a tensor holds tokens: no softmax of other pairs, and not made from the weights beside it.
+
+    Nor is it one of several softmaxes in a row.
+    """
+    own = traces.find(v)
+    if own is not None:
+        is_softmax = own.kind is TraceKind.WEIGHTS and own.keys is not None
+        is_softmax = is_softmax and (own.pairs or multiplies_softmaxes(traces, trace))
+        if is_softmax or multiplies_softmaxes(traces, own) or own.roots & trace.roots:
+            return False
+    return v.is_floating_point() and has_tokens(frame, v)
+
+
+def multiplies_features(traces: Traces, frames: list[ModuleFrame], product: LabelledProduct, traced: list[Traced]) -> bool:
+    """Return whether a product is of queries and keys of which a softmax is a feature map, and of no weights with values.
+
+    It sums over the features of both, or one is a softmax over these and the other over tokens, or keys of a layer.
+    """
+    if product.operands[0] is product.operands[1] or any(trace.kind is not TraceKind.WEIGHTS for _, trace in traced):
+        return False
+    sums = [sums_softmax(traces, x, trace, product) for x, trace in traced]
+    if len(traced) == 2:
+        return all(sums) or (any(sums) and not any(trace.pairs for _, trace in traced))
+    if sums != [True] or traced[0][1].pairs:
+        return False
+    return sums_features(frames, product, product.operands[1 - product.find_place(traced[0][0])])
+
+
+def list_softmax_axes(traces: Traces, x: Tensor, dims: Dims) -> set[int]:
+    """Return those of the axes that an operand of a product has in it along which a softmax made the operand."""
+    trace = traces.find(x)
+    if trace is None or trace.keys is None or trace.dims is None:
+        return set()
+    keys = {*traces.table.expand_axes(trace.keys)}
+    own = zip(traces.table.expand_dims(trace.dims), traces.table.expand_dims(dims), strict=True)
+    return {axis for axes, others in own if keys & {*axes} for axis in others}
+
+
+def sums_softmax(traces: Traces, x: Tensor, trace: Trace, product: LabelledProduct | None) -> bool | None:
+    """Return whether a product sums weights x along the axes of the softmax that made them; None if these are not known."""
+    if trace.keys is None or trace.dims is None or product is None:
+        return None
+    return find_summed_axes(traces, trace.dims, x, product) == set(traces.table.expand_axes(trace.keys))
+
+
+def is_score_matrix(traces: Traces, frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether x is the scores of as many queries as keys: no values, though they are a product of tokens.
+
+    Tokens times a product of weights are values, however many features they have.
+    """
+    trace = traces.find(x)
+    if trace is None or trace.kind is not TraceKind.SCORES or trace.form is None or trace.dims is None:
+        return False
+    if any(frame.find_contents(weakref.ref(one)) < TOKEN for one in (trace.form.a, trace.form.b)):
+        return False
+    mine, theirs = (list_axes(traces.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
+    own = list_axes(traces.table, trace.dims)
+    rows, columns = (math.prod(traces.table.get_sizes([*one & own])) for one in (mine - theirs, theirs - mine))
+    return rows == columns > 1
+
+
+def is_product_of_masked_scores(traces: Traces, frame: ModuleFrame, trace: Trace) -> bool:
+    """Return whether scores are a product of two matrices of scores, of which each has a table of hidden keys."""
+    for x in () if trace.form is None else (trace.form.a, trace.form.b):
+        own = traces.find(x)
+        if own is None or own.form is None or not (is_score_matrix(traces, frame, x) and any(map(is_table, own.form.steps))):
+            return False
+    return trace.form is not None
+
+
+def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
+    """Return whether a product sums weights x with one number for each, as an indexer does that scores keys.
+
+    They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several
+    numbers for each key.
+    """
+    if (trace.activated is None and trace.pairs) or product is None:
+        return False
+    place = product.find_place(x)
+    own, other = product.labels[place], product.labels[1 - place]
+    widths = zip(other, product.operands[1 - place].shape, strict=True)
+    return all(size == 1 for label, size in widths if label not in own)
+
+
+def find_summed_axes(traces: Traces, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
+    """Return the axes of x, an operand with these axes, that a product sums."""
+    labels = product.labels[product.find_place(x)]
+    own = zip(labels, traces.table.expand_dims(dims), strict=True)
+    return {axis for label, axes in own if label not in product.result for axis in axes}
+
+
+def is_sum_of_heads(traces: Traces, trace: Trace, x: Tensor, product: LabelledProduct | None) -> bool:
+    """Return whether a product sums weights x over the heads alone, as where the norms of values rank the tokens."""
+    if trace.form is None or trace.dims is None or product is None:
+        return False
+    summed = find_summed_axes(traces, trace.dims, x, product)
+    mine, theirs = (list_axes(traces.table, one) for one in (trace.form.a_dims, trace.form.b_dims))
+    return bool(summed) and summed <= mine & theirs & list_axes(traces.table, trace.form.dims)
+
+
+def multiplies_softmaxes(traces: Traces, trace: Trace) -> bool:
+    """Return whether scores are the product of two tensors that a softmax made."""
+    operands = () if trace.form is None else (trace.form.a, trace.form.b)
+    found = [traces.find(x) for x in operands]
+    return bool(found) and all(one is not None and one.kind is TraceKind.WEIGHTS and one.keys for one in found)
