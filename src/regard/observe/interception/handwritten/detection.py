@@ -332,11 +332,11 @@ class HandwrittenTracker(Traces):
             dims = properties["dims"]
             if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
                 properties["keys"] = dims[axis]
-            is_by_channel = is_of_neighbors = False
+            pairs, is_by_channel, function = bool(scores), False, strip_affixes(name)
             if not traced and x is not None and extent > 1:
                 is_by_channel = scores_channels(frame, x, y.shape, axis)
-                is_of_neighbors = not is_by_channel and scores_neighbors(frame, x, y.shape, axis)
-            pairs, function = bool(scores) or is_by_channel or is_of_neighbors, strip_affixes(name)
+                is_outer = y.dim() == 2 and is_broadcast_pair(frame, x, y.numel())  # a number for each token
+                pairs = pairs or is_by_channel or is_outer or scores_neighbors(frame, x, y.shape, axis)
             self.start(
                 y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
             )
