@@ -65,7 +65,8 @@ class RecordingWatcher:
         self.media = None
         with suppress(Exception), disable_modes():  # places are inferred without it, or set by hand
             self.media = read_media(module, args, kwargs)
-            if self.media is not None and self.media.size is not None and not STATE.mode.positions.stored:
+            has_images = self.media is not None and self.media.size is not None and not self.media.tokens
+            if has_images and not STATE.mode.positions.stored:  # a mask of a text has the dimensions of an image
                 STATE.mode.positions.start(find_pixels(module, args, kwargs))
 
     def fill_places(self) -> None:
@@ -217,7 +218,6 @@ class RecordingWatcher:
         """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
-        positions = find_positions(call)
         self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
@@ -235,7 +235,7 @@ class RecordingWatcher:
         recorded = Call(history, stored)
         tracker.run.calls.append(recorded)
         tracker.run.media = join_media(tracker.run.media, self.media)
-        tracker.run.add_positions((name, kind), positions)
+        tracker.run.add_positions((name, kind), find_positions(call))
         self.add_run()
         self.add_note(call.note, name)
         self.withdraw_missed_parts(name)
@@ -244,8 +244,13 @@ class RecordingWatcher:
 
 def find_positions(call: AttentionCall) -> Positions:
     """Return where in the images the queries and keys of a call lie, as far as that was followed."""
-    positions = STATE.mode.positions
-    return (positions.find_tokens(call.q), positions.find_tokens(call.k)) if positions.stored else (None, None)
+    positions = None if STATE.mode is None else STATE.mode.positions
+    if positions is None or not positions.stored:
+        return None, None
+    try:
+        return positions.find_tokens(call.q), positions.find_tokens(call.k)
+    except Exception:  # a recording does without
+        return None, None
 
 
 def disable_tracking() -> AbstractContextManager[object]:

@@ -237,3 +237,52 @@ def test_positions_of_memory_that_was_freed_are_those_of_no_other_tensor():
         positions.start(x)
         assert positions.has(x)
         del x
+
+
+class Stem(nn.Module):
+    """Patches of an image as tokens (b, 4, 8), which a layer attends to in a way of its own."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.cut, self.linear, self.attend = nn.Conv2d(3, 8, SIDE, SIDE), nn.Linear(8, 8), attend
+
+    def forward(self, pixels):
+        return self.attend(self.linear, self.cut(pixels).flatten(2).mT)
+
+
+def attend_to_mean(linear, x):
+    q = x.unflatten(2, (2, 4)).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        q, linear(x).unflatten(2, (2, 4)).transpose(1, 2).mean(1, keepdims=True).expand_as(q), q
+    )
+
+
+def attend_to_rows(linear, x):
+    y = torch.func.vmap(linear)(x)
+    return F.scaled_dot_product_attention(y[:, None], y[:, None], x[:, None])
+
+
+@pytest.mark.parametrize("attend", [attend_to_mean, attend_to_rows])
+def test_attention_is_recorded_whatever_happens_to_positions(attend):
+    run = record_run(Stem(attend), torch.randn(2, 3, 2 * SIDE, 2 * SIDE))
+    assert len(run.calls) == 1
+    assert not run.missed
+
+
+def test_queries_that_start_as_zeros_of_the_shape_of_patches_have_no_place():
+    def attend(linear, x):
+        keys = linear.weight[:4] + torch.zeros_like(x[:, [2, 0, 3, 1]])
+        return F.scaled_dot_product_attention(x[:, None], keys[:, None], x[:, None])
+
+    assert not find_positions_of_keys(record_run(Stem(attend), torch.randn(2, 3, 2 * SIDE, 2 * SIDE)))
+
+
+def find_positions_of_keys(run):
+    return [k for _, k in run.last.positions.values() if k is not None]
+
+
+def test_nothing_of_a_forward_stays_after_it():
+    from regard.observe.interception.pixel_positions import locate_entries
+
+    record_run(Regrouped(*cut_windows(2, 2)), torch.randn(2, 3, 4 * SIDE, 4 * SIDE))
+    assert not locate_entries.cache_info().currsize

@@ -66,10 +66,10 @@ class AttentionFunctionMode(TorchFunctionMode):
             return result
         with torch._C.DisableTorchFunction():
             outputs = args[0] if result is None else result
-            if self.positions.stored and wrapper is None:
-                self.follow_positions(func, name, args, kwargs, outputs)
             if kwargs or name == "einsum":
                 args, kwargs = list_tensors_by_place(name, args, kwargs)
+            if self.positions.stored and wrapper is None:
+                self.follow_positions(self.positions.follow_function, func, name, args, kwargs, outputs)
             handwritten_call = None
             if self.undivided.notes:
                 self.follow_undivided(func, name, args, kwargs, outputs)
@@ -98,19 +98,18 @@ class AttentionFunctionMode(TorchFunctionMode):
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend. A failure must not stop the model."""
+        if self.positions.stored:
+            self.follow_positions(self.positions.follow_module, child, x, y)
         try:
-            if self.positions.stored:
-                with disable_modes(), torch.no_grad():
-                    self.positions.follow_module(child, x, y)
             self.tracker.follow_module(frames, child, x, y)
         except Exception as error:
             self.report_failure(type(child).__name__, error)
 
-    def follow_positions(self, *call: Any) -> None:
+    def follow_positions(self, follow: Callable[..., None], *call: Any) -> None:
         """Follow the positions of pixels. A failure must not stop the model: no more positions are known in this forward."""
         try:
             with disable_modes(), torch.no_grad():
-                self.positions.follow_function(*call)
+                follow(*call)
         except Exception:
             self.positions.clear()
 

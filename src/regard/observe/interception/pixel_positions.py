@@ -21,16 +21,16 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.entry_sources import FRACTION
 from regard.observe.interception.handwritten.moved_entries import is_replayed, replay_function
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
-from regard.observe.interception.provenance import PLAIN, find_tensors, is_in_place, list_entries
+from regard.observe.interception.provenance import FRESH, PLAIN, find_tensors, is_in_place, list_entries
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset
-LAYOUTS = 256  # of views, cached
+LAYOUTS = 256  # of views, cached in a forward
+MAX_PIXELS = 2**20  # of all images of a forward: the positions of more are not followed, which take 16 bytes each
 REDUCES = {"mean", "sum", "amax", "amin", "max"}  # over dimensions that are given
 MIXING = {Role.PRODUCT, Role.DISTANCE, Role.SUM, Role.CONVOLUTION, Role.ONE_HOT, Role.SOFTMAX, Role.LOG_SOFTMAX}
 REORDERS = re.compile("scatter|sort|cum|fft|linalg|sample|shuffle")  # functions of one shape that are not of each entry
 STRIDED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 SAME_POSITION = 1e-6  # pixels
-
 
 Known = dict[int, tuple[Tensor, Tensor]]  # tensors and their positions, by the id of the tensor
 CPU = torch.device("cpu")  # where positions are, so that no other device waits
@@ -54,10 +54,13 @@ class PixelPositions:
     def clear(self) -> None:
         """Forget all positions."""
         self.stored.clear()
+        locate_entries.cache_clear()
 
     def start(self, pixels: Tensor) -> None:
-        """Start with images (..., c, height, width)."""
+        """Start with images (..., c, height, width), unless there are too many pixels."""
         rows, columns = pixels.shape[-2:]
+        if pixels.shape[:-3].numel() * rows * columns > MAX_PIXELS:
+            return
         images = torch.arange(pixels.shape[:-3].numel(), device=CPU).view(*pixels.shape[:-3], 1, 1, 1)
         down = 1 + torch.arange(rows, device=CPU)[:, None] + images * 2 * rows
         across = 1 + torch.arange(columns, device=CPU).expand(rows, columns)
@@ -76,9 +79,9 @@ class PixelPositions:
         return known.positions if known.layout == layout else view_positions(known.positions, known.layout[:3], layout[:3])
 
     def put(self, x: Tensor, positions: Tensor | None) -> None:
-        """Store the positions of a tensor, or forget them if they are None."""
+        """Store the positions of a tensor, or forget them if they are None or have other dimensions."""
         storage = x.untyped_storage()
-        if positions is None:
+        if positions is None or positions.dim() != x.dim():
             self.stored.pop(storage._cdata, None)
             return
         self.stored[storage._cdata] = StoredPositions(StorageWeakRef(storage), read_layout(x), positions)
@@ -122,7 +125,7 @@ class PixelPositions:
             return [average(first[1], -1, True)] if args[1].dim() == 2 else nothing
         if first is not None and core in READERS:
             return [self.stride_positions(*first, results[0], *READERS[core](*args, **kwargs))]
-        if role in MIXING or core in MOVERS | CHOOSES_BY_VALUE or REORDERS.search(core) or len(results) > 1:
+        if role in MIXING or core in MOVERS | CHOOSES_BY_VALUE | FRESH or REORDERS.search(core) or len(results) > 1:
             return nothing
         same = [positions for x, positions in known.values() if x.shape == results[0].shape]
         return [join_positions(same)]
@@ -183,9 +186,12 @@ class PixelPositions:
         self.stored[storage._cdata] = StoredPositions(StorageWeakRef(storage), layout, positions)
 
     def follow_copy(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y, which is x in another shape, with its positions."""
-        if self.stored and not self.has(y) and (positions := self.find(x)) is not None:
-            self.put_copy(x, positions, y)
+        """Return y, which is x in another shape, with its positions. A failure must not stop the reading of a call."""
+        try:
+            if self.stored and not self.has(y) and (positions := self.find(x)) is not None:
+                self.put_copy(x, positions, y)
+        except Exception:
+            self.clear()
         return y
 
     def follow_call(self, call: AttentionCall, adapter: CallAdapter, result: Any) -> None:
@@ -291,7 +297,7 @@ def average(positions: Tensor, dims: int | Sequence[int], keeps: bool) -> Tensor
 
 
 def join_positions(found: list[Tensor]) -> Tensor | None:
-    """Return the mean of the positions of tensors of one shape, 0 where they are of other patches; None without tensors.
+    """Return the mean of the positions of tensors of one shape; None without tensors, or if some are of other patches.
 
     Branches whose strides place the same patch otherwise, by a padding or an even side of a kernel, are up to half of it apart.
     """
@@ -299,9 +305,11 @@ def join_positions(found: list[Tensor]) -> Tensor | None:
         return None
     joined = found[0]
     for one in found[1:]:
-        if one is not joined and (one.shape != joined.shape or not torch.equal(one, joined)):
+        if one.shape != joined.shape or not torch.equal(one, joined):
             apart, both = (one - joined).abs(), (one != 0) & (joined != 0)
-            joined = torch.where(both & (apart <= find_spacing(joined) / 2 + SAME_POSITION), (one + joined) / 2, 0)
+            if bool((both & (apart > find_spacing(joined) / 2 + SAME_POSITION)).any()):
+                return None
+            joined = torch.where(both, (one + joined) / 2, 0)
     return joined
 
 

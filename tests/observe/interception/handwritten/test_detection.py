@@ -782,3 +782,18 @@ def test_a_table_that_is_read_in_an_unusual_way_stops_no_model(look_up):
     with record(module) as recording:
         assert torch.equal(module(torch.ones(3)), module.forward(torch.ones(3)))
     assert not recording.missed
+
+
+class Measured(nn.Module):
+    """Attention whose weights are measured on the way by a function that takes keywords alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).softmax(-1)
+        torch.linalg.vector_norm(x=weights)
+        return weights @ x
+
+
+def test_weights_that_a_function_takes_by_keyword_are_still_followed():
+    recording, _ = record_and_compare(Measured(), lambda m: m(torch.randn(B, T, C)))
+    assert len(recording.calls) == 1
+    assert not recording.missed

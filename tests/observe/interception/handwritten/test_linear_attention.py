@@ -442,6 +442,18 @@ def test_values_may_have_as_many_features_as_there_are_tokens():
     torch.testing.assert_close((call.map.dense() @ call.map.values)[0, 0], output, rtol=0, atol=EQUAL)
 
 
+class Channels(nn.Module):
+    """Tokens times the products of their channels with each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ ((x.mT @ x) * (1 - torch.eye(x.shape[-1])))
+
+
+def test_products_of_channels_without_a_diagonal_are_no_attention():
+    recording, _ = record_and_compare(Channels(), lambda m: m(torch.randn(B, T, D)))
+    assert not recording.calls
+
+
 def test_a_table_that_hides_no_pair_is_no_mask():
     table = torch.rand(T, T) + 1
     recording, _ = record_and_compare(

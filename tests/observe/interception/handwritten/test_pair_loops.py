@@ -177,3 +177,18 @@ class WithoutAttention(nn.Module):
 def test_other_lists_of_numbers_are_no_attention(style):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class Nested(nn.Module):
+    """A softmax of scores beside tensors that are nested."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[0], x[1, :2]])
+        torch.cat([rows, rows])
+        return (x @ x.mT).softmax(-1) @ x
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_are_joined_change_nothing():
+    recording, _ = record_and_compare(Nested(), lambda m: m(torch.randn(B, T, D)))
+    assert len(recording.calls) == 1

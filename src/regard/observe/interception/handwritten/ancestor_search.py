@@ -13,6 +13,7 @@ from regard.observe.interception.provenance import GATHERS, JOINS, LEARNED, TOKE
 
 MAX_STEPS = 12  # operations to search back for a pair
 MAX_VISITED = 10_000  # tensors to visit
+MAX_SCANNED = 1_000  # results of a module to search for all uses of a tensor
 MAX_JOINS = 3  # within each other, in a feature map
 CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
 VIEWED = {  # functions whose results are views
@@ -65,7 +66,9 @@ def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> 
 
 
 def is_used_once(frame: ModuleFrame, x: "weakref.ref[Tensor]") -> bool:
-    """Return whether one operation in a running module has a tensor among its arguments."""
+    """Return whether one operation in a running module, of at most MAX_SCANNED results, has a tensor among its arguments."""
+    if len(frame.makers) > MAX_SCANNED:
+        return False
     return sum(one is x for makers in frame.makers.values() for maker in makers for one in maker.given) == 1
 
 

@@ -218,7 +218,7 @@ class HandwrittenTracker(Traces):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
             traced = self.find_all(tensors)
-        is_followed = any(x is args[0] for x, _ in traced)
+        is_followed = not args or any(x is args[0] for x, _ in traced)
         exponentials = None if is_followed else find_divided_exponentials(frames[-1], name, args)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])

@@ -109,15 +109,26 @@ def arrange_scores(table: AxisTable, x: Tensor, dims: Dims, queries: set[int], k
 
 
 def hides_pairs(table: AxisTable, form: ScoreForm, axes: set[int]) -> bool:
-    """Return whether scores with these axes of queries and keys were filled with 0 or multiplied by it for some pairs."""
+    """Return whether scores with these axes of queries and keys were filled with 0, or multiplied by it, outside of a band."""
     for step in form.steps:
         x = step.operand
-        if not isinstance(x, Tensor) or not axes <= list_axes(table, step.dims):
+        if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel() or not axes <= list_axes(table, step.dims):
             continue
-        hides = x == 0 if step.kind is StepKind.MULTIPLY else x
-        if (step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount)) and bool(hides.any()):
-            return True
+        if step.kind is StepKind.MULTIPLY or (step.kind is StepKind.FILL and not step.amount):
+            first = x.detach().reshape(-1, *x.shape[-2:])[0]
+            if is_outside_of_band(first == 0 if step.kind is StepKind.MULTIPLY else first != 0):
+                return True
     return False
+
+
+def is_outside_of_band(hidden: Tensor) -> bool:
+    """Return whether a table is False in a band around a diagonal and True beside it, as no table of channels is."""
+    rows, columns = (torch.arange(n, device=hidden.device) for n in hidden.shape)
+    offsets = columns - rows[:, None]
+    seen = offsets[~hidden]
+    if not seen.numel() or seen.numel() == hidden.numel():
+        return False
+    return torch.equal(hidden, (offsets < seen.min()) | (offsets > seen.max()))
 
 
 def has_later_zeros(scores: Tensor) -> bool:

@@ -18,7 +18,8 @@ def may_join_scores(name: str, args: Any) -> bool:
     """Return whether a function of this name joins tensors that may be a score each, of every batch row: quick."""
     entries = args[0] if name in LISTS and args and isinstance(args[0], list | tuple) else ()
     return len(entries) > 1 and all(
-        isinstance(x, Tensor) and x.is_floating_point() and (x.dim() < 2 or x.numel() == len(x)) for x in entries
+        isinstance(x, Tensor) and x.is_floating_point() and not x.is_nested and (x.dim() < 2 or x.numel() == len(x))
+        for x in entries
     )
 
 

@@ -104,10 +104,13 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
 
 
 def arrange_followed(table: AxisTable, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
-    """Return what AxisTable.arrange does, with the positions of pixels that x has."""
+    """Return what AxisTable.arrange does, with the positions of pixels that x has, whose failure must not stop the reading."""
     arranged, positions = table.arrange(x, dims, groups, shared), STATE.mode.positions
-    if positions.stored and not positions.has(arranged) and (found := positions.find(x)) is not None:
-        positions.put(arranged, table.arrange(found.expand(x.shape), dims, groups, shared))
+    try:
+        if positions.stored and not positions.has(arranged) and (found := positions.find(x)) is not None:
+            positions.put(arranged, table.arrange(found.expand(x.shape), dims, groups, shared))
+    except Exception:
+        positions.clear()
     return arranged
 
 
