@@ -192,3 +192,16 @@ class Nested(nn.Module):
 def test_nested_tensors_that_are_joined_change_nothing():
     recording, _ = record_and_compare(Nested(), lambda m: m(torch.randn(B, T, D)))
     assert len(recording.calls) == 1
+
+
+class Restacked(nn.Module):
+    """Values that were cut into tokens and joined again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = torch.cat([x[:2], x[2:]])
+        return (x @ x.mT).softmax(-1) @ torch.stack(v.unbind(0))
+
+
+def test_tokens_that_are_joined_again_are_no_scores():
+    recording, _ = record_and_compare(Restacked(), lambda m: m(torch.randn(T, D)))
+    assert len(recording.calls) == 1

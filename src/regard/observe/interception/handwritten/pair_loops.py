@@ -33,9 +33,9 @@ def scores_picked_pair(frame: ModuleFrame, x: Tensor) -> bool:
 
     A single number may have been made from two that were picked, as where a score of each token is added.
     """
-    meeting = find_meeting(frame, weakref.ref(x), x.numel(), passes_sums=True)
-    if meeting is None:
-        return False
+    meeting, maker = find_meeting(frame, weakref.ref(x), x.numel(), passes_sums=True), skip_layouts(frame, weakref.ref(x))
+    if meeting is None or maker is None or (strip_affixes(maker.name) in PICKS and maker.sizes[0] > x.numel()):
+        return False  # a token that was picked is no score
     _, tokens, _ = meeting
     are_picked = [is_picked_token(frame, *one) for one in tokens]
     have_features = all(size > x.numel() for _, size in tokens)
