@@ -117,8 +117,8 @@ def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledP
         return False
     place = product.find_place(x)
     own, other = product.labels[place], product.labels[1 - place]
-    widths = zip(other, product.operands[1 - place].shape, strict=True)
-    return all(size == 1 for label, size in widths if label not in own)
+    widths = [size for label, size in zip(other, product.operands[1 - place].shape, strict=True) if label not in own]
+    return not widths if trace.activated is None else all(size == 1 for size in widths)  # heads may have width 1
 
 
 def find_summed_axes(traces: Traces, dims: Dims, x: Tensor, product: LabelledProduct) -> set[int]:
