@@ -54,9 +54,7 @@ class Call:
         return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
 
 
-Positions = tuple[
-    Tensor | None, Tensor | None
-]  # of queries (b, q) and keys (b, k) in the images, as pixel_positions.py has them
+Positions = tuple[Tensor | None, Tensor | None]  # of queries (b, q) and keys (b, k) in images, as pixel_positions.py has them
 HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
 
 

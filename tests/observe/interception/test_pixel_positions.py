@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard import record
-from regard.observe.interception.pixel_positions import PixelPositions
+from regard.observe.interception.pixel_positions import PixelPositions, locate_entries
 
 SIDE = 3  # pixels of a patch
 FEW = settings(max_examples=25, deadline=None)
@@ -282,7 +282,5 @@ def find_positions_of_keys(run):
 
 
 def test_nothing_of_a_forward_stays_after_it():
-    from regard.observe.interception.pixel_positions import locate_entries
-
     record_run(Regrouped(*cut_windows(2, 2)), torch.randn(2, 3, 4 * SIDE, 4 * SIDE))
     assert not locate_entries.cache_info().currsize

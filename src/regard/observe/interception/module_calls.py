@@ -49,7 +49,7 @@ def build_patches() -> list[AttributePatch]:
         if not STATE.is_active:
             return call_unwatched(call, self, *args, **kwargs)
         passes = (
-            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not hides_positions(self)
+            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules and not may_move_pixels(self)
         )  # two arguments could form pairs of tokens
         output = call_skippable(call, self, args[0]) if passes else call_in_frame(call, self, *args, **kwargs)
         frames = STATE.frames
@@ -64,8 +64,8 @@ def build_patches() -> list[AttributePatch]:
     return [(nn.Module, "__call__", call_module)]
 
 
-def hides_positions(module: nn.Module) -> bool:
-    """Return whether the functions of a module must be seen to know where its result lies in the images of this forward."""
+def may_move_pixels(module: nn.Module) -> bool:
+    """Return whether a module may move pixels of this forward's images, so that its functions have to be seen."""
     if STATE.mode is None or not STATE.mode.positions.stored:
         return False
     return bool(module._modules) or type(module).__module__ not in ENTRYWISE_OR_STRIDED

@@ -185,14 +185,10 @@ class PixelPositions:
         layout = *contiguous_layout(x.shape, int(y.storage_offset())), y.dtype
         self.stored[storage._cdata] = StoredPositions(StorageWeakRef(storage), layout, positions)
 
-    def follow_copy(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y, which is x in another shape, with its positions. A failure must not stop the reading of a call."""
-        try:
-            if self.stored and not self.has(y) and (positions := self.find(x)) is not None:
-                self.put_copy(x, positions, y)
-        except Exception:
-            self.clear()
-        return y
+    def follow_copy(self, x: Tensor, y: Tensor) -> None:
+        """Store the positions of y, which is x in another shape."""
+        if not self.has(y) and (positions := self.find(x)) is not None:
+            self.put_copy(x, positions, y)
 
     def follow_call(self, call: AttentionCall, adapter: CallAdapter, result: Any) -> None:
         """Store the positions of the result of a call of attention: those of its queries."""

@@ -59,7 +59,11 @@ def read_call(
     if k.shape[-3] != v.shape[-3]:
         k, v = (x.expand(*batch, heads, -1, -1) for x in (k, v))
     q, k, v = (x.expand(*batch, -1, -1, -1) for x in (q, k, v))
-    q, k, v = (STATE.mode.positions.follow_copy(x, x.reshape(-1, *x.shape[-3:])) for x in (q, k, v))
+    expanded = q, k, v
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in expanded)
+    if STATE.mode is not None and STATE.mode.positions.stored:
+        for x, y in zip(expanded, (q, k, v), strict=True):
+            STATE.mode.follow_positions(STATE.mode.positions.follow_copy, x, y)
     rule: tuple[Mask, Offset, Tensor | None] = (Causal() if is_causal else EVERYTHING), 0, None
     if type(attn_mask).__name__ == "CausalBias":  # torch.nn.attention.bias
         rule = Causal(), (k.shape[2] - q.shape[2] if "LOWER" in attn_mask.variant.name else 0), None

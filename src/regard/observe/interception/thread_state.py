@@ -258,22 +258,12 @@ def dispatch_call(
     with InterceptionPause():
         if isinstance(call, AttentionCall):
             result = call_next(STATE.watchers.copy(), call, adapter)
-            follow_positions(call, adapter, result)
+            if STATE.mode is not None and STATE.mode.positions.stored:
+                STATE.mode.follow_positions(STATE.mode.positions.follow_call, call, adapter, result)
             return result
         if adapter.places is None:
             dispatch_recurrence(call)
         return adapter.run()
-
-
-def follow_positions(call: AttentionCall, adapter: CallAdapter, result: Any) -> None:
-    """Follow the positions of pixels through a call. A failure must not stop the model: no more are known in this forward."""
-    positions = None if STATE.mode is None else STATE.mode.positions
-    if positions is not None and positions.stored:
-        try:
-            with disable_modes(), torch.no_grad():
-                positions.follow_call(call, adapter, result)
-        except Exception:
-            positions.clear()
 
 
 def dispatch_recurrence(call: RecurrenceCall) -> None:

@@ -25,8 +25,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAXIMA = {"max", "amax", "logsumexp"}
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
 
-TensorRef = weakref.ref[Tensor]
-Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
+TensorRef = weakref.ref[Tensor]  # to one that may have been freed
+Sized = tuple[TensorRef, int]  # a tensor and its number of entries
 
 
 Pair = tuple[TensorOrRef, TensorOrRef]
@@ -65,14 +65,14 @@ def find_terms(frame: ModuleFrame, maker: Operation, depth: int = MAX_STEPS) -> 
     return terms
 
 
-def is_used_once(frame: ModuleFrame, x: "weakref.ref[Tensor]") -> bool:
+def is_used_once(frame: ModuleFrame, x: TensorRef) -> bool:
     """Return whether one operation in a running module, of at most MAX_SCANNED results, has a tensor among its arguments."""
     if len(frame.makers) > MAX_SCANNED:
         return False
     return sum(one is x for makers in frame.makers.values() for maker in makers for one in maker.given) == 1
 
 
-def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+def is_broadcast_pair(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     """Return whether x was made from tokens that were broadcast against each other, or added where one was before.
 
     `size` is the number of entries of x.
@@ -87,7 +87,7 @@ def is_broadcast_pair(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -
 
 
 def find_meeting(
-    frame: ModuleFrame, ref: "weakref.ref[Tensor]", size: int, passes_sums: bool = False
+    frame: ModuleFrame, ref: TensorRef, size: int, passes_sums: bool = False
 ) -> tuple[Operation, list[Sized], int] | None:
     """Return the last operation that a tensor was made by from two tensors of tokens, with these and the entries of its result.
 
@@ -119,7 +119,7 @@ def multiplies_copies(frame: ModuleFrame, x: Tensor) -> bool:
     return len(sizes) == 2 and max(sizes) < x.numel() and sizes[0] * sizes[1] == x.numel() * x.shape[:-2].numel()
 
 
-def count_before_repeats(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> int:
+def count_before_repeats(frame: ModuleFrame, x: TensorRef, size: int) -> int:
     """Return the entries of a tensor of this size before it was repeated and copied, if it was."""
     for _ in range(MAX_STEPS):
         maker = next(iter(frame.find_makers(x)), None)  # the first: a copy may have been written into
@@ -143,7 +143,7 @@ def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
     return [(one, size) for one, size in inputs if frame.find_contents(one) >= LEARNED]
 
 
-def is_largest(frame: ModuleFrame, x: "weakref.ref[Tensor]", of: "weakref.ref[Tensor]") -> bool:
+def is_largest(frame: ModuleFrame, x: TensorRef, of: TensorRef) -> bool:
     """Return whether a tensor is the largest entries of another one along an axis, or the logarithm of the sum of all."""
     has_reduced = False
     for _ in range(MAX_STEPS):
@@ -190,12 +190,12 @@ def are_all_tokens(frame: ModuleFrame, tokens: list[Sized]) -> bool:
     return all(frame.find_contents(one) == TOKEN for one, _ in tokens)
 
 
-def is_expanded(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+def is_expanded(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     """Return whether a tensor has more entries than the tensor it was made from."""
     return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
 
 
-def is_repeated(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+def is_repeated(frame: ModuleFrame, x: TensorRef, size: int) -> bool:
     """Return whether a tensor was expanded by broadcasting or by picking, and not by a layer that has more features."""
     return any(max(maker.sizes, default=size) < size and repeats(maker) for maker in frame.find_makers(x))
 
@@ -324,7 +324,7 @@ def multiplies_itself(frame: ModuleFrame, x: Sized) -> bool:
 class Projection(NamedTuple):
     """A tensor that a module or a product made, and the frame in which that ran."""
 
-    tensor: "weakref.ref[Tensor]"
+    tensor: TensorRef
     maker: Operation
     frame: ModuleFrame
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import (
     Pair,
+    TensorRef,
     find_ancestors,
     find_pair,
     has_tokens,
@@ -38,7 +39,6 @@ from regard.observe.interception.handwritten.edge_softmax import (
 )
 from regard.observe.interception.handwritten.entry_products import EntryProducts, Factors
 from regard.observe.interception.handwritten.entry_sources import add_sink, drop_repeats, restore_keys
-from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.labelled_product import (
     LabelledProduct,
@@ -46,7 +46,6 @@ from regard.observe.interception.handwritten.labelled_product import (
     label_entries,
     label_product,
     label_sum,
-    label_terms,
     separate_entry_factors,
     separate_factors,
 )
@@ -71,12 +70,14 @@ from regard.observe.interception.handwritten.moved_entries import (
 from regard.observe.interception.handwritten.pair_loops import are_exponentials, joins_scores_of_pairs, may_join_scores
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
+    is_factor,
     is_product_of_masked_scores,
     is_score_matrix,
     is_sum_of_heads,
     is_sum_of_scores,
     is_value,
     list_softmax_axes,
+    makes_features,
     multiplies_features,
 )
 from regard.observe.interception.handwritten.row_edits import may_edit_scores, may_edit_weights
@@ -218,15 +219,17 @@ class HandwrittenTracker(Traces):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
             traced = self.find_all(tensors)
-        is_followed = not args or any(x is args[0] for x, _ in traced)
-        exponentials = None if is_followed else find_divided_exponentials(frames[-1], name, args)
         if role in (Role.PRODUCT, Role.DISTANCE):
             return self.follow_product(frames, role, name, args, kwargs, results[0])
         if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
-        elif exponentials is not None:
+        elif (
+            args
+            and not any(x is args[0] for x, _ in traced)
+            and (exponentials := find_divided_exponentials(frames[-1], name, args)) is not None
+        ):
             self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *exponentials, [], results[0])
         elif not traced:
             if role is Role.MULTIPLY:
@@ -313,7 +316,7 @@ class HandwrittenTracker(Traces):
         frame: ModuleFrame,
         role: Role,
         name: str,
-        x: "weakref.ref[Tensor] | None",
+        x: TensorRef | None,
         axis: Any,
         traced: list[Traced],
         y: Tensor,
@@ -667,20 +670,6 @@ class HandwrittenTracker(Traces):
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
 
 
-def is_factor(name: str, args: Any, operands: list[Tensor], x: Tensor) -> bool:
-    """Return whether an einsum of several tensors sums over no axis of x, which multiplies each entry or row by a number."""
-    if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
-        return False
-    labels, result = label_terms(args[0], operands)
-    return any(y is x and set(one) <= set(result) for y, one in zip(operands, labels, strict=False))
-
-
-def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
-    """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
-    is_square = product.operands[0] is product.operands[1] and not product.sums_several()
-    return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
-
-
 def keeps_entries(name: str, args: Any, x: Tensor, y: Tensor) -> bool:
     """Return whether the result y of a function of x has the numbers of x in another layout: all of them, in the same order."""
     core = strip_affixes(name)
@@ -698,7 +687,7 @@ def is_maximum_of_two(name: str, args: Any, kwargs: Any) -> bool:
     return name == "max" and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), Tensor)
 
 
-def scores_channels(frame: ModuleFrame, x: "weakref.ref[Tensor]", shape: torch.Size, axis: int) -> bool:
+def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: int) -> bool:
     """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel."""
     return len(shape) > 2 and axis % len(shape) != len(shape) - 1 and is_broadcast_pair(frame, x, shape.numel())
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import has_tokens, is_routed
 from regard.observe.interception.handwritten.contraction import find_axes
-from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
 from regard.observe.interception.handwritten.linear_attention import list_axes, mixes_within_tokens, sums_features
 from regard.observe.interception.handwritten.linear_scores import is_table
 from regard.observe.interception.handwritten.tensor_axes import Dims
@@ -142,3 +144,17 @@ def multiplies_softmaxes(traces: Traces, trace: Trace) -> bool:
     operands = () if trace.form is None else (trace.form.a, trace.form.b)
     found = [traces.find(x) for x in operands]
     return bool(found) and all(one is not None and one.kind is TraceKind.WEIGHTS and one.keys for one in found)
+
+
+def is_factor(name: str, args: Any, operands: list[Tensor], x: Tensor) -> bool:
+    """Return whether an einsum of several tensors sums over no axis of x, which multiplies each entry or row by a number."""
+    if len(operands) < 3 or strip_affixes(name) != "einsum" or not isinstance(args[0], str):
+        return False
+    labels, result = label_terms(args[0], operands)
+    return any(y is x and set(one) <= set(result) for y, one in zip(operands, labels, strict=False))
+
+
+def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
+    """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
+    is_square = product.operands[0] is product.operands[1] and not product.sums_several()
+    return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)

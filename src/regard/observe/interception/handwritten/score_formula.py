@@ -104,13 +104,15 @@ def collect_parts(form: ScoreForm, table: AxisTable, groups: Groups) -> tuple[Te
 
 
 def arrange_followed(table: AxisTable, x: Tensor, dims: Dims, groups: Dims, shared: int | None = None) -> Tensor:
-    """Return what AxisTable.arrange does, with the positions of pixels that x has, whose failure must not stop the reading."""
+    """Return what AxisTable.arrange does, with the positions of pixels that x has."""
     arranged, positions = table.arrange(x, dims, groups, shared), STATE.mode.positions
-    try:
-        if positions.stored and not positions.has(arranged) and (found := positions.find(x)) is not None:
+
+    def follow() -> None:
+        if not positions.has(arranged) and (found := positions.find(x)) is not None:
             positions.put(arranged, table.arrange(found.expand(x.shape), dims, groups, shared))
-    except Exception:
-        positions.clear()
+
+    if positions.stored:
+        STATE.mode.follow_positions(follow)
     return arranged
 
 
