@@ -7,6 +7,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
+from regard.compiled.kernel_choice import choose_prefetch_locality
+
+LOCALITY = choose_prefetch_locality()
 FAR = 2**40  # beyond the end of any array
 
 
@@ -48,7 +51,7 @@ def emit_prefetch(builder, place):
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(prefetch, [builder.bitcast(place, byte), word(0), word(3), word(1)])
+    builder.call(prefetch, [builder.bitcast(place, byte), word(0), word(LOCALITY), word(1)])
 
 
 @intrinsic

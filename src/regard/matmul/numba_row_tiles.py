@@ -72,20 +72,21 @@ def emit_rows(builder, kind, matrix, scales, columns, vectors, size, count, firs
     if kind == INT8:
         scale_bytes = builder.mul(builder.udiv(builder.add(columns, SIZE(SPAN - 1)), SIZE(SPAN)), SIZE(GROUPS))
     even = builder.sub(last, builder.urem(builder.sub(last, first), SIZE(ROWS)))
-    groups = builder.sub(count, builder.urem(count, SIZE(VECTORS)))
+    rest, final = builder.urem(count, SIZE(VECTORS)), builder.sub(count, SIZE(1))
+    is_more = builder.icmp_signed(">", count, SIZE(VECTORS))
+    least = SIZE(VECTORS - 1) if kind == INT4 else builder.select(is_more, SIZE(1), SIZE(VECTORS - 1))  # as measured
+    is_filled = builder.icmp_signed(">=", rest, least)  # by the last vector, which its tile then holds several times
+    groups = builder.sub(count, builder.select(is_filled, SIZE(0), rest))
     single = ROWS if kind == INT4 else 1  # rows read at a time with one vector, as measured
 
     def emit_products(row, one, rows, several):
-        operands = (
-            (matrix, row, row_bytes, rows),
-            (vectors, one, size, several),
-            (scales, row, scale_bytes, rows if kind in (INT8, INT4) else 0),
-        )
-        places = [
-            [builder.add(start, builder.mul(builder.add(first, SIZE(n)), step)) for n in range(number)]
-            for start, first, step, number in operands
-        ]
-        to = [builder.add(builder.mul(builder.add(one, SIZE(v)), stride), row) for v in range(several)]
+        those = [builder.add(row, SIZE(n)) for n in range(rows)]
+        ones = [builder.add(one, SIZE(v)) for v in range(several)]
+        ones = [builder.select(builder.icmp_signed("<", v, count), v, final) for v in ones]
+        scaled = those if kind in (INT8, INT4) else []
+        operands = (matrix, those, row_bytes), (vectors, ones, size), (scales, scaled, scale_bytes)
+        places = [[builder.add(start, builder.mul(n, step)) for n in numbers] for start, numbers, step in operands]
+        to = [builder.add(builder.mul(v, stride), row) for v in ones]
         to = [builder.add(out, builder.mul(x, SIZE(4))) for x in to]
         emit_tile(Tile(builder, kind, *places), columns, row_bytes, scale_bytes, to)
 
