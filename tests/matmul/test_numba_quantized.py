@@ -34,6 +34,7 @@ INLINED = "is_restored", "is_rounded", "multiply_matrix", "quantize_for", "quant
 is_restored, is_rounded, multiply_matrix, quantize_for, quantize_vector, round_vector, sum_groups = (
     numba.njit(getattr(numba_quantized, name).py_func) for name in INLINED
 )
+uses_pairs = numba.njit(numba_quantized.uses_pairs.py_func)
 uses_tiles = numba.njit(numba_amx.uses_tiles.py_func)
 
 
@@ -88,7 +89,7 @@ def multiply(parts, x, first, last, run=multiply_matrix):
     if is_rounded(of, columns, count):
         for one in range(count):
             quantize_for(of, x, one, integers, factors)
-    if uses_tiles(of, columns, count) or (is_restored(of, count) and MULTIPLIES_PAIRS):
+    if uses_tiles(of, columns, count) or uses_pairs(of, count) or (is_restored(of, count) and MULTIPLIES_PAIRS):
         met = torch.from_numpy(x).bfloat16().double().numpy()
     elif parts[0].dtype in INTEGERS:
         met = integers[:, :columns].astype(np.float64) * factors[:, None].astype(np.float64)

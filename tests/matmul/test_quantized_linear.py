@@ -54,7 +54,7 @@ def rounding(matrix, x):
     size = F.linear(x.double().abs(), dequantize(matrix).abs(), None if matrix.bias is None else matrix.bias.double().abs())
     halves = 2 + (matrix.values.dtype != torch.bfloat16) if matrix.is_bfloat16_faster(x) else 0  # x, outputs, W unless exact
     halves = halves or 2 * (restores_rows(matrix, x) and has_bfloat16_products())
-    halves = halves or (matrix.can_run_compiled(x) and matrix.uses_tiles(x))  # x alone: W is bfloat16
+    halves = halves or (matrix.can_run_compiled(x) and (matrix.uses_tiles(x) or matrix.uses_pairs(x)))  # x alone: W is bfloat16
     is_float16_first = matrix.values.dtype == torch.int8 and matrix.can_run_compiled(x) and matrix.uses_tiles(x)
     half = gamma(torch.bfloat16, halves) + gamma(torch.float16, 2 * is_float16_first)
     return (sum_bound(torch.float32, x.shape[-1] + 8 + (matrix.bias is not None)) + half) * size
@@ -169,7 +169,7 @@ def test_many_vectors_are_as_near_as_their_whole_numbers(to, count, n, biased, s
     matrix = QuantizedLinear.from_weight(numbers(rows, n, seed=seed) * 10**size, numbers(rows) if biased else None, to)
     x = numbers(count, n, seed=seed + 1)
     assert uses_integers(matrix, x) == (to in INTEGERS and not (restores_rows(matrix, x) and has_bfloat16_products()))
-    assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST or matrix.uses_tiles(x))
+    assert matrix.can_run_compiled(x) == (to in INTEGERS or count <= MOST or matrix.uses_tiles(x) or matrix.uses_pairs(x))
     assert_within(matrix(x), exact(matrix, x), rounding(matrix, x) + activation_bounds(matrix, x))
 
 
@@ -290,7 +290,7 @@ def test_a_vector_stays_float32_before_a_layer_whose_product_of_bfloat16_is_no_f
     """oneDNN's product of 515 columns spreads NaN on processors with AMX."""
     monkeypatch.setattr("regard.matmul.quantized_linear.is_bfloat16_product_faster", lambda columns: columns % 32 == 0)
     up, down = (QuantizedLinear.from_weight(numbers(*size), to="bfloat16") for size in ((inner, 256), (256, inner)))
-    x = numbers(64, 256)
+    x = numbers(65, 256)
     assert round_for_product(x, up).dtype == torch.bfloat16
     assert round_for_product(x, up, down).dtype == (torch.bfloat16 if inner == 512 else torch.float32)
 

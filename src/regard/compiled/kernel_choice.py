@@ -54,10 +54,11 @@ def is_bfloat16_product_faster(columns: int) -> bool:
 def count_least_vectors_in_bfloat16(dtype: torch.dtype) -> float:
     """Return from how many vectors on oneDNN's product of bfloat16 is the fastest for a matrix of numbers of a dtype.
 
-    Measured on an AMD EPYC of family 26 (Zen 5) and, with AMX, whose compiled products of tiles are as fast for 32 vectors, on
+    Measured on an AMD EPYC of family 26 (Zen 5), for bfloat16 on one with AVX-512 of family 25 (Zen 4), whose compiled products
+    take 0.6 to 0.9 of the time up to 64 vectors, and, with AMX, whose compiled products of tiles are as fast for 32 vectors, on
     an Intel Xeon of family 6, model 207.
     """
-    counts = {torch.bfloat16: (33, 64), torch.int8: (128, 64), torch.uint8: (48, 64)}
+    counts = {torch.bfloat16: (65, 64), torch.int8: (128, 64), torch.uint8: (48, 64)}
     return counts[dtype][has_tiles()] if dtype in counts else math.inf
 
 
@@ -80,6 +81,14 @@ def count_least_vectors_for_tiles(dtype: torch.dtype) -> int:
     0.9 for 12, which fill these best; 8 take 0.9 or more. int4 takes 0.8 for 7 vectors and 0.5 for 12, bfloat16 0.6 for 16.
     """
     return {torch.bfloat16: 6, torch.int8: 10, torch.uint8: 7}.get(dtype, 0) if can_use_tiles() else 0
+
+
+def count_least_vectors_in_pairs() -> int:
+    """Return from how many vectors on compiled products of a matrix of bfloat16 multiply pairs of bfloat16; 0 if never.
+
+    On an AMD EPYC with AVX-512 (Zen 4), 8 to 16 vectors take 0.6 to 0.8 of the time of numbers widened to float32.
+    """
+    return 8 if has_bfloat16_products() and not can_use_tiles() else 0
 
 
 def has_onednn_linear() -> bool:

@@ -85,7 +85,7 @@ def launch_product(matrix: list[Tensor | None], x: Tensor, output: Tensor) -> No
     buffers: dict[str, Any] = {}
     numbers = matrix[0]
     assert numbers is not None
-    if fields["format"] >= INT8 or 0 < kernel_choice.count_least_vectors_for_tiles(numbers.dtype) <= count:
+    if numbers.dtype != torch.float32:  # for vectors that are rounded
         integers, factors = x.new_empty(count, shorts, dtype=torch.int16), x.new_empty(count)
         buffers = {"integers": integers, "factors": factors}
         buffers["barrier"] = threads.find_barrier_address()

@@ -11,7 +11,9 @@ import numpy as np
 from regard.compiled.bfloat16 import store_number
 from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import view_array
+from regard.compiled.kernel_choice import count_least_vectors_in_pairs
 from regard.compiled.matrix_formats import (
+    BFLOAT16,
     BIAS,
     BLOCK,
     FORMAT,
@@ -30,6 +32,7 @@ from regard.matmul.numba_amx import EDGE, HAS_TILES, multiply_by_tiles, round_fo
 from regard.matmul.numba_dequantize import restore_int4_row
 from regard.matmul.numba_row_tiles import LEAST_RESTORED, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
 
+LEAST_IN_PAIRS = count_least_vectors_in_pairs()
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
 RESTORED_IN_L2 = 2**17  # of integers for so many vectors that a block of them is read from the L2 cache
 LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
@@ -81,6 +84,12 @@ def is_restored(matrix, count):
 
 
 @njit_inlined()
+def uses_pairs(matrix, count):
+    """Return whether so many vectors are rounded to bfloat16, as the matrix is, and multiplied in pairs."""
+    return LEAST_IN_PAIRS > 0 and matrix[FORMAT] == BFLOAT16 and count >= LEAST_IN_PAIRS
+
+
+@njit_inlined()
 def round_vector(x, out):
     """Round a vector to bfloat16; return 1, its scale. The padding of out becomes 0."""
     numbers = out.view(np.uint16)
@@ -121,7 +130,7 @@ def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out
 @njit_inlined()
 def is_rounded(matrix, columns, count):
     """Return whether a matrix reads so many vectors rounded, as `quantize_for` does it."""
-    return matrix[FORMAT] >= INT8 or (HAS_TILES and uses_tiles(matrix, columns, count))
+    return matrix[FORMAT] >= INT8 or uses_pairs(matrix, count) or (HAS_TILES and uses_tiles(matrix, columns, count))
 
 
 @njit_inlined()
@@ -136,7 +145,7 @@ def quantize_for(matrix, x, one, integers, factors):
             round_for_tiles(matrix, x, one, integers, factors)
         return
     restores = is_restored(matrix, count)
-    if restores and MULTIPLIES_PAIRS:
+    if uses_pairs(matrix, count) or (restores and MULTIPLIES_PAIRS):
         factors[one] = round_vector(x[one], out)
         return
     factors[one] = quantize_vector(x[one], out)
@@ -152,16 +161,18 @@ def multiply_matrix(matrix, x, integers, factors, first, last, out):
     (count, count_shorts(columns)) and their scales `factors`, which `quantize_for` computes.
     """
     kind, count, columns, rows = matrix[FORMAT], len(x), x.shape[1], out.shape[1]
-    is_integer = kind >= INT8
-    vectors, size = (integers.ctypes.data, 2 * integers.shape[1]) if is_integer else (x.ctypes.data, 4 * columns)
+    is_integer, in_pairs = kind >= INT8, uses_pairs(matrix, count)
+    vectors, size = x.ctypes.data, 4 * columns
+    if is_integer or in_pairs:
+        vectors, size = integers.ctypes.data, 2 * integers.shape[1]
     width = integers.shape[1] // SHORTS * BLOCK if kind == INT4 else columns
     if HAS_TILES and uses_tiles(matrix, columns, count):
         multiply_by_tiles(matrix, columns, integers, count, first, last, out)
     elif is_restored(matrix, count):
         multiply_restored_rows(matrix, width, vectors, size, count, first, last, out)
     else:
-        groups = matrix[GROUP_SCALES if kind == INT8 else SCALES]
-        multiply_rows(kind, matrix[NUMBERS], groups, width, vectors, size, count, first, last, out.ctypes.data, rows)
+        stored, groups = RESTORED if in_pairs else kind, matrix[GROUP_SCALES if kind == INT8 else SCALES]
+        multiply_rows(stored, matrix[NUMBERS], groups, width, vectors, size, count, first, last, out.ctypes.data, rows)
     bias, scales = (
         view_array(matrix[BIAS], rows, np.float32),
         view_array(matrix[SCALES] if kind == INT8 else 0, rows, np.float32),

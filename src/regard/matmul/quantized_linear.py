@@ -9,6 +9,7 @@ from regard.compiled import threads
 from regard.compiled.kernel_choice import (
     count_least_vectors_for_tiles,
     count_least_vectors_in_bfloat16,
+    count_least_vectors_in_pairs,
     count_vectors_at_a_time,
     is_bfloat16_product_faster,
 )
@@ -46,8 +47,8 @@ class QuantizedLinear(nn.Module):
     x is used as it is, except for more than MOST_EXACT integers: then float32 vectors are rounded to integers of 16 bits, times
     a scale each. More is rounded for many vectors, by what the processor multiplies:
 
-    - Pairs of bfloat16: x, W and the outputs are rounded to bfloat16, except of float16 (is_bfloat16_faster); of int4, x and W
-      are from 12 vectors on.
+    - Pairs of bfloat16: x, W and the outputs are rounded to bfloat16, except of float16 (is_bfloat16_faster); of bfloat16, x is
+      from 8 vectors on (uses_pairs), of int4, x and W are from 12 on.
     - Tiles of bfloat16 (AMX): so are x, and W of int8 and int4, for fewer vectors (uses_tiles).
     - AVX-512 alone: from 12 vectors on, the numbers of a row of int4 are rounded to integers up to 1365, times a scale.
     - Pairs of 16-bit integers added to a sum (AVX-512 VNNI): from 64 vectors on, those of int8 too, and the vectors to
@@ -184,7 +185,7 @@ class QuantizedLinear(nn.Module):
             return False
         if not self.is_on_device(x.device):  # torch raises the error
             return False
-        if kind.is_floating_point and x.numel() > MOST * self.columns and not self.uses_tiles(x):
+        if kind.is_floating_point and x.numel() > MOST * self.columns and not (self.uses_tiles(x) or self.uses_pairs(x)):
             return False
         can_read_groups = self.scales is not None and self.scales.dtype == torch.bfloat16
         if kind == torch.uint8 and not can_read_groups:
@@ -196,6 +197,10 @@ class QuantizedLinear(nn.Module):
         """Return whether the compiled product rounds x to bfloat16, and W of int8 or int4, and multiplies tiles of them."""
         least = count_least_vectors_for_tiles(self.values.dtype)
         return 0 < least * self.columns <= x.numel() and self.columns % BLOCK == 0
+
+    def uses_pairs(self, x: Tensor) -> bool:
+        """Return whether the compiled product rounds x to bfloat16, as W is, and multiplies pairs of them."""
+        return self.values.dtype == torch.bfloat16 and 0 < count_least_vectors_in_pairs() * self.columns <= x.numel()
 
     def dequantize_rows(self, index: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return W[index]."""
