@@ -149,7 +149,7 @@ class CompiledDecoder:
         own = allocate(several, size)
         shared = allocate(b * t * (2 * query_width + 2 * key_width + one.width + 2 * one.inner))
         logits = allocate(b, len(wanted) // b, one.vocabulary)
-        counters = (ctypes.c_int64 * (2 + numba_decoder.STAGES * one.layers))()
+        counters = (ctypes.c_int64 * (1 + several * (numba_decoder.STAGES * one.layers + 1)))()
         places, outputs = (torch.tensor(x, device="cpu") for x in (positions, wanted))
         threads.run_callback(
             numba_decoder.run_worker,

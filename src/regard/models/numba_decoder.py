@@ -17,7 +17,7 @@ from regard.compiled.inlined import njit_inlined
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, prefetch, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import BLOCK, FIELDS, NUMBERS, SHORTS
-from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, Arguments, integer_fields
+from regard.compiled.threads import Arguments, integer_fields
 from regard.compiled.vectors import (
     HALF,
     LEAST,
@@ -34,8 +34,9 @@ from regard.matmul.numba_quantized import is_rounded, multiply_matrix, quantize_
 HEAD, NORM, FIRST = 0, FIELDS, FIELDS + 2
 NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
 OUT, UP, DOWN, GATE, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6, 7))
-# The stages of a layer that threads share, each with a counter of the rows or heads taken; those of q, k and v are 0 to 2.
+# The stages of a layer that threads share, each with counters of the rows or heads taken; those of q, k and v are 0 to 2.
 HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
+LEAST_ROWS, RUNS = 32, 8  # fewest rows of a matrix that a thread takes at a time, and the most times it takes some of its part
 KEYS_AHEAD, LINE = 12, 64  # keys or values that are prefetched, and bytes of a cache line
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
 
@@ -78,6 +79,7 @@ class DecoderBuffers(NamedTuple):
     factors: Any  # (2, count), of this thread: the scales of quantized vectors, for a matrix and for the gate beside it
     integers: Any  # (2, count * shorts), of this thread: quantized vectors with the sums of their groups, or rounded ones
     positions: Any  # (count,)
+    thread: Any  # the number of this thread
 
 
 @njit_inlined()
@@ -99,14 +101,27 @@ def arrange_buffers(a):
     hidden, place = view_array(place, (count, inner), np.float32), place + 4 * count * inner
     gates, positions = view_array(place, (count, inner), np.float32), view_array(a.positions, count, np.int64)
     return DecoderBuffers(
-        x, queries, keys, values, context, added, hidden, gates, normed, scores, factors.reshape(2, count), integers, positions
+        x,
+        queries,
+        keys,
+        values,
+        context,
+        added,
+        hidden,
+        gates,
+        normed,
+        scores,
+        factors.reshape(2, count),
+        integers,
+        positions,
+        thread,
     )
 
 
 @njit_inlined()
 def locate_counter(a, layer, stage):
-    """Return the address of the counter of a stage of a layer; the logits are stage 0 after the last layer."""
-    return a.counters + 8 * (1 + STAGES * layer + stage)
+    """Return the address of the counters of a stage of a layer, one a thread; the logits are stage 0 after the last layer."""
+    return a.counters + 8 * (1 + a.threads * (STAGES * layer + stage))
 
 
 @njit_inlined()
@@ -284,12 +299,21 @@ def quantize_vectors(x, matrix, buffers, place):
 
 
 @njit_inlined()
-def take_rows(a, counter, rows, unit):
-    """Take the next rows of a matrix, a multiple of `unit`: return the first, and one past the last."""
-    run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
-    run = (run + unit - 1) // unit * unit
-    first = atomic_increment(cast_to_pointer(counter)) * run
-    return first, min(first + run, rows)
+def take_rows(a, thread, counter, rows, unit, taken):
+    """Take the next rows of a matrix, a multiple of `unit`; return the first, one past the last, and the parts that are taken.
+
+    Each thread has a part of its own, whose rows follow one another in memory, and takes rows of the others' parts after it.
+    """
+    units = ((rows + unit - 1) // unit + a.threads - 1) // a.threads
+    part_rows, run = units * unit, (units + RUNS - 1) // RUNS * unit
+    while taken < a.threads:
+        part = (thread + taken) % a.threads
+        stop = min((part + 1) * part_rows, rows)
+        first = part * part_rows + atomic_increment(cast_to_pointer(counter + 8 * part)) * run
+        if first < stop:
+            return first, min(first + run, stop), taken
+        taken += 1
+    return rows, rows, taken
 
 
 @njit_inlined()
@@ -302,10 +326,10 @@ def normalize_vectors(a, norm, buffers):
 @njit_inlined()
 def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
     """Project `normed` to queries, keys or values, rotate them, and write those to the cache whose address is given, not 0."""
-    integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else 1
+    integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else LEAST_ROWS
     table = view_array(a.rotary, (a.capacity, 2, a.head_width), np.float32)
     rows = out.shape[1]
-    first, last = take_rows(a, counter, rows, unit)
+    first, last, taken = take_rows(a, buffers.thread, counter, rows, unit, 0)
     while first < rows:
         multiply_matrix(parts, buffers.normed, integers, buffers.factors[0], first, last, out)
         if is_rotated:
@@ -313,7 +337,7 @@ def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
                 rotate_heads(out[one, first:last], table[buffers.positions[one]])
         if cache:
             write_cache(a, out, first, last, buffers.positions, cache)
-        first, last = take_rows(a, counter, rows, unit)
+        first, last, taken = take_rows(a, buffers.thread, counter, rows, unit, taken)
 
 
 @njit_inlined()
@@ -329,12 +353,12 @@ def project_and_cache(a, layer, parts, buffers):
 def add_projection(a, counter, vectors, parts, buffers):
     """Add a projection of vectors to x."""
     integers = quantize_vectors(vectors, parts, buffers, 0)
-    first, last = take_rows(a, counter, a.width, 1)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.width, LEAST_ROWS, 0)
     while first < a.width:
         multiply_matrix(parts, vectors, integers, buffers.factors[0], first, last, buffers.added)
         for one in range(a.count):
             add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
-        first, last = take_rows(a, counter, a.width, 1)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.width, LEAST_ROWS, taken)
 
 
 @njit_inlined()
@@ -342,7 +366,7 @@ def expand_vectors(a, counter, up, gate, buffers):
     """Set `hidden` to GELU of the up projection of `normed`, or to the up projection times SiLU of the gate's."""
     is_gated = gate[NUMBERS] != 0
     integers, of_gate = quantize_vectors(buffers.normed, up, buffers, 0), quantize_vectors(buffers.normed, gate, buffers, 1)
-    first, last = take_rows(a, counter, a.inner, 1)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.inner, LEAST_ROWS, 0)
     while first < a.inner:
         multiply_matrix(up, buffers.normed, integers, buffers.factors[0], first, last, buffers.hidden)
         if is_gated:
@@ -352,7 +376,7 @@ def expand_vectors(a, counter, up, gate, buffers):
                 multiply_by_silu(buffers.hidden[one, first:last], buffers.gates[one, first:last])
             else:
                 apply_gelu(buffers.hidden[one, first:last])
-        first, last = take_rows(a, counter, a.inner, 1)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.inner, LEAST_ROWS, taken)
 
 
 @njit_inlined()
@@ -363,10 +387,10 @@ def compute_logits(a, parts, buffers):
         apply_norm(a, buffers.x[outputs[place]], parts[NORM:], normed[place])
     head, logits = parts[HEAD:], view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
     integers, counter = quantize_vectors(normed, head, buffers, 0), locate_counter(a, a.layers, 0)
-    first, last = take_rows(a, counter, a.vocabulary, 1)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, LEAST_ROWS, 0)
     while first < a.vocabulary:
         multiply_matrix(head, normed, integers, buffers.factors[0], first, last, logits)
-        first, last = take_rows(a, counter, a.vocabulary, 1)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, LEAST_ROWS, taken)
 
 
 @callback_with_cache(DecoderArguments)
