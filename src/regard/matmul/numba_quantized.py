@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.compiled.bfloat16 import store_number
 from regard.compiled.inlined import njit_inlined
-from regard.compiled.intrinsics import view_array
+from regard.compiled.intrinsics import prefetch, view_array
 from regard.compiled.kernel_choice import count_least_vectors_in_pairs
 from regard.compiled.matrix_formats import (
     BFLOAT16,
@@ -30,7 +30,7 @@ from regard.compiled.register_tiles import MULTIPLIES_PAIRS
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, add_bias, find_largest_bits, reinterpret_as_float32
 from regard.matmul.numba_amx import EDGE, HAS_TILES, multiply_by_tiles, round_for_tiles, uses_tiles
 from regard.matmul.numba_dequantize import restore_int4_row
-from regard.matmul.numba_row_tiles import LEAST_RESTORED, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
+from regard.matmul.numba_row_tiles import LEAST_RESTORED, LINE, RESTORED, ROWS, VECTORS_IN_CACHE, multiply_rows
 
 LEAST_IN_PAIRS = count_least_vectors_in_pairs()
 RESTORED_IN_L1 = 3 * 2**12  # numbers of rows that are restored at a time: half of the L1 cache
@@ -112,6 +112,13 @@ def scale_outputs(out, factor, scales):
 
 
 @njit_inlined()
+def prefetch_rows(address, size, first, last):
+    """Request the rows of an array from first to last, of `size` bytes each."""
+    for n in range(size * first, size * last, LINE):
+        prefetch(address + n)
+
+
+@njit_inlined()
 def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out):
     """Set out[v, row] to the products of rows of int4, restored, with the vectors that they are restored for."""
     numbers = RESTORED_IN_L1 if MULTIPLIES_PAIRS or count <= VECTORS_IN_CACHE else RESTORED_IN_L2
@@ -122,6 +129,8 @@ def multiply_restored_rows(matrix, width, vectors, size, count, first, last, out
         for r in range(some):
             pairs, scales = matrix[NUMBERS] + width // 2 * (row + r), matrix[SCALES] + width // GROUP * 4 * (row + r)
             factors[r] = restore_int4_row(pairs, scales, width, restored.ctypes.data + 2 * width * r)
+        prefetch_rows(matrix[NUMBERS], width // 2, row + some, min(row + some + step, last))
+        prefetch_rows(matrix[SCALES], width // GROUP * 4, row + some, min(row + some + step, last))
         multiply_rows(RESTORED, restored.ctypes.data, 0, width, vectors, size, count, 0, some, out.ctypes.data + 4 * row, rows)
         for one in range(0 if MULTIPLIES_PAIRS else count):
             scale_outputs(out[one, row : row + some], ONE, factors[:some])
