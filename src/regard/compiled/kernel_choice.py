@@ -28,7 +28,8 @@ def choose_prefetch_locality() -> int:
     """Return where compiled loops request what they read next: 3 for the L1 cache, 2 for the L2 cache, LLVM's numbers.
 
     On an AMD EPYC with AVX-512 (Zen 4), products of float32, bfloat16 and int8 with 4 to 16 vectors take 0.6 to 0.9 of the time
-    with 2, those with one vector 0.85 to 1.0, and those of int4 as long. Others were not measured.
+    with 2, those with one vector 0.85 to 1.0, and those of int4 as long. Others were not measured. A loop can request what it
+    reads much later into the L2 cache.
     """
     return 2 if count_float32_lanes() == 16 and not processor.is_intel() else 3
 

@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from regard.compiled.bfloat16 import make_constant
-from regard.compiled.intrinsics import emit_prefetch
+from regard.compiled.intrinsics import LOCALITY, emit_prefetch
 from regard.compiled.kernel_choice import (
     adds_int16_products,
     count_least_restored_vectors,
@@ -29,6 +29,7 @@ ROWS = LANES // VECTORS  # rows of a tile, whose sums fill the lanes of a regist
 VECTORS_IN_CACHE = 32  # vectors multiplied by all rows before the next ones: they stay in the L1 cache
 LEAST_RESTORED = count_least_restored_vectors()
 LINE, AHEAD = 64, 4  # bytes of a cache line; rows from the one that is multiplied to the one that is prefetched
+LEAST_AHEAD = 2**14 if LOCALITY == 2 else 0  # and the fewest bytes between them
 TILES_AHEAD = 4  # tiles from the one that is multiplied to the one whose scales of int8 are prefetched
 BYTE, SHORT, INT, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTS, PAIRS = ir.VectorType(INT, LANES), ir.VectorType(SHORT, 2 * LANES)
@@ -152,8 +153,10 @@ def emit_columns(tile, first, last, row_bytes, sums):
     builder, kind = tile.builder, tile.kind
     step, line, count = STEP[kind], 8 * LINE // BITS[kind], builder.sub(last, first)
     lines, even = (builder.sub(last, builder.urem(count, SIZE(several))) for several in (line, step))
+    ahead = builder.mul(row_bytes, SIZE(max(len(tile.rows), AHEAD)))
+    ahead = builder.select(builder.icmp_signed(">", ahead, SIZE(LEAST_AHEAD)), ahead, SIZE(LEAST_AHEAD))
     with cgutils.for_range_slice(builder, first, lines, SIZE(line)) as (p, _):
-        at = builder.add(find_offset(builder, kind, p), builder.mul(row_bytes, SIZE(max(len(tile.rows), AHEAD))))
+        at = builder.add(find_offset(builder, kind, p), ahead)
         for row in tile.rows if 0 in sums else []:  # prefetch the next rows
             emit_prefetch(builder, builder.inttoptr(builder.add(row, at), BYTE.as_pointer()))
         for start in range(0, line, step):
