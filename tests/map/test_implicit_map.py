@@ -37,8 +37,8 @@ def run_recurrence(m: LinearRecurrence, v: Tensor) -> Tensor:
                 kept = decay[i].exp().unsqueeze(-1) * earlier
                 state = state + key.unsqueeze(-1) * value
                 query = own["q"][i] if "q" in own else torch.ones(width, dtype=torch.float64)
+                query = query * own["row_logs"][i].exp() if "row_logs" in own else query
                 output = query @ (kept if m.is_strict else state)
-                output = output * own["row_logs"][i].exp() if "row_logs" in own else output
                 output = output + own["skip"][i] * v[row, head, i] if "skip" in own else output
                 outputs[row, head, i] = output * own["gate"][i] if "gate" in own else output
     return outputs
@@ -80,6 +80,8 @@ def recurrences(draw, longest=11):
     strict = False
     if kind == "normalized":
         parts["key_logs"], parts["row_logs"], strict = number(b, h, t), number(b, h, t), draw(st.booleans())
+    elif kind == "channels" and d > 1:
+        parts["row_logs"], strict = number(b, g, t, draw(st.sampled_from([1, d]))), draw(st.booleans())
     for name in ("skip", "gate"):
         if draw(st.booleans()):
             parts[name] = number(1 if name == "skip" else b, h, 1 if name == "skip" else t)

@@ -26,7 +26,8 @@ class LinearRecurrence:
     ``u_i = beta_i (v_i - (exp(a_i) S_{i-1})ᵀ k_i)``. Every tensor is (b or 1, g, t or 1, ...), where g divides the number of
     heads: decay a (b, g, t, 1 or d), log decays, at most 0, each times the `rates` (1, h, 1, 1 or d) if there are any; q and k
     (b, g, t, d), or None for 1; key_scale c, key_logs l, row_logs r, beta, skip and gate (b, g, t), or None. A decay of -inf
-    resets the state. key_logs, row_logs and is_strict need one decay for all of d, and no beta.
+    resets the state. With a decay for each of d, row_logs are (b, g, t, 1 or d), and there are no key_logs. With beta, there
+    are none of key_logs, row_logs and is_strict.
     """
 
     decay: Tensor
@@ -45,7 +46,7 @@ class LinearRecurrence:
     def __post_init__(self) -> None:
         tensors = self.tensors
         for name, x in tensors.items():
-            axes = 4 if name in ("decay", "rates", "q", "k") else 3
+            axes = 4 if name in ("decay", "rates", "q", "k") or (name == "row_logs" and self.has_several_decays) else 3
             if not x.is_floating_point() or x.dim() != axes:
                 raise ShapeError(f"{name} must be a floating point tensor of {axes} axes, got {describe_value(x)}.")
         b, h, t = self.shape
@@ -54,8 +55,10 @@ class LinearRecurrence:
                 raise ShapeError(f"{name} must be ({b} or 1, a divisor of {h}, {t} or 1, ...), got {describe_value(x)}.")
         if self.rates is not None and self.rates.shape[2] != 1:
             raise ShapeError(f"rates must be (1, h, 1, 1 or d), got {describe_value(self.rates)}.")
-        if self.is_chunked and (self.is_strict or self.key_logs is not None or self.row_logs is not None):
-            raise ConfigError("key_logs, row_logs and is_strict need one decay for all of d, and no beta.")
+        if self.beta is not None and (self.is_strict or self.key_logs is not None or self.row_logs is not None):
+            raise ConfigError("key_logs, row_logs and is_strict need no beta.")
+        if self.has_several_decays and self.key_logs is not None:
+            raise ConfigError("key_logs need one decay for all of d.")
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -100,8 +103,12 @@ class LinearRecurrence:
     @property
     def is_chunked(self) -> bool:
         """Whether the rows are computed chunk by chunk: with a delta rule, or with several decays."""
-        widths = [self.decay.shape[3], 1 if self.rates is None else self.rates.shape[3]]
-        return self.beta is not None or max(widths) > 1
+        return self.beta is not None or self.has_several_decays
+
+    @property
+    def has_several_decays(self) -> bool:
+        """Whether each of d has a decay of its own."""
+        return self.decay.shape[3] > 1 or (self.rates is not None and self.rates.shape[3] > 1)
 
     def build_plane(self, b: int, h: int) -> "RecurrencePlane":
         """Return the matrix of one batch row and head."""
@@ -188,6 +195,8 @@ class RecurrencePlane:
         positive. Source of the triangular form: Yang et al. 2024, Parallelizing linear transformers with the delta rule.
         """
         q, k, logs = self.padded
+        row_logs, strict = self.get("row_logs"), self.recurrence.is_strict
+        query_logs = logs if row_logs is None else logs[: len(row_logs)] + row_logs.clamp(max=-GONE)
         rows = q.new_zeros(len(queries), -(-stop // CHUNK) * CHUNK)
         adjoint = q.new_zeros(len(queries), k.shape[1])
         for first in reversed(range(0, stop, CHUNK)):
@@ -197,9 +206,9 @@ class RecurrencePlane:
             before = logs[first - 1] if first else torch.zeros_like(logs[0])
             end = logs[part][-1]
             entries = multiply_exactly(adjoint, (k[part] * (end - logs[part]).exp()).T)
-            entries[inside] = multiply_with_decay(q[own], logs[own], own, k[part], logs[part], first, strict=False)
+            entries[inside] = multiply_with_decay(q[own], query_logs[own], own, k[part], logs[part], first, strict=strict)
             adjoint *= (end - before).exp()
-            adjoint[inside] = q[own] * (logs[own] - before).exp()
+            adjoint[inside] = q[own] * (query_logs[own] - before).exp()
             if self.beta is not None:
                 chunk = first // CHUNK
                 entries = torch.linalg.solve_triangular(

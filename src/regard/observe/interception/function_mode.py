@@ -5,7 +5,8 @@ A torch function mode sees every call of a torch function in its thread, includi
 
 import re
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_r
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
+from regard.observe.interception.handwritten.loop_recurrence import name_kernel, read_loop
+from regard.observe.interception.handwritten.loop_tracker import LoopTracker
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
@@ -46,6 +49,7 @@ class AttentionFunctionMode(TorchFunctionMode):
     def __init__(self) -> None:
         self.tracker = HandwrittenTracker()
         self.undivided = UndividedContexts()
+        self.loops = LoopTracker()
         self.positions = PixelPositions()
         self.opaque_weights = WeakTensorKeyDictionary()  # results of a softmax of tensors without data of their own
 
@@ -53,6 +57,7 @@ class AttentionFunctionMode(TorchFunctionMode):
         """Clear the followed tensors when a forward starts."""
         self.tracker.clear()
         self.undivided.clear()
+        self.loops.restart()
         self.positions.clear()
         self.opaque_weights.clear()
 
@@ -73,10 +78,15 @@ class AttentionFunctionMode(TorchFunctionMode):
             handwritten_call = None
             if self.undivided.notes:
                 self.follow_undivided(func, name, args, kwargs, outputs)
+            is_read = False
+            if wrapper is None and self.loops.may_follow(role, name, args, kwargs, outputs):
+                is_read = self.follow_loops(frames, func, name, role, args, kwargs, outputs)
             if self.tracker.linear.found:
                 self.follow_linear(func, name, args, kwargs, outputs)
             if kernel:
                 report_missed(name, BY_ITSELF)
+            elif is_read:
+                self.tracker.drop(outputs)
             elif wrapper is None and (
                 self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
             ):
@@ -126,6 +136,28 @@ class AttentionFunctionMode(TorchFunctionMode):
             self.tracker.linear.follow_function(*call)
         except Exception:
             self.tracker.linear.contexts.clear()
+
+    def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, *call: Any) -> bool:
+        """Follow the states of loops; return whether the result is read from one.
+
+        A failure must not stop the model: it is reported if a loop was followed.
+        """
+        try:
+            self.loops.follow_function(frames, func, name, *call)
+            return self.loops.is_read(call[-1])
+        except Exception as error:
+            has_any = any(loop.has_several_tokens for loop in self.loops.loops)
+            self.loops.clear()
+            if has_any:
+                report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
+            return False
+
+    def read_loops(self, frame: ModuleFrame) -> None:
+        """Pass the loops of a module that ends to the watchers."""
+        for loop in self.loops.take_loops(frame):
+            dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, self.loops.table))
+            with suppress(Exception):  # the state that it left is then not continued
+                self.loops.end_loop(loop, frame)
 
     def read_linear(self, frame: ModuleFrame) -> None:
         """Pass the linear attention of a module that ends to the watchers."""

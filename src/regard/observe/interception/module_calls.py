@@ -98,6 +98,8 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
         result = call(module, *args, **kwargs)
         if STATE.frames and STATE.mode.tracker.linear.found:  # no frames if the recording ended meanwhile
             STATE.mode.read_linear(frame)
+        if STATE.frames and STATE.mode.loops.loops:
+            STATE.mode.read_loops(frame)
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:

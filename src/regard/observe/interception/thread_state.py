@@ -197,6 +197,7 @@ def pop_frame(frame: ModuleFrame) -> None:
         STATE.inferred_masks.clear()
         if STATE.mode is not None:
             STATE.mode.undivided.clear()
+            STATE.mode.loops.clear()
             STATE.mode.positions.clear()
             STATE.mode.tracker.linear.clear()
         if not STATE.keeps_mode:

@@ -45,7 +45,7 @@ def test_attention_that_did_not_run_is_not_missed():
 
 
 class Mixer(nn.Module):
-    """Linear attention as a recurrence, in a class that is not called attention."""
+    """A memory of keys and values that a nonlinear function changes at each token, in a class that is not called attention."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Mixer(nn.Module):
         q, k, v = self.qkv(x).chunk(3, -1)
         state, out = torch.zeros(len(x), 8, 8), []
         for n in range(x.shape[1]):
-            state = 0.9 * state + k[:, n, :, None] * v[:, n, None]
+            state = torch.tanh(0.9 * state + k[:, n, :, None] * v[:, n, None])
             out.append((q[:, n, None] @ state).squeeze(1))
         return torch.stack(out, 1)
 

@@ -55,8 +55,12 @@ class RecurrenceCall:
 
 def sample_state(*parts: Tensor | None) -> Tensor | None:
     """Return some numbers (b, n) of a state, copied; None if there is none, or if it is 0, as before the first token."""
-    given = [x.detach().flatten(1) for x in parts if x is not None]
-    if len(given) < len(parts) or not given[0].any():
-        return None
-    whole = [x[:, :: max(1, -(-x.shape[1] // STATE_NUMBERS))] for x in given]
+    given = [x for x in parts if x is not None]
+    return copy_sample(*given) if len(given) == len(parts) and bool(given[0].any()) else None
+
+
+def copy_sample(*parts: Tensor) -> Tensor:
+    """Return a copy of some numbers (b, n) of a state."""
+    whole = [x.detach().flatten(1) for x in parts]
+    whole = [x[:, :: max(1, -(-x.shape[1] // STATE_NUMBERS))] for x in whole]
     return torch.cat([x.to(whole[0].dtype) for x in whole], 1).clone()

@@ -30,7 +30,7 @@ from regard.observe.interception.thread_state import (
 MODELLING = re.compile(r"transformers\.models\.\w+\.modeling_\w+")
 FUSED_REASON = "a fused kernel ran from the projections to the output, which no map is read from: record it in evaluation"
 MIXERS = re.compile(  # ends of the names of classes whose tokens mix by a recurrence
-    r"(Mamba[2-9]?|(Mamba\w*|Bamba|FalconH1)Mixer|Mamba2?Layer|DeltaNet\d*|DeltaAttention|LinearAttention|LightningAttention"
+    r"(Mamba[2-9]?(Block)?|(Mamba\w*|Bamba|FalconH1)Mixer|Mamba2?Layer|DeltaNet\d*|DeltaAttention|LinearAttention|LightningAttention"
     r"|Retention|R(wkv|WKV)\w*(Attention|TimeMix|Tmix\w*)|R[Gg][Ll][Rr][Uu]|ShortConv(olution)?|[msx]LSTM(Layer|Cell)|NeuralMemory)$"
 )
 ENDINGS = tuple(ending for ending, _ in METHODS)

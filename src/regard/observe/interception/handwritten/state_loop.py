@@ -1,0 +1,134 @@
+"""The states of a loop that a model writes out, what was written to them and read from them, and the traces of such tensors."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from regard.observe.interception.handwritten.tensor_axes import Axes, Dims
+from regard.observe.interception.provenance import ModuleFrame
+
+START = -1  # the place of the state before the first write
+
+
+class Factor(NamedTuple):
+    """A tensor, and the axes of a state that each of its dimensions has: none where it is broadcast."""
+
+    tensor: Tensor
+    dims: Dims
+
+
+class Decay(NamedTuple):
+    """What a state was multiplied by, and the factors whose product this is the exponential of, if it is one."""
+
+    factor: Factor
+    exponents: tuple[Factor, ...] = ()
+
+
+class Write(NamedTuple):
+    """A state as the sum of the one at the place `before`, times decays, and of a product of factors.
+
+    correction is the place of the read that was subtracted from the value, as a delta rule does.
+    """
+
+    before: int
+    decays: tuple[Decay, ...]
+    factors: tuple[Factor, ...]
+    correction: int | None = None
+
+
+class Read(NamedTuple):
+    """The sum over axes of the states at some places, along the axes `time` if there are several, times decays and a query."""
+
+    places: tuple[int, ...]
+    time: Axes
+    decays: tuple[Decay, ...]
+    query: Factor
+    output: Factor
+    function: str
+
+
+class LeftState(NamedTuple):
+    """The recorded loop that has left a state: the id of its module, and whether its mechanism has rates."""
+
+    module: int
+    has_rates: bool
+
+
+@dataclass(eq=False)
+class StateLoop:
+    """The states of one loop: what was written, in order, and what was read.
+
+    initial is the state before the first write, None for zeros; left says which recorded loop has left it, if one has.
+    """
+
+    initial: Tensor | None = None
+    left: LeftState | None = None
+    frames: list[ModuleFrame] = field(default_factory=list)  # those in which all writes were
+    first_frame: ModuleFrame | None = None  # the innermost one of the first write
+    shape: tuple[int, ...] = ()
+    dims: Dims = ()
+    writes: list[Write] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)  # the number of writes up to each
+    reads: list[Read] = field(default_factory=list)
+    last: "weakref.ref[Tensor] | None" = None  # the state after the last write
+    reason: str = ""  # why it cannot be read, if that is known
+    has_rates: bool = False  # whether its mechanism has, once it was read
+
+    def add_write(self, frames: list[ModuleFrame], write: Write, y: Tensor) -> int:
+        """Add a write whose result is y, and return its place."""
+        if not self.writes:
+            self.frames, self.first_frame = list(frames), frames[-1]
+        self.frames = [one for one, other in zip(self.frames, frames, strict=False) if one is other]
+        self.depths.append(1 if write.before == START else self.depths[write.before] + 1)
+        self.writes.append(write)
+        self.last = weakref.ref(y)
+        return len(self.writes) - 1
+
+    @property
+    def has_several_tokens(self) -> bool:
+        """Whether states follow each other."""
+        return max(self.depths, default=0) > 1
+
+    def list_outputs(self) -> list[Read]:
+        """Return the reads that no write was corrected by."""
+        corrections = {write.correction for write in self.writes}
+        return [read for n, read in enumerate(self.reads) if n not in corrections]
+
+
+class Product(NamedTuple):
+    """A tensor as the product of views of its shape, or as the exponential of one.
+
+    correction is a read that was subtracted from one of its factors, the value.
+    """
+
+    factors: tuple[Tensor, ...]
+    is_exponential: bool = False
+    correction: "ReadTrace | None" = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a product and nothing else."""
+        return not self.is_exponential and self.correction is None
+
+
+class State(NamedTuple):
+    """A tensor as the states of a loop at some places, times decays."""
+
+    loop: StateLoop
+    places: tuple[int, ...]
+    dims: Dims
+    decays: tuple[Decay, ...] = ()
+    time: Axes = ()
+    product: Product | None = None  # what it was before it was known to be a state
+
+
+class ReadTrace(NamedTuple):
+    """A tensor as what was read from a state of a loop, by the place of the read."""
+
+    loop: StateLoop
+    place: int
+
+
+Trace = Product | State | ReadTrace

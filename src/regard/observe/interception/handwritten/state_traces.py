@@ -1,0 +1,71 @@
+"""The followed products, states and reads of loops, held by weak references, and the states that a later call may continue."""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.observe.interception.handwritten.state_loop import START, LeftState, ReadTrace, State, StateLoop, Trace
+from regard.observe.interception.handwritten.tensor_axes import AxisTable
+
+
+class StateTraces:
+    """The loops of one forward, and the states that those of earlier forwards have left."""
+
+    def __init__(self) -> None:
+        self.traces: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}  # by the tensor's id
+        self.table = AxisTable()
+        self.loops: list[StateLoop] = []
+        self.left = WeakTensorKeyDictionary()
+        self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
+
+    def clear(self) -> None:
+        """Forget all loops."""
+        self.traces.clear()
+        self.table.clear()
+        self.loops.clear()
+
+    def restart(self) -> None:
+        """Forget all loops, and start again at the states that recorded ones have left."""
+        self.clear()
+        for x, left in [*self.left.items()] if len(self.left) else ():
+            self.leave(x, left)
+
+    def leave(self, x: Tensor, left: LeftState) -> None:
+        """Start a loop at a state that a recorded one has left, in this forward or in a later one."""
+        self.start(x, StateLoop(x.detach().clone(), left) if bool(x.any()) else StateLoop())
+        self.left[x] = left
+
+    def start(self, x: Tensor, loop: StateLoop) -> State:
+        """Follow x as the state before the first write of a loop."""
+        state = State(loop, (START,), self.table.add_dims(x.shape))
+        self.put(x, state)
+        return state
+
+    def find(self, x: Any) -> Trace | None:
+        """Return the trace of a tensor; None if it is not followed."""
+        found = self.traces.get(id(x))
+        return found[1] if found is not None and found[0]() is x else None
+
+    def is_read(self, x: Any) -> bool:
+        """Return whether a value is read from a state that started from zeros, was left, or follows another one."""
+        trace = self.find(x)
+        loop = trace.loop if isinstance(trace, ReadTrace) else None
+        return loop is not None and (loop.initial is None or loop.left is not None or loop.has_several_tokens)
+
+    def put(self, x: Tensor, trace: Trace) -> None:
+        """Follow a tensor until it is freed."""
+        key, traces = id(x), self.traces
+
+        def forget(gone: "weakref.ref[Tensor]") -> None:
+            if key in traces and traces[key][0] is gone:
+                del traces[key]
+
+        traces[key] = weakref.ref(x, forget), trace
+
+    def drop(self, x: Tensor) -> None:
+        """Stop following a tensor that was written into."""
+        self.traces.pop(id(x), None)
+        if len(self.left):
+            self.left.pop(x, None)

@@ -1,0 +1,258 @@
+"""A loop over tokens that a model writes out is recorded as the matrix of its definition, whatever it is called."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from observe.interception.handwritten.state_loop_forms import (
+    FORMS,
+    LoopLayer,
+    Tokens,
+    compute_matrix,
+    gate,
+    hold_first,
+)
+from observe.recording_checks import EQUAL, record_and_compare
+from regard.observe import record
+from regard.observe.interception.handwritten.loop_recurrence import CHUNKS, GROWS, TIMES
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def define(form: str, tokens: Tokens) -> Tensor:
+    settings = dict(FORMS[form][1])
+    decay = settings.pop("decay", "given")
+    tokens.a = hold_first(tokens.a) if decay == "constant" else torch.ones_like(tokens.a) if decay == "none" else tokens.a
+    return compute_matrix(tokens, **settings)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=6, deadline=None)
+@given(
+    b=st.integers(1, 3),
+    h=st.integers(1, 3),
+    t=st.integers(2, 9),
+    d=st.integers(2, 4),
+    e=st.integers(2, 5),
+    seed=st.integers(0, 99),
+)
+def test_the_map_of_a_loop_is_the_matrix_of_its_definition(form, b, h, t, d, e, seed):
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(6, 6), LoopLayer(FORMS[form][0], h, d, e)), torch.randn(b, t, 6)
+    recording, output = record_and_compare(model, lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["1"]
+    found = recording.map(0, kind="implicit")
+    with torch.no_grad():
+        tokens = model[1].project(model[0](x))
+        expected = define(form, tokens)
+    assert found.shape == expected.shape
+    assert (found.dense() - expected).abs().max() < EQUAL * expected.abs().max()
+    assert torch.equal(recording.values(0, kind="implicit"), tokens.v)
+    product = (found @ tokens.v).transpose(1, 2).flatten(2)
+    assert (product - output).abs().max() < EQUAL * output.abs().max()
+    assert found.certificate().error < EQUAL
+
+
+class Mamba(nn.Module):
+    """A selective scan with the loop of mamba-minimal, or of mamba.py, whose states are read after it."""
+
+    def __init__(self, reads_at_the_end: bool, c: int = 7, n: int = 3):
+        super().__init__()
+        self.inner, self.delta, self.bc = nn.Linear(5, c), nn.Linear(c, c), nn.Linear(c, 2 * n)
+        self.a_log, self.d = nn.Parameter(torch.rand(c, n)), nn.Parameter(torch.ones(c))
+        self.reads_at_the_end = reads_at_the_end
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        u = nn.functional.silu(self.inner(x))
+        b, c = self.bc(u).chunk(2, -1)
+        return u, nn.functional.softplus(self.delta(u)), -torch.exp(self.a_log), b, c
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, delta, a, b, c = self.project(x)
+        if self.reads_at_the_end:
+            decays = torch.exp(delta.unsqueeze(-1) * a)
+            written = (delta.unsqueeze(-1) * b.unsqueeze(2)) * u.unsqueeze(-1)
+        else:
+            decays = torch.exp(torch.einsum("bld,dn->bldn", delta, a))
+            written = torch.einsum("bld,bln,bld->bldn", delta, b, u)
+        state, found = torch.zeros(len(x), *a.shape), []
+        for i in range(x.shape[1]):
+            state = decays[:, i] * state + written[:, i]
+            found.append(state if self.reads_at_the_end else torch.einsum("bdn,bn->bd", state, c[:, i, :]))
+        y = torch.stack(found, dim=1)
+        y = (y @ c.unsqueeze(-1)).squeeze(3) if self.reads_at_the_end else y
+        return y + u * self.d
+
+    def define(self, x: Tensor) -> Tensor:
+        """M_ij = Σ_n C_in B_jn Δ_j exp(A_n Σ_{s=j+1..i} Δ_s), for each channel."""
+        _, delta, a, b, c = self.project(x)
+        sums = delta.cumsum(1)
+        spans = (sums.unsqueeze(2) - sums.unsqueeze(1)).unsqueeze(-1)  # (b, i, j, c, 1)
+        spans = spans.where(torch.ones(x.shape[1], x.shape[1]).tril().bool()[None, :, :, None, None], torch.inf)
+        return torch.einsum("bin,bjn,bjc,bijcn->bcij", c, b, delta, (spans * a).exp())
+
+
+@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("reads_at_the_end", [False, True])
+def test_the_loop_of_mamba_has_a_matrix_for_each_channel_and_factors_that_grow_with_the_tokens(b, reads_at_the_end):
+    model, x = Mamba(reads_at_the_end), torch.randn(b, 11, 5)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    found = recording.map(0, kind="implicit")
+    with torch.no_grad():
+        expected, (u, delta, _, _, _) = model.define(x), model.project(x)
+    assert (found.dense() - expected).abs().max() < EQUAL
+    assert torch.equal(recording.values(0, kind="implicit").squeeze(-1), u.mT)
+    assert torch.equal(found.mechanism.decay.squeeze(-1), delta.mT)
+    assert found.mechanism.decay.data_ptr() == found.mechanism.key_scale.data_ptr()
+    assert found.mechanism.rates.shape == (1, 7, 1, 3)
+    assert found.certificate().error < EQUAL
+
+
+class Cell(nn.Module):
+    def forward(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        state = a.unsqueeze(-1) * state + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return (q.unsqueeze(-2) @ state).squeeze(-2), state
+
+
+class StatefulLayer(LoopLayer):
+    """A layer that goes on from a state, one token after the other, in a module of its own or in its forward."""
+
+    def __init__(self, has_cell: bool):
+        super().__init__(gate, heads=3, d=2, e=4)
+        self.cell = Cell() if has_cell else Cell().forward
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        tokens, outputs = self.project(x), []
+        state = tokens.zeros if state is None else state
+        for i in range(x.shape[1]):
+            output, state = self.cell(state, *(y[:, :, i] for y in (tokens.q, tokens.k, tokens.v, tokens.a)))
+            outputs.append(output)
+        return torch.stack(outputs, 2), state
+
+
+def test_a_loop_that_calls_a_module_for_each_token_is_one_map_of_the_module_that_loops():
+    model, x = nn.Sequential(StatefulLayer(has_cell=True)), torch.randn(2, 7, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["0"]
+    with torch.no_grad():
+        expected = compute_matrix(model[0].project(x))
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("lengths", [(7, 1, 1, 1), (2, 5, 1, 3)])
+def test_calls_that_continue_a_state_form_the_map_of_one_call(lengths):
+    model, x = StatefulLayer(has_cell=False), torch.randn(2, sum(lengths), 6)
+    with record(model) as recording, torch.no_grad():
+        state = None
+        for part in x.split(lengths, 1):
+            output, state = model(part, state)
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    with torch.no_grad():
+        tokens = model.project(x)
+    found, expected = recording.map(0, kind="implicit"), compute_matrix(tokens)
+    assert (found.dense() - expected).abs().max() < EQUAL
+    assert ((found @ tokens.v)[:, :, -lengths[-1] :] - output).abs().max() < EQUAL
+
+
+def test_a_state_from_before_the_recording_is_missed_by_its_reason():
+    model, x = StatefulLayer(has_cell=False), torch.randn(2, 9, 6)
+    with torch.no_grad():
+        _, state = model(x[:, :4])
+        with pytest.warns(UserWarning, match="enter record before the prompt"), record(model) as recording:
+            model(x[:, 4:], state)
+    assert not recording.calls
+    assert len(recording.missed) == 1
+
+
+def grow(x: Tokens) -> Tensor:
+    x.a = 1 + x.a
+    return gate(x)
+
+
+def read_by_several_queries(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append(x.q @ state)
+    return sum(outputs)
+
+
+def read_once(x: Tokens) -> Tensor:
+    state = x.zeros
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+    return (x.q[:, :, -1:] @ state).expand_as(x.v)
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"), [(grow, GROWS), (read_by_several_queries, CHUNKS), (read_once, TIMES.format(5, 1))]
+)
+def test_a_loop_that_is_not_read_is_missed_by_its_reason(form, reason):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(2, 5, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", reason)]
+
+
+class OwnGRU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x, self.h = nn.Linear(6, 12), nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = torch.zeros(len(x), 4), []
+        for i in range(x.shape[1]):
+            (a, b, c), (d, e, f) = self.x(x[:, i]).chunk(3, -1), self.h(state).chunk(3, -1)
+            z = torch.sigmoid(b + e)
+            state = (1 - z) * torch.tanh(c + torch.sigmoid(a + d) * f) + z * state
+            outputs.append(state)
+        return torch.stack(outputs, 1)
+
+
+class SquashedMemory(LoopLayer):
+    """A state of products of keys with values that a nonlinear function changes at each token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens, outputs = self.project(x), []
+        state = tokens.zeros
+        for i in range(x.shape[1]):
+            state = torch.tanh(state + tokens.k[:, :, i, :, None] * tokens.v[:, :, i, None])
+            outputs.append((tokens.q[:, :, i, None] @ state).squeeze(2))
+        return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.GRU(6, 4), nn.LSTM(6, 4, batch_first=True), nn.RNN(6, 4), OwnGRU(), SquashedMemory(gate, 2, 3, 4)], ids=repr
+)
+def test_recurrent_networks_whose_states_are_no_sums_over_tokens_are_neither_recorded_nor_missed(model):
+    recording, _ = record_and_compare(nn.Sequential(model.double()), lambda model: model(torch.ones(2, 5, 6)))
+    assert not recording.calls
+
+
+def test_layers_that_start_from_the_same_zeros_are_apart():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(StatefulLayer(has_cell=False) for _ in range(2))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            zeros = self.layers[0].project(x).zeros
+            return [layer(x, zeros)[0] for layer in self.layers]
+
+    model, x = Stack(), torch.randn(2, 5, 6)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert recording.layers("implicit") == ["layers.0", "layers.1"]
+    for n, layer in enumerate(model.layers):
+        with torch.no_grad():
+            expected = compute_matrix(layer.project(x))
+        assert (recording.map(n, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_that_are_rounded_are_recorded(dtype):
+    model, x = nn.Sequential(LoopLayer(gate, 2, 16, 16)).to(dtype), torch.randn(2, 150, 6, dtype=dtype)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    assert recording.map(0, kind="implicit").certificate().error < 150 * torch.finfo(dtype).eps
