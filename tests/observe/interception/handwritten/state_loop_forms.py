@@ -177,6 +177,17 @@ def correct_by_einsum(x: Tokens) -> Tensor:
     return torch.stack(outputs, 2)
 
 
+def correct_errors(x: Tokens) -> Tensor:
+    """As a step of gradient descent on |S^T k - v|^2. https://arxiv.org/abs/2102.11174"""
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        q, k, v, beta = (y[:, :, i] for y in (x.q, x.k, x.v, x.beta[..., None, None]))
+        error = torch.einsum("bhde,bhd->bhe", state, k) - v
+        state = state - beta * torch.einsum("bhd,bhe->bhde", k, error)
+        outputs.append(torch.einsum("bhde,bhd->bhe", state, q))
+    return torch.stack(outputs, 2)
+
+
 # By definition: the state after each token as a matrix over the values of all tokens, (d, t)
 
 
@@ -219,6 +230,7 @@ FORMS: dict[str, tuple[Form, dict[str, object]]] = {
     "read before writing": (read_before_writing, {"reads": "before"}),
     "a delta rule": (correct, {"has_delta": True}),
     "a delta rule of scaled keys": (correct_by_einsum, {"has_delta": True}),
+    "a delta rule of errors": (correct_errors, {"has_delta": True, "decay": "none"}),
 }
 
 

@@ -110,6 +110,32 @@ def test_the_loop_of_mamba_has_a_matrix_for_each_channel_and_factors_that_grow_w
     assert found.certificate().error < EQUAL
 
 
+class ConstantStateSpace(nn.Module):
+    """A state space whose decays, keys and queries are weights, as S4D is. https://arxiv.org/abs/2206.11893"""
+
+    def __init__(self, c: int = 6, n: int = 4):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.rand(c, n)) for _ in range(3))
+
+    def forward(self, u: Tensor) -> Tensor:
+        decay, state, outputs = torch.exp(-self.a), torch.zeros(len(u), *self.a.shape), []
+        for i in range(u.shape[1]):
+            state = decay * state + self.b * u[:, i, :, None]
+            outputs.append((state * self.c).sum(-1))
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("b", [2, 3])
+def test_a_state_space_of_weights_has_a_matrix_for_each_channel(b):
+    model, u = ConstantStateSpace(), torch.randn(b, 9, 6)
+    recording, _ = record_and_compare(model, lambda model: model(u))
+    found = recording.map(0, kind="implicit")
+    spans = (torch.arange(9).unsqueeze(-1) - torch.arange(9)).view(9, 9, 1, 1)
+    entries = (model.c * model.b * torch.exp(-model.a * spans)).sum(-1).detach().permute(2, 0, 1).tril()
+    assert (found.dense() - entries.expand(b, 6, 9, 9)).abs().max() < EQUAL
+    assert torch.equal(recording.values(0, kind="implicit").squeeze(-1), u.mT)
+
+
 class Cell(nn.Module):
     def forward(self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         state = a.unsqueeze(-1) * state + k.unsqueeze(-1) * v.unsqueeze(-2)

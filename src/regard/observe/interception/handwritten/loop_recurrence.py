@@ -1,7 +1,7 @@
 """The recurrence of a loop that a model writes out: its decays, queries, keys and values, joined over the tokens.
 
 Which factor of a write is what follows from the axes of the state: those that a query sums are features, those that neither
-decays, keys nor queries have are the width of the values, and the rest are batch rows and heads.
+decays, keys nor queries have are the width of the values, and the rest are batch rows, the first of three or more, and heads.
 """
 
 from collections.abc import Sequence
@@ -145,7 +145,9 @@ def find_roles(loop: StateLoop, joiner: TokenJoiner, tokens: LoopTokens) -> Role
     keys = [one for one in factors if has_any(one, features)]
     others = [n for n, one in enumerate(factors) if not has_any(one, features)]
     mixed = [query, *keys, *(decay.factor for decay in last.decays)]
-    width = tuple(axis for axis in own if axis not in features and not any(has_any(one, (axis,)) for one in mixed))
+    batch_rows = list_axes(table, loop.dims[:1]) if len(loop.dims) > 2 else set()
+    inner = [axis for axis in own if axis not in features and axis not in batch_rows]
+    width = tuple(axis for axis in inner if not any(has_any(one, (axis,)) for one in mixed))
     if width:
         of_values = [n for n in others if has_any(factors[n], width)]
     else:  # each channel has decays or keys of its own, and the time steps are factors of the logs of decays too

@@ -172,8 +172,10 @@ class LoopTracker(StateTraces):
         args = args[::-1] if core != "add" and name.startswith("__r") else args
         first, second = find_terms(traces.get(id(args[0])), traces.get(id(args[1])))
         if core != "add":
-            if isinstance(second, ReadTrace) and isinstance(args[0], Tensor) and not isinstance(first, State | ReadTrace):
+            if isinstance(second, ReadTrace) and not isinstance(first, State | ReadTrace):
                 self.put(y, Product((expand_value(args[0], y),), correction=second))
+            elif isinstance(first, ReadTrace) and not isinstance(second, State | ReadTrace):
+                self.put(y, Product((expand_value(args[1], y), expand_value(-1, y)), correction=first))
             elif isinstance(second, Product) and isinstance(first, State):
                 self.write(frames, first, multiply_by_number(second, -1, y), y)
         elif isinstance(first, State) and isinstance(second, Product):
