@@ -71,6 +71,16 @@ def write_in_place(x: Tokens) -> Tensor:
     return outputs
 
 
+def write_back(x: Tokens) -> Tensor:
+    """With a buffer that holds the state."""
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state[:] = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+        state.copy_(state * 1)
+    return torch.stack(outputs, 2)
+
+
 def write_by_addcmul(x: Tokens) -> Tensor:
     state, outputs = x.zeros, []
     for i in range(x.q.shape[2]):
@@ -219,6 +229,7 @@ FORMS: dict[str, tuple[Form, dict[str, object]]] = {
     "gated, by einsum alone": (gate_by_einsum, {}),
     "gated, by logarithms and entries": (gate_by_logs, {}),
     "in place": (write_in_place, {}),
+    "written back": (write_back, {}),
     "addcmul": (write_by_addcmul, {}),
     "heads in the batch": (write_joined_heads, {}),
     "values first": (write_values_first, {}),

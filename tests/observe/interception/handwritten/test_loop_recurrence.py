@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import regard
 from observe.interception.handwritten.state_loop_forms import (
     FORMS,
     LoopLayer,
@@ -191,6 +192,16 @@ def test_a_state_from_before_the_recording_is_missed_by_its_reason():
             model(x[:, 4:], state)
     assert not recording.calls
     assert len(recording.missed) == 1
+
+
+@pytest.mark.parametrize("form", ["a bonus", "a delta rule"])
+def test_a_saved_map_of_a_loop_is_the_same(form, tmp_path):
+    model = nn.Sequential(LoopLayer(FORMS[form][0], 2, 3, 4))
+    recording, _ = record_and_compare(model, lambda model: model(torch.randn(2, 5, 6)))
+    recording.save(tmp_path / "recording")
+    found, loaded = (one.map(0, kind="implicit") for one in (recording, regard.load(tmp_path / "recording")))
+    assert torch.equal(loaded.dense(), found.dense())
+    assert loaded.certificate() == found.certificate()
 
 
 def grow(x: Tokens) -> Tensor:

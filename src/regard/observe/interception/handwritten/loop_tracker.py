@@ -4,6 +4,7 @@ Three kinds of tensors are followed: products of factors, states, and what was r
 of zeros or at an outer product, so that a model without such loops pays one look-up for each operation.
 """
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,15 @@ from regard.observe.interception.handwritten.outer_products import (
     multiply_operands,
     read_factor,
 )
-from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, PRODUCTS, QUOTIENTS, VIEWS, follow_dims
+from regard.observe.interception.handwritten.score_form import (
+    COPIES,
+    PERMUTES,
+    PRODUCTS,
+    QUOTIENTS,
+    VIEWS,
+    follow_dims,
+    is_view_index,
+)
 from regard.observe.interception.handwritten.state_loop import (
     START,
     Decay,
@@ -72,7 +81,9 @@ class LoopTracker(StateTraces):
         traces = {id(x): trace for x in find_tensors(args, kwargs) if (trace := self.find(x)) is not None}
         if traces and args and (result is args[0] or name == "__setitem__"):
             self.drop(args[0])
-        if core in LAYOUTS:
+        if core in ("setitem", "copy"):
+            self.follow_written(args, traces)
+        elif core in LAYOUTS:
             trace = traces.get(id(args[0])) if args else None
             if trace is not None and not (name.endswith("_") and not name.endswith("__")):
                 self.follow_layout(func, name, core, args, kwargs, trace, result)
@@ -111,6 +122,14 @@ class LoopTracker(StateTraces):
                 parts.append([part] if isinstance(part, Tensor) else part)
             for y, factors in zip(results, zip(*parts, strict=True), strict=True):
                 self.put(y, trace._replace(factors=factors))
+
+    def follow_written(self, args: Any, traces: dict[int, Trace]) -> None:
+        """Follow a tensor that a state is written into as a whole, as a buffer that holds the state."""
+        x, y, trace = args[0], args[-1], traces.get(id(args[-1]))
+        is_whole = len(args) == 2 or is_view_index(args[1])
+        if isinstance(trace, State) and is_whole and x.shape == y.shape:
+            self.put(x, trace)
+            trace.loop.last = weakref.ref(x)
 
     def follow_joined(self, core: str, args: Any, kwargs: Any, y: Any) -> None:
         """Follow the states of a loop that a function joins along a new axis."""
