@@ -25,7 +25,7 @@ from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
 from regard.observe.interception.handwritten.loop_recurrence import name_kernel, read_loop
-from regard.observe.interception.handwritten.loop_tracker import LoopTracker
+from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.pixel_positions import PixelPositions
 from regard.observe.interception.plain_tensors import disable_modes, unwrap_tensor
@@ -78,9 +78,12 @@ class AttentionFunctionMode(TorchFunctionMode):
             handwritten_call = None
             if self.undivided.notes:
                 self.follow_undivided(func, name, args, kwargs, outputs)
-            is_read = False
-            if wrapper is None and self.loops.may_follow(role, name, args, kwargs, outputs):
-                is_read = self.follow_loops(frames, func, name, role, args, kwargs, outputs)
+            is_read = (
+                (may_start_loop(role, name) or self.loops.traces)
+                and wrapper is None
+                and self.loops.may_follow(role, name, args, kwargs, outputs)
+                and self.follow_loops(frames, func, name, role, args, kwargs, outputs)
+            )
             if self.tracker.linear.found:
                 self.follow_linear(func, name, args, kwargs, outputs)
             if kernel:

@@ -6,6 +6,7 @@ of zeros or at an outer product, so that a model without such loops pays one loo
 
 import weakref
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -333,6 +334,12 @@ class LoopTracker(StateTraces):
         last = None if loop.last is None else loop.last()
         if last is not None:
             self.leave(last, LeftState(id(frame.module), loop.has_rates))
+
+
+@cache
+def may_start_loop(role: Role | None, name: str) -> bool:
+    """Return whether a function of this name may make zeros or an outer product. Cached per name."""
+    return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER
 
 
 def is_zero(x: Any) -> bool:
