@@ -472,6 +472,9 @@ SOFTMAXES_IN_SCORES: dict[str, Form] = {
     "of queries over features, tokens last": lambda q, k, v: (v.mT @ (k @ q.mT.softmax(-2))).mT,
     "of both, over features and tokens": lambda q, k, v: (q.softmax(-1) @ k.softmax(-2).mT) @ v,
     "of keys over tokens": lambda q, k, v: (q @ k.softmax(-2).mT) @ v,
+    "of queries, with normed keys": lambda q, k, v: (q.softmax(-1) @ F.normalize(k, dim=-1).mT) @ v,
+    "of queries, with keys over their norms": lambda q, k, v: (q.softmax(-1) @ (k / k.norm(dim=-1, keepdim=True)).mT) @ v,
+    "of queries, with standardized keys": lambda q, k, v: (q.softmax(-1) @ F.layer_norm(k, (D,)).mT) @ v,
 }
 
 

@@ -21,6 +21,8 @@ VIEWED = {  # functions whose results are views
     *("view", "unflatten", "unsqueeze", "squeeze"),
     *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T"),
 }
+NORMS = {"normalize", "layer_norm", "rms_norm"}
+NORM_LAYERS = (nn.LayerNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAXIMA = {"max", "amax", "logsumexp"}
 REPEATS = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile"}
@@ -330,7 +332,7 @@ class Projection(NamedTuple):
 
 
 def find_projection(frames: list[ModuleFrame], x: Tensor) -> Projection | None:
-    """Return the tensor that a module or a product made and whose parts, changed entry by entry, x is.
+    """Return the tensor that a module or a product made and whose parts, changed entry by entry or normed, x is.
 
     None if its entries may have another order in memory.
     """
@@ -341,9 +343,9 @@ def find_projection(frames: list[ModuleFrame], x: Tensor) -> Projection | None:
             if not makers:
                 break  # an argument of the module
             maker = makers[-1]
-            if is_end(maker) and not is_activation(maker):
+            if is_end(maker) and not (is_activation(maker) or is_norm(maker)):
                 return Projection(one, maker, frame)
-            if not (is_activation(maker) or keeps_order(maker.name)) or not maker.given:
+            if not (is_activation(maker) or is_norm(maker) or keeps_order(maker.name)) or not maker.given:
                 return None
             one = maker.given[maker.sizes.index(max(maker.sizes))]
     return None
@@ -389,6 +391,11 @@ def has_fewer_rows(frames: list[ModuleFrame], x: Tensor, rows: int) -> bool:
 def is_activation(maker: Operation) -> bool:
     """Return whether an operation is a module that computes a nonlinear function of each entry."""
     return maker.child is not None and bool(maker.name)
+
+
+def is_norm(maker: Operation) -> bool:
+    """Return whether an operation divides the features of each token by their size."""
+    return maker.name in NORMS or (maker.child is not None and issubclass(maker.child, NORM_LAYERS))
 
 
 def count_rows(x: Tensor | None, size: int, width: int) -> int:
