@@ -44,6 +44,8 @@ NAMES = {
     Role.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
+BOUNDS = {"clamp", "clamp_min", "clip"}
+EPSILON = 1e-3  # of a guard, at most
 MULTIPLIES = {  # a module that uses one may attend; names that layers also use without attention are left out
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner"),
     *("tensordot", "einsum", "multi_dot", "cdist", "cosine_similarity", "pairwise_distance"),
@@ -63,12 +65,16 @@ def infer_role(name: str) -> Role | None:
     return Role.PRODUCT if PRODUCT.match(core) else ROLES.get(core)
 
 
-def is_nonlinear(role: Role | None, args: Any) -> bool:
-    """Return whether a function can turn scores into weights: a nonlinear one.
+def is_nonlinear(name: str, role: Role | None, args: Any, kwargs: Any) -> bool:
+    """Return whether a function of this name can turn scores into weights: a nonlinear one.
 
-    A power below 1 does not count: it is the root of a norm.
+    A power below 1 does not count, which is the root of a norm. A lower bound counts if it is 0 or well above 0: one below 0
+    limits scores, and one just above guards a division.
     """
     root = len(args) > 1 and isinstance(args[1], float | int) and args[1] < 1
+    if strip_affixes(name) in BOUNDS:
+        low = kwargs.get("min", args[1] if len(args) > 1 else None)
+        return low is not None and (not isinstance(low, float | int) or low == 0 or low > EPSILON)
     return role is Role.NONLINEAR or (role is Role.POWER and not root)
 
 

@@ -14,6 +14,7 @@ from regard.observe.interception.lookups import IS_TENSOR, Lookup, find_lookup, 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
 NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may be in lists
+SUMS = {"sum", "logsumexp", "special_logsumexp"}  # whose axis is logged
 FRESH = {  # results with the shape of a tensor, but not its numbers
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
@@ -56,6 +57,7 @@ class Operation(NamedTuple):
     sizes: list[int]
     results: "list[weakref.ref[Tensor]]"
     lookup: Lookup | None = None  # of a gather
+    dim: Any = None  # of a sum, as it was given
 
 
 class ModuleFrame:
@@ -124,7 +126,9 @@ class ModuleFrame:
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:
         """Log that a function or a child module computed a result from its arguments."""
-        lookup = None
+        lookup, dim = None, None
+        if name in SUMS:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if name in GATHERS:
             args = put_table_first(args) if name == "embedding" else args
             lookup = find_lookup(name, args, kwargs)
@@ -143,12 +147,12 @@ class ModuleFrame:
         outputs = [*map(weakref.ref, results)]
         if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
             outputs += [weakref.ref(y._base) for y in results if y._base is not None]
-        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup))
+        self.noted.append(Operation(name, child, [*map(weakref.ref, tensors)], sizes, outputs, lookup, dim))
 
     def resolve_sources(self) -> None:
         """Compute the sources of all results logged since the last call."""
         made = self.made
-        for name, child, inputs, sizes, results, _ in self.noted:
+        for name, child, inputs, sizes, results, *_ in self.noted:
             if len(inputs) == 1:
                 one = made.get(id(inputs[0])) or self.add_source(inputs[0])
             else:

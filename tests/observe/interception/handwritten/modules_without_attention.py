@@ -172,9 +172,21 @@ class Algebra(nn.Module):
         self.up, self.down = nn.Parameter(torch.randn(2 * C, C)), nn.Parameter(torch.randn(C, 2 * C))
         self.a, self.b = nn.Parameter(torch.randn(2, C)), nn.Parameter(torch.randn(2 * C, 2))
         self.gain = nn.Parameter(torch.ones(C))
+        self.activation = nn.GELU()
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x).chunk(3, -1)
+        if self.style == "a mixer whose weights tokens make":  # https://arxiv.org/abs/2203.03691
+            return q @ F.gelu(k.mT @ x)
+        if self.style == "a mixer whose layers tokens make":
+            return q @ self.activation(k.mT @ v)
+        if self.style == "a guarded norm of differences":
+            far = (x.unsqueeze(2) - x.unsqueeze(1)).norm(dim=-1, keepdim=True)
+            near = (x.unsqueeze(2) - x.unsqueeze(1)) / far.clamp(min=1e-12)
+            return self.project(near).sum(2)
+        if self.style == "angles":
+            cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+            return torch.acos(cosines.clamp(min=-1.0, max=1.0)).mean((1, 2))
         if self.style == "whitening":
             gram = x.mT @ x / T
             for _ in range(3):
@@ -357,6 +369,12 @@ def list_modules() -> dict[str, nn.Module]:
                 "bilinear pooling",
                 "a merged adapter",
                 "modulated weights",
+            ),
+            *(
+                "a mixer whose weights tokens make",
+                "a mixer whose layers tokens make",
+                "a guarded norm of differences",
+                "angles",
             ),
             *("a mean of masked copies", "gated copies"),
             *("a norm", "a gate", "a machine of factors", "a pooled tower", "triangles", "small triangles"),

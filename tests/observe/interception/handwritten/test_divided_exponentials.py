@@ -37,7 +37,54 @@ def divide_by_sums_and_a_number(scores: Tensor, dim: int) -> Tensor:
     return e / (1e-300 + e.sum(dim, keepdim=True))
 
 
-SOFTMAXES = [divide_by_sums, divide_shifted, divide_shifted_in_place, exponentiate_twice, divide_by_sums_and_a_number]
+def multiply_by_inverse(scores: Tensor, dim: int) -> Tensor:
+    e = scores.exp()
+    return e * (1 / e.sum(dim, keepdim=True))
+
+
+def multiply_reciprocal_by_shifted(scores: Tensor, dim: int) -> Tensor:
+    e = torch.exp(scores - scores.amax(dim, keepdim=True))
+    return torch.mul(e.sum(dim, keepdim=True).add(1e-300).reciprocal(), e)
+
+
+def shift_twice(scores: Tensor, dim: int) -> Tensor:
+    return torch.exp(scores - scores.max()) / torch.exp(scores - scores.max()).sum(dim, keepdim=True)
+
+
+def subtract_logarithm(scores: Tensor, dim: int) -> Tensor:
+    return torch.exp(scores - scores.logsumexp(dim, keepdim=True))
+
+
+def subtract_logarithm_of_last(scores: Tensor, dim: int) -> Tensor:
+    return torch.exp(scores - torch.logsumexp(scores, dim=dim).unsqueeze(dim))
+
+
+def subtract_logarithm_of_sums(scores: Tensor, dim: int) -> Tensor:
+    shifted = scores - scores.amax(dim, keepdim=True)
+    return (shifted - shifted.exp().sum(dim, keepdim=True).log()).exp()
+
+
+def hide_none(scores: Tensor, dim: int) -> Tensor:
+    e = scores.exp() * torch.ones(scores.shape[1:])
+    return e / (e.sum(dim, keepdim=True) + 1e-300)
+
+
+def hide_none_in_place(scores: Tensor, dim: int) -> Tensor:
+    e = scores.exp()
+    e *= torch.ones(scores.shape[1:])
+    return e / e.sum(dim, keepdim=True)
+
+
+def fill_none(scores: Tensor, dim: int) -> Tensor:
+    e = scores.exp().masked_fill(torch.zeros(scores.shape[1:]).bool(), 0)
+    return e / e.sum(dim, keepdim=True)
+
+
+SOFTMAXES = [
+    *(divide_by_sums, divide_shifted, divide_shifted_in_place, exponentiate_twice, divide_by_sums_and_a_number),
+    *(multiply_by_inverse, multiply_reciprocal_by_shifted, shift_twice, hide_none, hide_none_in_place, fill_none),
+    *(subtract_logarithm, subtract_logarithm_of_last, subtract_logarithm_of_sums),
+]
 
 
 class Predicted(nn.Module):
@@ -59,6 +106,39 @@ def test_weights_that_tokens_predict_are_recorded_as_they_are(softmax, width, di
     part = Predicted(softmax, width, dim)
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
     torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
+
+
+class Squares(nn.Module):
+    """A square matrix of weights that tokens predict, whose sums have lost their axis."""
+
+    def __init__(self, divide: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.score, self.divide = nn.Linear(C, T), divide
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = self.divide(self.score(x).exp()).detach()
+        return self.divide(self.score(x).exp()) @ x
+
+
+SQUARES: dict[str, Callable[[Tensor], Tensor]] = {
+    "of columns": lambda e: (e / e.sum(0)).mT,
+    "of rows": lambda e: (e.mT / e.sum(1)).mT,
+    "of the transposed": lambda e: (e.mT / e.mT.sum(0)).mT,
+    "of logarithms": lambda e: (s := e.log()).sub(s.logsumexp(0)).exp().mT,
+}
+
+
+@pytest.mark.parametrize("divide", SQUARES)
+def test_the_sums_of_a_square_matrix_are_along_the_axis_that_they_state(divide):
+    part = Squares(SQUARES[divide])
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(T, C)))
+    torch.testing.assert_close(part.weights.sum(-1), torch.ones(T))
+    torch.testing.assert_close(recording.map(0).dense()[0, 0], part.weights, rtol=0, atol=EQUAL)
+
+
+def test_a_division_by_the_sums_of_the_other_axis_is_no_softmax():
+    recording, _ = record_and_compare(nn.Sequential(Squares(lambda e: e / e.sum(1))), lambda m: m(torch.randn(T, C)))
+    assert not recording.calls
 
 
 class KernelRegression(nn.Module):

@@ -109,6 +109,77 @@ def test_a_loop_over_the_keys_of_these_is_missed(score):
     assert {one.reason for one in recording.missed} == {UNFOLLOWED}
 
 
+class AddedUp(RowByRow):
+    """Exponentials that a loop adds up, with the values times these or after their division."""
+
+    def __init__(self, score: str, style: str) -> None:
+        super().__init__(score, torch.cat)
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, score, rows = self.project(x), getattr(self.scorer, self.score), []
+        for one in (h[i] for i in range(len(h))):
+            e = [score(one, h[j]).exp() for j in range(len(h))]
+            if self.style == "sums":
+                rows.append(sum(weight * value for weight, value in zip(e, h, strict=True)) / sum(e))
+                continue
+            if self.style == "each divided":
+                total = sum(e)
+                rows.append(sum(weight / total * value for weight, value in zip(e, h, strict=True)))
+                continue
+            if self.style == "into rows":
+                numerators, denominators = torch.zeros(1, D), torch.zeros(1)
+                for weight, value in zip(e, h, strict=True):
+                    numerators[0] += weight * value
+                    denominators[0] += weight.squeeze()
+                rows.append((numerators / denominators.unsqueeze(-1).clamp(min=1e-300))[0])
+                continue
+            numerator, denominator = torch.zeros(D), torch.zeros(1)
+            for weight, value in zip(e, h, strict=True):
+                if self.style == "in place":
+                    numerator += weight * value
+                    denominator += weight
+                else:
+                    numerator, denominator = numerator + weight * value, denominator + weight
+            rows.append(numerator / (denominator + 1e-9) if self.style == "with an epsilon" else numerator / denominator)
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("style", ["sums", "each divided", "in place", "out of place", "with an epsilon", "into rows"])
+def test_sums_of_exponentials_that_a_loop_adds_up_are_missed(score, style):
+    recording, _ = record_and_compare(AddedUp(score, style), lambda m: m(torch.randn(T, C)), missing=True)
+    assert {one.reason for one in recording.missed} == {UNFOLLOWED}
+
+
+class Gated(RowByRow):
+    """Sigmoids of the scores of a list of neighbors, which gate what is summed."""
+
+    def __init__(self, score: str, multiplies: bool) -> None:
+        super().__init__(score, torch.cat)
+        self.multiplies = multiplies
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, score, rows, self.weights = self.project(x), getattr(self.scorer, self.score), [], []
+        for i in range(len(h)):
+            neighbors = [j for j in range(len(h)) if j != i]
+            gates = torch.stack([torch.sigmoid(score(h[i], h[j])) for j in neighbors])
+            self.weights.append(gates.flatten().detach())
+            values = torch.stack([h[j] for j in neighbors])
+            rows.append((gates.mT @ values).squeeze(0) if self.multiplies else (gates * values).sum(0))
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_gates_of_the_neighbors_of_each_token_are_recorded_row_by_row(score, multiplies):
+    part = Gated(score, multiplies)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(T, C)))
+    assert {call.kind for call in recording.calls} == {"implicit"}
+    for call, weights in zip(recording.calls, part.weights, strict=True):
+        torch.testing.assert_close(call.map.dense()[0, 0, 0], weights, rtol=0, atol=EQUAL)
+
+
 class Decoder(nn.Module):
     """A state that reads all tokens at each step, with a list of their scores. https://arxiv.org/abs/1409.0473"""
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
+from regard.observe.interception.handwritten.added_scores import count_functions_of_sum
 from regard.observe.interception.handwritten.ancestor_search import (
     Pair,
     TensorRef,
@@ -24,11 +25,17 @@ from regard.observe.interception.handwritten.ancestor_search import (
     has_tokens,
     is_broadcast_pair,
     is_residual,
-    is_routed,
     multiplies_copies,
 )
-from regard.observe.interception.handwritten.contraction import find_operands, is_shared
-from regard.observe.interception.handwritten.divided_exponentials import find_divided_exponentials, may_divide_by_sums
+from regard.observe.interception.handwritten.attention_free import TableProducts
+from regard.observe.interception.handwritten.contraction import find_operands
+from regard.observe.interception.handwritten.divided_exponentials import (
+    EXPONENTIALS,
+    Softmax,
+    find_divided_exponentials,
+    find_exponential,
+    may_divide_by_sums,
+)
 from regard.observe.interception.handwritten.edge_call import find_edge_sum, is_edge_softmax, read_index_put
 from regard.observe.interception.handwritten.edge_softmax import (
     EDGE_SUMS,
@@ -67,7 +74,12 @@ from regard.observe.interception.handwritten.moved_entries import (
     keep_places,
     settle_all,
 )
-from regard.observe.interception.handwritten.pair_loops import are_exponentials, joins_scores_of_pairs, may_join_scores
+from regard.observe.interception.handwritten.pair_loops import (
+    divides_by_loop,
+    find_gate,
+    joins_scores_of_pairs,
+    may_join_scores,
+)
 from regard.observe.interception.handwritten.product_roles import (
     is_attention_product,
     is_factor,
@@ -79,12 +91,15 @@ from regard.observe.interception.handwritten.product_roles import (
     list_softmax_axes,
     makes_features,
     multiplies_features,
+    shares_values,
+    sums_tokens,
 )
 from regard.observe.interception.handwritten.row_edits import may_edit_scores, may_edit_weights
 from regard.observe.interception.handwritten.score_form import (
     CHOOSES_BY_VALUE,
     COPIES,
     PERMUTES,
+    QUOTIENTS,
     SAME,
     VIEWS,
     StepKind,
@@ -143,7 +158,9 @@ class HandwrittenTracker(Traces):
         self.edges = EdgeExponentials()
         self.entry_products = EntryProducts()
         self.linear = LinearContexts()
+        self.tables = TableProducts()
         self.has_one_hot = False  # whether F.one_hot has run
+        self.has_exponentials = False  # whether an exponential has run
 
     def clear(self) -> None:
         """Forget all followed tensors."""
@@ -152,7 +169,9 @@ class HandwrittenTracker(Traces):
         self.edges.weighted.clear()
         self.entry_products.clear()
         self.linear.clear()
+        self.tables.clear()
         self.has_one_hot = False
+        self.has_exponentials = False
 
     def may_follow_any(self, args: Any, kwargs: Any) -> bool:
         """Return False only if no tensor among the arguments is followed, nor used weights: quick, for the many functions."""
@@ -165,8 +184,9 @@ class HandwrittenTracker(Traces):
     def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
         """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
         if role is Role.MULTIPLY:
-            return self.entry_products.can_add(args, y) or may_divide_by_sums(name, args)
-        return role in STARTS or may_join_scores(name, args)
+            return self.entry_products.can_add(args, y) or (self.has_exponentials and may_divide_by_sums(name, args))
+        is_exponential = role is Role.NONLINEAR and strip_affixes(name) in EXPONENTIALS
+        return is_exponential or role in STARTS or may_join_scores(name, args)
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -205,11 +225,15 @@ class HandwrittenTracker(Traces):
         traced = self.mark_edits(name, tensors, results)
         if results and not traced and may_join_scores(name, args):
             if joins_scores_of_pairs(frames[-1], args[0]):
-                kind = TraceKind.WEIGHTS if are_exponentials(frames[-1], args[0]) else TraceKind.SCORES
-                dims, function = self.table.add_dims(results[0].shape), "exp" if kind is TraceKind.WEIGHTS else ""
-                self.start(results[0], kind, pairs=True, function=function, dims=dims, changes=(NO_PRODUCT,))
+                function = find_gate(frames[-1], args[0][0])
+                if function:
+                    self.start_weights(results[0], function)
+                else:
+                    self.start_scores(frames, results[0], None)
             return None
-        if not results or not (traced or role in STARTS or role is Role.MULTIPLY):
+        is_exponential = role is Role.NONLINEAR and strip_affixes(name) in EXPONENTIALS
+        self.has_exponentials |= is_exponential
+        if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_exponential):
             if role is Role.ONE_HOT:
                 self.has_one_hot = True
             return None
@@ -225,21 +249,10 @@ class HandwrittenTracker(Traces):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
-        elif (
-            args
-            and not any(x is args[0] for x, _ in traced)
-            and (exponentials := find_divided_exponentials(frames[-1], name, args)) is not None
-        ):
-            self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *exponentials, [], results[0])
+        elif (softmax := self.find_softmax(frames[-1], name, args, traced, results[0])) is not None:
+            self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *softmax, [], results[0])
         elif not traced:
-            if role is Role.MULTIPLY:
-                self.entry_products.add(name, args, [], results[0])
-            elif strip_affixes(name) in EDGE_SUMS:
-                return self.follow_edges(frames[-1], name, args, kwargs, tensors)
-            if tensors and results[0].numel() < tensors[0].numel():
-                self.follow_features(frames, tensors[0], results[0])
-            elif tensors and strip_affixes(name) == "cumsum":
-                self.follow_copies(frames[-1], tensors[0], results[0], name)
+            return self.follow_unknown(frames, role, name, args, kwargs, tensors, results[0])
         else:
             others = [x for x in tensors if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
             x, trace = max(traced, key=lambda one: (one[1].kind, one[1].form is not None))
@@ -260,12 +273,56 @@ class HandwrittenTracker(Traces):
             if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
                 self.drop(results[0])  # features, which a layer adds to its input
             elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, tensors, x, trace, results[0])):
-                self.follow_other(role, name, args, x, trace, others, results)
+                self.follow_other(frames, role, name, args, kwargs, x, trace, others, results)
                 if strip_affixes(name) in CHOOSES_BY_VALUE:
                     self.follow_choice(x, result, kwargs.get("dim", find_dim(name, args)))
                 if moves and (trace.dims is None or trace.moved is not None):
                     follow_places(self, func, name, args, kwargs, traced, results)
         return None
+
+    def follow_unknown(
+        self, frames: list[ModuleFrame], role: Role | None, name: str, args: Any, kwargs: Any, tensors: list[Tensor], y: Tensor
+    ) -> HandwrittenCall | None:
+        """Follow the result y of a function of tensors that are not followed; return the call that it completes, or None."""
+        core = strip_affixes(name)
+        if role is Role.NONLINEAR:
+            count = count_functions_of_sum(frames[-1], args[0])
+            if count is not None:
+                self.start_weights(y, is_by_channel=count == 0 and y.dim() > 3)
+        elif role is Role.MULTIPLY:
+            if self.has_exponentials and core in QUOTIENTS and len(tensors) == 2:
+                call = self.follow_quotient(frames[-1], core, tensors[0], tensors[1], y)
+                if call is not None:
+                    return call
+            self.entry_products.add(name, args, [], y)
+        elif core in EDGE_SUMS:
+            return self.follow_edges(frames[-1], name, args, kwargs, tensors)
+        if tensors and y.numel() < tensors[0].numel():
+            self.follow_features(frames, tensors[0], y)
+        elif tensors and core == "cumsum":
+            self.follow_copies(frames[-1], tensors[0], y, name)
+        return None
+
+    def follow_quotient(self, frame: ModuleFrame, core: str, x: Tensor, by: Tensor, y: Tensor) -> HandwrittenCall | None:
+        """Follow the quotient y of sums of exponentials, times values or not; return the call that it completes, or None."""
+        quotient = self.tables.find_quotient(frame, x, by)
+        if quotient is None and not divides_by_loop(frame, x, by):
+            return None
+        self.start_weights(y)
+        if quotient is None and find_exponential(frame, weakref.ref(x)) is not None:
+            return None  # a weight, which the loop multiplies with a value
+        trace = self.traces.pop(id(y))
+        return HandwrittenCall(f"exp and {core}", trace, y, None, 0, quotient=quotient)
+
+    def start_weights(self, y: Tensor, function: str = "exp", is_by_channel: bool = False) -> None:
+        """Start following what a function made of scores of pairs that are no product, for each channel or not."""
+        dims = self.table.add_dims(y.shape)
+        known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (NO_PRODUCT,)}
+        self.start(y, TraceKind.WEIGHTS, pairs=True, **known)
+
+    def find_softmax(self, frame: ModuleFrame, name: str, args: Any, traced: list[Traced], y: Tensor) -> Softmax | None:
+        """Return the scores of which a function makes the softmax y, and its axis; None if it is no softmax or is followed."""
+        return None if any(x.shape == y.shape for x, _ in traced) else find_divided_exponentials(frame, name, args)
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
@@ -286,6 +343,8 @@ class HandwrittenTracker(Traces):
             elif not (isinstance(child, nn.Identity | nn.Dropout) and x.shape == y.shape):
                 name = type(child).__name__
                 activates = trace.kind is TraceKind.SCORES and not plain
+                if activates and sums_tokens(self, frames, trace):
+                    return
                 trace = activate(trace, name) if activates else trace._replace(parts=list_parts(trace))
                 trace = trace._replace(
                     dims=trace.dims if x.shape == y.shape else None,
@@ -380,6 +439,8 @@ class HandwrittenTracker(Traces):
                     return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
                 frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
         self.drop(y)
+        if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
+            return None
         token_operands = [x for x in operands if has_tokens(frames[-1], x)]
         if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
             call = self.follow_edges(frames[-1], name, args, kwargs, token_operands)
@@ -586,21 +647,32 @@ class HandwrittenTracker(Traces):
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge
             values = [v for v in values if id(weakref.ref(x)) not in find_ancestors(frames[-1:], v)]
-        shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
+        shared = not trace.pairs and any(shares_values(frames, x, v, trace.extent) for v in values)
         if values:
-            factors = (x, values[0]) if len(tensors) == 2 and y.numel() > trace.size else None  # else they may be a mask too
+            is_broadcast = y.numel() > min(trace.size, values[0].numel())
+            factors = (x, values[0]) if len(tensors) == 2 and is_broadcast else None  # else they may be a mask too
             self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared, factors=factors), name)
         return bool(values)
 
     def follow_other(
-        self, role: Role | None, name: str, args: Any, x: Tensor, trace: Trace, others: list[Tensor], results: list[Tensor]
+        self,
+        frames: list[ModuleFrame],
+        role: Role | None,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        x: Tensor,
+        trace: Trace,
+        others: list[Tensor],
+        results: list[Tensor],
     ) -> None:
         """Follow the results that any other function computes from scores or weights."""
         scales = role is Role.MULTIPLY and others and results[0].numel() > x.numel()
         gates = role is Role.ADD and others and trace.kind is TraceKind.WEIGHTS and not trace.pairs
         is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
-        is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(role, args))
-        if scales or gates or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
+        is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(name, role, args, kwargs))
+        is_of_features = is_activation and sums_tokens(self, frames, self.find(x) or trace)
+        if scales or gates or is_of_features or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
             return
         if trace.kind is TraceKind.SCORES and strip_affixes(name) in DECOMPOSES:
@@ -616,7 +688,11 @@ class HandwrittenTracker(Traces):
             )
         elif role is Role.LOG:
             trace = trace._replace(kind=TraceKind.SCORES)
-        elif trace.kind is TraceKind.WEIGHTS and trace.activated is not None and (is_square or is_nonlinear(role, args)):
+        elif (
+            trace.kind is TraceKind.WEIGHTS
+            and trace.activated is not None
+            and (is_square or is_nonlinear(name, role, args, kwargs))
+        ):
             trace = activate(trace, "square" if is_square else strip_affixes(name))
         for y in results:
             if y.dim() or x.numel() == 1 or role is None:

@@ -1,4 +1,7 @@
-"""A softmax that a layer writes out, of scores that nothing follows: exponentials, divided by their own sums."""
+"""A softmax that a layer writes out, of scores that nothing follows: exponentials, divided by their own sums.
+
+The division may be a product with one over the sums, or exponentials of scores minus the logarithm of the sums.
+"""
 
 import weakref
 from typing import Any
@@ -8,48 +11,125 @@ from torch import Tensor
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
 from regard.observe.interception.handwritten.ancestor_search import TensorRef
 from regard.observe.interception.handwritten.edge_softmax import skip_layouts
-from regard.observe.interception.handwritten.score_form import QUOTIENTS
+from regard.observe.interception.handwritten.score_form import PRODUCTS, QUOTIENTS
 from regard.observe.interception.provenance import ModuleFrame, Operation
+
+Softmax = tuple[TensorRef, int]  # the scores, and the axis of the sums
+EXPONENTIALS = {"exp", "exp2"}
+INVERSES = {"reciprocal", "__rdiv__", "__rtruediv__"}  # of sums that a number is divided by
+BY_ENTRY = PRODUCTS | QUOTIENTS
+HIDES = PRODUCTS | {"masked_fill", "where"}  # functions by which a mask hides exponentials
+LOGARITHMS_OF_SUMS = {"logsumexp", "special_logsumexp"}
 
 
 def may_divide_by_sums(name: str, args: Any) -> bool:
-    """Return whether a function of this name divides a tensor by a smaller one: quick, for the many functions."""
-    is_quotient = strip_affixes(name) in QUOTIENTS and len(args) == 2
-    return is_quotient and all(isinstance(x, Tensor) for x in args) and args[1].numel() < args[0].numel()
+    """Return whether a function of this name may divide exponentials by their sums: quick, for the many functions."""
+    core = strip_affixes(name)
+    if core not in BY_ENTRY or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
+        return False
+    return core in QUOTIENTS or args[0].numel() != args[1].numel()
 
 
-def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any) -> tuple[TensorRef, int] | None:
+def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any) -> Softmax | None:
     """Return the scores whose exponentials a function of this name divides by their own sums, and the axis of these sums.
 
-    The largest score may have been taken from all, and a number added to the sums.
+    The largest score may have been taken from all, a mask may hide exponentials, and a number may be added to the sums.
     """
-    axis = find_axis(*args) if may_divide_by_sums(name, args) else None
+    core = strip_affixes(name)
+    if core in EXPONENTIALS:
+        return find_shifted_softmax(frame, args[0])
+    if not may_divide_by_sums(name, args):
+        return None
+    x, by = args if core in QUOTIENTS else sorted(args, key=Tensor.numel, reverse=True)
+    axis, sums = find_axis(x, by), weakref.ref(by)
     if axis is None:
         return None
-    exponentials, sums = (skip_layouts(frame, weakref.ref(x)) for x in args)
-    if sums is not None and infer_role(sums.name) is Role.ADD and len(sums.given) == 1:
-        sums = skip_layouts(frame, sums.given[0])
-    terms = None if sums is None or strip_affixes(sums.name) != "sum" else skip_layouts(frame, sums.given[0])
-    if exponentials is None or terms is None or not (is_exponential(exponentials) and is_exponential(terms)):
+    if core in PRODUCTS:
+        inverse = skip_layouts(frame, sums)
+        if inverse is None or inverse.name not in INVERSES or len(inverse.given) != 1:
+            return None
+        sums = inverse.given[0]
+    scores, total = find_scores(frame, weakref.ref(x)), find_sum(frame, sums)
+    if scores is None or total is None or find_scores(frame, total.given[0]) is not scores:
         return None
-    scores = exponentials.given[0]
-    return (skip_shift(frame, scores), axis) if scores is terms.given[0] else None
+    return (scores, axis) if find_summed_axis(total, x) in (None, axis) else None
+
+
+def find_shifted_softmax(frame: ModuleFrame, x: Tensor) -> Softmax | None:
+    """Return the scores of which x is each minus the logarithm of the sum of their exponentials, and the axis of the sum."""
+    shift = skip_layouts(frame, weakref.ref(x))
+    if shift is None or not is_subtraction(shift):
+        return None
+    scores, logarithm = shift.given[0], skip_layouts(frame, shift.given[1])
+    if logarithm is None:
+        return None
+    total, own = logarithm, skip_shift(frame, scores)
+    if strip_affixes(logarithm.name) in LOGARITHMS_OF_SUMS:
+        others: TensorRef | None = skip_shift(frame, logarithm.given[0])
+    elif infer_role(logarithm.name) is Role.LOG and (found := find_sum(frame, logarithm.given[0])) is not None:
+        total, others = found, find_scores(frame, found.given[0])
+    else:
+        return None
+    axis = read_axis(total, x.dim())
+    return None if axis is None or others is not own else (own, axis)
+
+
+def find_sum(frame: ModuleFrame, x: TensorRef) -> Operation | None:
+    """Return the sum that a tensor is, in another layout or not, with a number added to it or not."""
+    maker = skip_layouts(frame, x)
+    if maker is not None and infer_role(maker.name) is Role.ADD and len(maker.given) == 1:
+        maker = skip_layouts(frame, maker.given[0])
+    return maker if maker is not None and strip_affixes(maker.name) == "sum" else None
 
 
 def find_axis(x: Tensor, sums: Tensor) -> int | None:
-    """Return the only axis of x, of several entries, over which its sums were computed; None if there is another one."""
+    """Return the only axis of x, of several entries, along which all have the same sum; None if there is another one."""
     sizes = [1] * (x.dim() - sums.dim()) + [*sums.shape]
     axes = [n for n, (size, other) in enumerate(zip(x.shape, sizes, strict=False)) if size > other == 1]
     return axes[0] if len(axes) == 1 else None
 
 
+def find_summed_axis(total: Operation, x: Tensor) -> int | None:
+    """Return the axis of exponentials x along which they were summed, in this layout or transposed; None if several or all."""
+    axis, terms = read_axis(total, x.dim()), total.given[0]()
+    if axis is None or terms is None or terms.dim() != x.dim() or terms.stride() == x.stride():
+        return axis
+    places = [n for n, stride in enumerate(x.stride()) if stride == terms.stride(axis)]
+    return places[0] if len(places) == 1 else axis
+
+
+def read_axis(total: Operation, rank: int) -> int | None:
+    """Return the axis that a sum of a tensor of this rank states; None if it sums over several or over all."""
+    axes = total.dim if isinstance(total.dim, tuple | list) else (total.dim,)
+    return axes[0] % rank if len(axes) == 1 and type(axes[0]) is int and rank else None
+
+
+def find_scores(frame: ModuleFrame, x: TensorRef) -> TensorRef | None:
+    """Return the scores of which a tensor is the exponentials, before they were shifted; a mask may hide some."""
+    maker = find_exponential(frame, x)
+    return None if maker is None else skip_shift(frame, maker.given[0])
+
+
+def find_exponential(frame: ModuleFrame, x: TensorRef) -> Operation | None:
+    """Return the exponential that a tensor is, in another layout or not, multiplied or hidden by another tensor or not."""
+    maker = skip_layouts(frame, x)
+    if maker is not None and strip_affixes(maker.name) in HIDES:
+        return next((one for given in maker.given for one in frame.find_makers(given) if is_exponential(one)), None)
+    return maker if maker is not None and is_exponential(maker) else None
+
+
 def is_exponential(maker: Operation) -> bool:
     """Return whether an operation computes exponentials."""
-    return strip_affixes(maker.name) in ("exp", "exp2")
+    return strip_affixes(maker.name) in EXPONENTIALS
+
+
+def is_subtraction(maker: Operation) -> bool:
+    """Return whether an operation subtracts fewer numbers from a tensor, as the largest of each row."""
+    is_difference = strip_affixes(maker.name) in ("sub", "subtract") and len(maker.sizes) == 2
+    return is_difference and maker.sizes[0] > maker.sizes[1]
 
 
 def skip_shift(frame: ModuleFrame, scores: TensorRef) -> TensorRef:
-    """Return scores as they were before fewer numbers, as the largest of each row, were subtracted: no softmax sees these."""
+    """Return scores as they were before fewer numbers were subtracted: no softmax sees these."""
     maker = skip_layouts(frame, scores)
-    is_shifted = maker is not None and strip_affixes(maker.name) in ("sub", "subtract") and len(maker.sizes) == 2
-    return maker.given[0] if maker is not None and is_shifted and maker.sizes[0] > maker.sizes[1] else scores
+    return maker.given[0] if maker is not None and is_subtraction(maker) else scores

@@ -22,7 +22,9 @@ from regard.mechanism.scores import score_dtype
 from regard.mechanism.steps import normalize_scores
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
+from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
+from regard.observe.interception.handwritten.divided_exponentials import EXPONENTIALS
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
@@ -59,6 +61,7 @@ class HandwrittenCall(NamedTuple):
     product: LabelledProduct | None
     place: int  # of the weights among the product's operands
     edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
+    quotient: TableQuotient | None = None  # of products of exponentials, if these are not multiplied with each other
 
 
 def read_call(
@@ -68,6 +71,8 @@ def read_call(
 
     Raises UnreadableError if its parts are not known.
     """
+    if product_call.quotient is not None:
+        return product_call.quotient.read(table, result, f"by hand: {product_call.steps}")
     weights, product, place = product_call.trace, product_call.product, product_call.place
     if product_call.tensor.layout is not torch.strided:
         raise UnreadableError(SPARSE)
@@ -136,7 +141,7 @@ def read_grouped_call(
         kernel = f"by hand: {product_call.steps}"
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
         adapter = CallAdapter(lambda: result)
-        if weights.activated is not None:
+        if weights.activated is not None or makes_exponentials(weights):
             with suppress(Exception):  # of an unusual layout, in which a division is not followed
                 places = torch.arange(context.numel(), device=context.device).view(context.shape)
                 adapter.places = table.restore(places, four, dims, result.shape)
@@ -201,8 +206,7 @@ def build_call(
         raise NoSoftmaxError("its scores are multiplied by a table")
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
-    has_exponentials = any(one.startswith("exp") for one in functions)
+    has_exponentials = makes_exponentials(trace)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
     if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
         raise UnreadableError(BLOCKS)
@@ -223,6 +227,12 @@ def build_call(
         except UnreadableError as error:
             reason = str(error)
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
+
+
+def makes_exponentials(trace: Trace) -> bool:
+    """Return whether exponentials are among the functions that turned scores into weights."""
+    functions = (trace.function, *trace.changes) if trace.activated is None else (trace.function, *trace.activated.functions)
+    return any(one in EXPONENTIALS or one.startswith("special_exp") for one in functions)
 
 
 def has_running_maximum(trace: Trace) -> bool:

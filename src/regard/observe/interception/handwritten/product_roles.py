@@ -7,15 +7,26 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import has_tokens, is_routed
-from regard.observe.interception.handwritten.contraction import find_axes
+from regard.observe.interception.handwritten.ancestor_search import (
+    find_projection,
+    has_features_last,
+    has_tokens,
+    is_routed,
+    walk_back,
+)
+from regard.observe.interception.handwritten.contraction import find_axes, is_shared
 from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
-from regard.observe.interception.handwritten.linear_attention import list_axes, mixes_within_tokens, sums_features
+from regard.observe.interception.handwritten.linear_attention import (
+    find_stride,
+    list_axes,
+    mixes_within_tokens,
+    sums_features,
+)
 from regard.observe.interception.handwritten.linear_scores import is_table
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
-from regard.observe.interception.provenance import TOKEN, ModuleFrame
+from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
 
 
 def is_attention_product(
@@ -35,7 +46,30 @@ def is_attention_product(
         return False
     shared, summed = find_axes(name, args, operands, x)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
-    return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
+    others = [v for v in operands if v is not x]
+    shared = shared or any(reads_other_tokens(frames[-1], x, v) for v in others)
+    return shared and along and not any(is_routed(frames, x, v) for v in others)
+
+
+def reads_other_tokens(frame: ModuleFrame, weights: Tensor, values: Tensor) -> bool:
+    """Return whether a module made weights of other arguments than the values, of which it joined none.
+
+    So a decoder reads its encoder with weights of places that it predicts from its state. A pooling layer scores the values.
+    """
+    own, others = find_arguments(frame, weights), find_arguments(frame, values, can_join=False)
+    return bool(own and others) and own.isdisjoint(others)
+
+
+def find_arguments(frame: ModuleFrame, x: Tensor, can_join: bool = True) -> set[int]:
+    """Return the ids of the tokens among the arguments of a module that x was made of; none if some tensors were joined."""
+    ids = set[int]()
+    for _, (one, _), makers in walk_back([frame], (weakref.ref(x), 0), lambda *_: True):
+        if not can_join and any(maker.name in JOINS for maker in makers):
+            return set()
+        is_argument = all(given is one for maker in makers for given in maker.given)  # also if it was changed in place
+        if is_argument and frame.find_contents(one) == TOKEN:
+            ids.add(id(one))
+    return ids
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -158,3 +192,24 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
     """Return whether a product's result is no scores: products of features with each other, sums over keys, or features."""
     is_square = product.operands[0] is product.operands[1] and not product.sums_several()
     return is_square or product.sums_rows() or multiplies_generated_matrix(frames, product)
+
+
+def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> bool:
+    """Return whether rows of weights, each `extent` long, share values that they did not choose, or read other tokens."""
+    is_read = is_shared(weights, values, extent) or reads_other_tokens(frames[-1], weights, values)
+    return is_read and not is_routed(frames, weights, values)
+
+
+def sums_tokens(traces: Traces, frames: list[ModuleFrame], trace: Trace) -> bool:
+    """Return whether scores are sums over tokens, so that they are of features with features: those of a layer are kept."""
+    form = trace.form
+    for x, dims in () if form is None else ((form.a, form.a_dims), (form.b, form.b_dims)):
+        assert form is not None
+        projection = find_projection(frames, x)
+        is_last = None if projection is None else has_features_last(projection)
+        own, of_scores = list_axes(traces.table, dims), list_axes(traces.table, form.dims)
+        of_both = list_axes(traces.table, form.a_dims) & list_axes(traces.table, form.b_dims)
+        summed, kept = (find_stride(traces.table, x, dims, axes) for axes in (own - of_scores, own - of_both))
+        if is_last is not None and summed is not None and kept is not None and (summed > kept) == is_last:
+            return True
+    return False

@@ -1,0 +1,148 @@
+"""Scores that are no product, of two tokens or of a token and a place, whose exponentials are divided late or never."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, record_and_compare
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, T, C, D, STEPS, MIXTURES = 2, 7, 11, 5, 3, 4
+
+
+class Exponentials(nn.Module):
+    """Exponentials of scores that are no product, and what divides them, before or after the product with the values."""
+
+    def __init__(self, score: str, divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.line = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D), nn.Linear(D, 1)
+        self.one, self.other, self.score, self.divide = nn.Linear(C, 1), nn.Linear(C, 1), score, divide
+        self.register_buffer("edges", (torch.rand(T, T) > 0.3).double() + torch.eye(T))
+
+    def exponentiate(self, x: Tensor) -> Tensor:
+        q, k = self.query(x), self.key(x)
+        if self.score == "of distances":
+            return torch.exp(-(torch.cdist(q, k) ** 2) / 2)
+        if self.score == "of a network":
+            return self.line(torch.tanh(q[:, :, None] + k[:, None])).squeeze(-1).exp()
+        assert self.score == "of a number of each"
+        return F.leaky_relu(self.one(x) + self.other(x).mT).exp() * self.edges
+
+    def forward(self, x: Tensor) -> Tensor:
+        e = self.exponentiate(x)
+        self.exponentials = e.detach()
+        return self.divide(e, self.value(x))
+
+
+SCORES = ["of distances", "of a network", "of a number of each"]
+DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "before": lambda e, v: (e / e.sum(-1, keepdim=True)) @ v,
+    "after": lambda e, v: (e @ v) / e.sum(-1, keepdim=True),
+    "after, by one over the sums": lambda e, v: (e @ v) * (1 / e.sum(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("when", DIVISIONS)
+def test_weights_are_divided_by_their_sums_whenever_the_layer_divides(score, when):
+    part = Exponentials(score, DIVISIONS[when])
+    recording, output = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
+    (call,) = recording.calls
+    expected = part.exponentials / part.exponentials.sum(-1, keepdim=True)
+    torch.testing.assert_close(call.map.dense()[:, 0], expected, rtol=0, atol=EQUAL)
+    torch.testing.assert_close((call.map.dense() @ call.map.values)[:, 0] if call.kind == "implicit" else output, output)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_exponentials_that_are_never_divided_are_weights_as_they_are(score):
+    part = Exponentials(score, torch.matmul)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
+    found = recording.map(0, kind="implicit").dense()[:, 0]
+    torch.testing.assert_close(found, part.exponentials, rtol=0, atol=EQUAL)
+
+
+class Window(nn.Module):
+    """A mixture of windows that a decoder moves over the places of a text. https://arxiv.org/abs/1308.0850"""
+
+    def __init__(self, weigh: Callable[[Tensor, Tensor], Tensor], is_normalized: bool) -> None:
+        super().__init__()
+        self.cell, self.parameters_of_window, self.weigh = nn.LSTMCell(C, C), nn.Linear(C, 3 * MIXTURES), weigh
+        self.is_normalized = is_normalized
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.mean(1)
+        places, moved, outputs, self.weights = torch.arange(T), torch.zeros(B, MIXTURES), [], []
+        for step in range(STEPS):
+            h, c = self.cell(x[:, step], (h, c))
+            size, width, by = self.parameters_of_window(h).exp().chunk(3, -1)
+            moved = moved + by
+            windows = size.unsqueeze(2) * torch.exp(-width.unsqueeze(2) * (moved.unsqueeze(2) - places) ** 2)
+            weights = windows.sum(1)
+            weights = weights / weights.sum(-1, keepdim=True) if self.is_normalized else weights
+            self.weights.append(weights.detach())
+            outputs.append(self.weigh(weights, x))
+        return torch.stack(outputs, 1)
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bmm": lambda w, x: torch.bmm(w.unsqueeze(1), x).squeeze(1),
+    "einsum": lambda w, x: torch.einsum("bt,btc->bc", w, x),
+    "sums": lambda w, x: (w.unsqueeze(-1) * x).sum(1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_normalized", [False, True])
+def test_windows_over_places_are_recorded_at_each_step(way, is_normalized):
+    part = Window(WAYS[way], is_normalized)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
+    assert {call.kind for call in recording.calls} == {"self" if is_normalized else "implicit"}
+    for call, weights in zip(recording.calls, part.weights, strict=True):
+        torch.testing.assert_close(call.map.dense()[:, 0, 0], weights, rtol=0, atol=EQUAL)
+
+
+class ByChannel(nn.Module):
+    """A softmax over the keys for each channel of the values, of bounded sums. https://arxiv.org/abs/1709.04696"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(C, C), nn.Linear(C, C)
+
+    def weigh(self, x: Tensor) -> Tensor:
+        return (5 * torch.tanh((self.query(x)[:, :, None] + self.key(x)[:, None]) / 5)).softmax(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weigh(x) * x[:, None]).sum(2)
+
+
+def test_each_channel_is_a_head_of_weights_for_each_channel():
+    part, x = ByChannel(), torch.randn(B, T, C)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
+    torch.testing.assert_close(recording.map(0).dense(), part.weigh(x).permute(0, 3, 1, 2), rtol=0, atol=EQUAL)
+
+
+class WithoutAttention(nn.Module):
+    """Exponentials of sums of tokens that weigh nothing along their places."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.mix = style, nn.Linear(MIXTURES, C)
+        self.register_buffer("centers", torch.linspace(-1, 1, MIXTURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "radial features":
+            return self.mix(torch.exp(-((x.norm(dim=-1, keepdim=True) - self.centers) ** 2))) * x
+        if self.style == "a histogram":
+            return torch.exp(-((x.unsqueeze(-1) - self.centers) ** 2)).sum(1)
+        assert self.style == "decays"
+        sums = x.cumsum(1)
+        return torch.exp(sums.mean(-1)[:, :, None] - sums.mean(-1)[:, None]).tril().sum(-1)
+
+
+@pytest.mark.parametrize("style", ["radial features", "a histogram", "decays"])
+def test_other_exponentials_of_sums_are_no_attention(style):
+    recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda m: m(torch.randn(B, T, C)))
+    assert not recording.calls
