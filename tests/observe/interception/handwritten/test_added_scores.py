@@ -146,3 +146,28 @@ class WithoutAttention(nn.Module):
 def test_other_exponentials_of_sums_are_no_attention(style):
     recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda m: m(torch.randn(B, T, C)))
     assert not recording.calls
+
+
+class Gates(nn.Module):
+    """A gate of each channel of a neighbor, divided by their sums or not. https://arxiv.org/abs/1711.07553"""
+
+    def __init__(self, is_divided: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.is_divided = nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D), is_divided
+
+    def weigh(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.query(x)[:, :, None] + self.key(x)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.weigh(x)
+        total = (gates * self.value(x)[:, None]).sum(2)
+        return total / (gates.sum(2) + 1e-300) if self.is_divided else total
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_gates_of_each_channel_of_a_pair_are_weights(is_divided):
+    part, x = Gates(is_divided), torch.randn(B, T, C)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(x))
+    gates = part.weigh(x).permute(0, 3, 1, 2)
+    expected = gates / gates.sum(-1, keepdim=True) if is_divided else gates
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)

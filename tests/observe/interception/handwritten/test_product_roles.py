@@ -1,4 +1,4 @@
-"""A row of weights reads the tokens that it is multiplied with if it was predicted from others; one made of these pools them."""
+"""A row of weights that was predicted from other tokens than it multiplies reads these; one that was made of them pools."""
 
 from collections.abc import Callable
 

@@ -75,6 +75,7 @@ from regard.observe.interception.handwritten.moved_entries import (
     settle_all,
 )
 from regard.observe.interception.handwritten.pair_loops import (
+    GATES,
     divides_by_loop,
     find_gate,
     joins_scores_of_pairs,
@@ -185,8 +186,8 @@ class HandwrittenTracker(Traces):
         """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
         if role is Role.MULTIPLY:
             return self.entry_products.can_add(args, y) or (self.has_exponentials and may_divide_by_sums(name, args))
-        is_exponential = role is Role.NONLINEAR and strip_affixes(name) in EXPONENTIALS
-        return is_exponential or role in STARTS or may_join_scores(name, args)
+        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
+        return is_gate or role in STARTS or may_join_scores(name, args)
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -231,9 +232,9 @@ class HandwrittenTracker(Traces):
                 else:
                     self.start_scores(frames, results[0], None)
             return None
-        is_exponential = role is Role.NONLINEAR and strip_affixes(name) in EXPONENTIALS
-        self.has_exponentials |= is_exponential
-        if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_exponential):
+        is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
+        self.has_exponentials |= is_gate and strip_affixes(name) in EXPONENTIALS
+        if not results or not (traced or role in STARTS or role is Role.MULTIPLY or is_gate):
             if role is Role.ONE_HOT:
                 self.has_one_hot = True
             return None
@@ -288,7 +289,7 @@ class HandwrittenTracker(Traces):
         if role is Role.NONLINEAR:
             count = count_functions_of_sum(frames[-1], args[0])
             if count is not None:
-                self.start_weights(y, is_by_channel=count == 0 and y.dim() > 3)
+                self.start_weights(y, core, is_by_channel=count == 0 and y.dim() > 3)
         elif role is Role.MULTIPLY:
             if self.has_exponentials and core in QUOTIENTS and len(tensors) == 2:
                 call = self.follow_quotient(frames[-1], core, tensors[0], tensors[1], y)

@@ -24,7 +24,6 @@ from regard.observe.interception.attention_call import AttentionCall, CallAdapte
 from regard.observe.interception.distributed_tensors import RankSplit, distribute_like, find_split, take_local
 from regard.observe.interception.handwritten.attention_free import TableQuotient
 from regard.observe.interception.handwritten.axis_groups import Groups, describe_choice, find_groups
-from regard.observe.interception.handwritten.divided_exponentials import EXPONENTIALS
 from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, build_edge_matrix
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
@@ -141,7 +140,7 @@ def read_grouped_call(
         kernel = f"by hand: {product_call.steps}"
         other = build_unnormalized_call(weights, table, groups, matrix, v, context, kernel, str(error))
         adapter = CallAdapter(lambda: result)
-        if weights.activated is not None or makes_exponentials(weights):
+        if weights.activated is not None or (weights.form is None and not weights.parts):  # may be divided after the values
             with suppress(Exception):  # of an unusual layout, in which a division is not followed
                 places = torch.arange(context.numel(), device=context.device).view(context.shape)
                 adapter.places = table.restore(places, four, dims, result.shape)
@@ -206,7 +205,8 @@ def build_call(
         raise NoSoftmaxError("its scores are multiplied by a table")
     if trace.keys is not None and set(table.expand_axes(trace.keys)) != set(groups.keys):
         raise NoSoftmaxError("its softmax is not over the keys that the values are summed over")
-    has_exponentials = makes_exponentials(trace)
+    functions = (trace.function,) if trace.activated is None else (trace.function, *trace.activated.functions)
+    has_exponentials = any(one.startswith("exp") for one in functions)
     is_exponential = has_exponentials and not trace.extent  # unlike that of a log_softmax
     if has_running_maximum(trace) and not (matrix.any() and has_unit_rows(matrix, trace.eps)):
         raise UnreadableError(BLOCKS)
@@ -227,12 +227,6 @@ def build_call(
         except UnreadableError as error:
             reason = str(error)
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
-
-
-def makes_exponentials(trace: Trace) -> bool:
-    """Return whether exponentials are among the functions that turned scores into weights."""
-    functions = (trace.function, *trace.changes) if trace.activated is None else (trace.function, *trace.activated.functions)
-    return any(one in EXPONENTIALS or one.startswith("special_exp") for one in functions)
 
 
 def has_running_maximum(trace: Trace) -> bool:
