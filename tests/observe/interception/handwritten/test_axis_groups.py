@@ -101,3 +101,45 @@ def test_the_batch_that_values_have_and_keys_have_not_holds_no_queries():
     recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, 5, C, dtype=torch.float64)))
     assert [call.map.shape for call in recording.calls] == [(B, 1, 14, 5), (B, 1, 5, 14)]
     torch.testing.assert_close(recording.calls[1].map.dense().squeeze(1), part.weights, rtol=0, atol=EQUAL)
+
+
+class SharedByHeads(nn.Module):
+    """One matrix of weights that multiplies the values of all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = (self.query(x) @ x.mT).softmax(-1)
+        v = self.value(x).unflatten(-1, (3, 4)).transpose(1, 2)
+        return (self.weights.unsqueeze(1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_weights_that_heads_share_keep_their_batch():
+    part = SharedByHeads()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, 7, 12)))
+    torch.testing.assert_close(recording.map(0).dense()[:, 0], part.weights, rtol=0, atol=1e-6)
+
+
+class Unconditional(nn.Module):
+    """Weights of each head that are parameters, which a batch shares. https://arxiv.org/abs/2005.00743"""
+
+    def __init__(self, has_batch: bool) -> None:
+        super().__init__()
+        self.table, self.value, self.has_batch = nn.Parameter(torch.randn(3, 7, 7)), nn.Linear(12, 12), has_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.table.softmax(-1)
+        v = self.value(x).unflatten(-1, (3, 4)).transpose(1, 2)
+        return ((weights.unsqueeze(0) if self.has_batch else weights) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("has_batch", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_heads_of_weights_that_a_batch_shares_are_heads(has_batch, batch):
+    part = Unconditional(has_batch)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(batch, 7, 12)))
+    found = recording.map(0).dense()
+    assert found.shape == (1, 3, 7, 7)
+    torch.testing.assert_close(found[0], part.table.softmax(-1), rtol=0, atol=1e-6)

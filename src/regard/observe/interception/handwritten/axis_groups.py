@@ -54,9 +54,20 @@ def find_groups(
     batch = [left for axes, left in zip(rows, rest, strict=True) if left or not axes]
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
         del batch[len(batch) - 1 - batch[::-1].index(())]
-    before, heads = split_grouped_heads(table, batch, other, count_tokens(table, queries, keys))
+    given = [axes for axes in batch if axes]
+    has_heads_alone = len(given) == 1 and lacks_batch(product, place, dims)
+    tokens = count_tokens(table, queries, keys)
+    before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
+
+
+def lacks_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
+    """Return whether values have a batch before all axes of the weights, the operand of a product at a place."""
+    own, others = (dict(zip(product.labels[n], dims[n], strict=True)) for n in (place, 1 - place))
+    missing = [label for label in product.result if others.get(label) and not own.get(label)]
+    first = next((label for label in product.result if others.get(label)), None)
+    return len(missing) > 1 and missing[0] == first  # the other one is the width
 
 
 def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes | None:
