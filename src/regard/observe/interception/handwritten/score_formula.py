@@ -1,6 +1,7 @@
 """The attention call that a formula of scores amounts to: q, k, and the rule, with whatever AttentionMap can express."""
 
 import math
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,11 @@ from regard.mechanism.scores import score_dtype
 from regard.observe.interception.attention_call import AttentionCall
 from regard.observe.interception.distributed_tensors import take_local
 from regard.observe.interception.handwritten.axis_groups import Groups
+from regard.observe.interception.handwritten.edge_softmax import skip_layouts
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.plain_tensors import UnreadableError
-from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.provenance import TOKEN, ModuleFrame, has_separate_sources
 from regard.observe.interception.thread_state import STATE, infer_once
 from regard.observe.mask_inference import infer_rule, infer_rule_with_bias
 
@@ -75,9 +77,16 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
         softcap=parts.softcap,
         sinks=None if parts.sinks is None else read_sinks(parts.sinks, q.shape[1]),
         has_separate_sources=sources,
+        can_use_cache=not is_looked_up(frames[-1], form.a if is_query_first(form, table, groups) else form.b),
         can_be_packed=False,
         note=ADDED if any(x.dtype == torch.bool and x.any() and not x.all() for x in parts.biases) else "",
     )
+
+
+def is_looked_up(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether an index picked the entries of a tensor from other tokens, and not from a table of words."""
+    maker = skip_layouts(frame, weakref.ref(x))
+    return maker is not None and maker.lookup is not None and frame.find_contents(maker.given[0]) == TOKEN
 
 
 def is_query_first(form: ScoreForm, table: AxisTable, groups: Groups) -> bool:
