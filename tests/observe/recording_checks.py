@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bounds import assert_within, attention_bounds
 from regard import AttentionMap
+from regard.map.implicit_map import ImplicitMap
 from regard.observe import Recording, record
 
 Run = Callable[[nn.Module], Any]
@@ -52,6 +53,14 @@ def are_identical(one: Tensor, other: Tensor) -> bool:
         and torch.equal(one.isnan(), other.isnan())
         and torch.equal(one.nan_to_num(), other.nan_to_num())
     )
+
+
+def assert_same_mechanism(loaded: ImplicitMap, found: ImplicitMap) -> None:
+    """Assert that two maps have the same numbers; entries computed from them can differ, as products do by the alignment."""
+    ours, theirs = loaded.mechanism.tensors, found.mechanism.tensors
+    assert type(loaded.mechanism) is type(found.mechanism)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
 
 def flat(x: Any) -> Any:

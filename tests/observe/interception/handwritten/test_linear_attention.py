@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
-from observe.recording_checks import EQUAL, record_and_compare
+from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.map.linear_recurrence import LinearRecurrence
 from regard.observe.interception.handwritten.linear_attention import CHANGED
 from regard.observe.interception.handwritten.linear_contexts import COPIED
@@ -597,7 +597,7 @@ def test_a_saved_map_is_the_same(tmp_path):
     recording, _ = record_and_compare(Mixer(divide_by_sum, F.softplus), lambda m: m(torch.randn(B, T, 11)))
     recording.save(tmp_path / "recording")
     found, loaded = (one.map(0, kind="implicit") for one in (recording, regard.load(tmp_path / "recording")))
-    assert torch.equal(loaded.dense(), found.dense())
+    assert_same_mechanism(loaded, found)
     assert repr(loaded) == repr(found)
 
 
