@@ -135,6 +135,21 @@ def test_tokens_in_any_order_have_their_places(order, by_hand):
     assert grid.locate_tokens(12).tolist() == [order]
 
 
+@FEW
+@given(orders=st.tuples(*[st.permutations(range(6))] * 2), way=st.sampled_from([list, torch.tensor]), by_hand=st.booleans())
+def test_layers_that_order_the_same_patches_otherwise_have_places_of_their_own(orders, way, by_hand):
+    torch.manual_seed(0)
+
+    class Twice(Regrouped):
+        def forward(self, pixels):
+            x = self.cut(pixels).flatten(2).mT
+            return self.first(x[:, way(orders[0])]) + self.second(x[:, way(orders[1])])
+
+    model = Twice(None, by_hand=by_hand)
+    for layer in ("first", "second"):
+        check_all_patches(model, torch.randn(1, 3, 6, 9, dtype=torch.float64), layer)
+
+
 def test_shifted_and_padded_tokens_beside_others_have_their_places():
     torch.manual_seed(0)
 

@@ -5,7 +5,7 @@ A torch function mode sees every call of a torch function in its thread, includi
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -121,7 +121,7 @@ class AttentionFunctionMode(TorchFunctionMode):
     def follow_positions(self, follow: Callable[..., None], *call: Any) -> None:
         """Follow the positions of pixels. A failure must not stop the model: no more positions are known in this forward."""
         try:
-            with disable_modes(), torch.no_grad():
+            with disable_modes(), torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 follow(*call)
         except Exception:
             self.positions.clear()

@@ -21,6 +21,7 @@ from regard.observe.interception.function_roles import Role, infer_role, strip_a
 from regard.observe.interception.handwritten.entry_sources import FRACTION
 from regard.observe.interception.handwritten.moved_entries import is_replayed, replay_function
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
+from regard.observe.interception.position_cache import PositionCache, describe_arguments
 from regard.observe.interception.provenance import FRESH, PLAIN, find_tensors, is_in_place, list_entries
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset
@@ -50,10 +51,12 @@ class PixelPositions:
 
     def __init__(self) -> None:
         self.stored: dict[int, StoredPositions] = {}
+        self.cache = PositionCache()
 
     def clear(self) -> None:
         """Forget all positions."""
         self.stored.clear()
+        self.cache.clear()
         locate_entries.cache_clear()
 
     def start(self, pixels: Tensor) -> None:
@@ -68,15 +71,24 @@ class PixelPositions:
 
     def has(self, x: Tensor) -> bool:
         """Return whether a tensor, or what it is a view of, has positions."""
-        return type(x) in PLAIN and x.layout is torch.strided and x.untyped_storage()._cdata in self.stored
+        return self.get_stored(x) is not None
+
+    def get_stored(self, x: Tensor) -> StoredPositions | None:
+        """Return the positions in the storage of a tensor, with the layout that they belong to."""
+        if type(x) not in PLAIN or x.layout is not torch.strided:
+            return None
+        return self.stored.get(x.untyped_storage()._cdata)
 
     def find(self, x: Tensor) -> Tensor | None:
         """Return the positions of a tensor, of its shape or of size 1; None if there are none."""
-        known = self.stored.get(x.untyped_storage()._cdata) if self.has(x) else None
+        known = self.get_stored(x)
         if known is None or known.layout[-1] != x.dtype:
             return None
         layout = read_layout(x)
-        return known.positions if known.layout == layout else view_positions(known.positions, known.layout[:3], layout[:3])
+        if known.layout == layout:
+            return known.positions
+        positions, key = known.positions, ("view", id(known.positions), known.layout[:3], layout[:3])
+        return self.cache.compute_once(key, lambda: self.cache.share(view_positions(positions, *key[2:])))
 
     def put(self, x: Tensor, positions: Tensor | None) -> None:
         """Store the positions of a tensor, or forget them if they are None or have other dimensions."""
@@ -84,7 +96,7 @@ class PixelPositions:
         if positions is None or positions.dim() != x.dim():
             self.stored.pop(storage._cdata, None)
             return
-        self.stored[storage._cdata] = StoredPositions(StorageWeakRef(storage), read_layout(x), positions)
+        self.stored[storage._cdata] = StoredPositions(StorageWeakRef(storage), read_layout(x), self.cache.share(positions))
 
     def follow_function(self, func: Any, name: str, args: Any, kwargs: Any, outputs: Any) -> None:
         """Store the positions of the results of a function."""
@@ -101,11 +113,25 @@ class PixelPositions:
         if strip_affixes(name) in VIEWS and len(results) == 1 and id(args[0]) in known:
             self.put_copy(*known[id(args[0])], results[0])
             return
-        found = self.compute_positions(func, name, args, kwargs, known, results)
+        found = self.find_results(func, name, args, kwargs, known, results)
         for y, positions in zip(results, found, strict=True):
             is_part = writes and self.has(y) and self.stored[y.untyped_storage()._cdata].layout != read_layout(y)
             if any(y is one for one in new):
                 self.put(y, None if is_part else positions)
+
+    def find_results(
+        self, func: Any, name: str, args: Any, kwargs: Any, known: Known, results: list[Tensor]
+    ) -> list[Tensor | None]:
+        """Return what `compute_positions` does, computed once for arguments alike: layers of a stage move the same patches."""
+
+        def compute() -> list[Tensor | None]:
+            return [*map(self.cache.share, self.compute_positions(func, name, args, kwargs, known, results))]
+
+        try:
+            described = describe_arguments((*args, kwargs), known, is_replayed(name))
+        except TypeError:
+            return compute()
+        return self.cache.compute_once((func, name, described, *(y.shape for y in results)), compute)
 
     def compute_positions(
         self, func: Any, name: str, args: Any, kwargs: Any, known: Known, results: list[Tensor]
@@ -174,10 +200,10 @@ class PixelPositions:
     def find_tokens(self, x: Tensor) -> Tensor | None:
         """Return the positions (b, t) of the tokens of queries or keys (b, h, t, d); None if they are not one for each."""
         positions = self.find(x)
-        positions = None if positions is None else compress(positions)
-        if positions is None or positions.shape[1] != 1 or positions.shape[3] != 1 or not bool((positions != 0).any()):
+        if positions is None:
             return None
-        return positions[:, 0, :, 0].expand(x.shape[0], x.shape[2])
+        key = "tokens", id(positions), x.shape[0], x.shape[2]
+        return self.cache.compute_once(key, lambda: self.cache.share(select_tokens(positions, *key[2:])))
 
     def put_copy(self, x: Tensor, positions: Tensor, y: Tensor) -> None:
         """Store the positions of y, a contiguous copy of x in another shape, with the dimensions of x."""
@@ -243,6 +269,14 @@ def locate_entries(layout: Layout, other: Layout, varies: tuple[bool, ...]) -> t
         return None
     zero = torch.zeros_like(total[(slice(1),) * total.dim()])
     return tuple(places[n] if n in places and varies[n] else zero for n in range(len(shape)))
+
+
+def select_tokens(positions: Tensor, batch: int, tokens: int) -> Tensor | None:
+    """Return positions (b, t) from those of queries or keys (b, h, t, d); None if heads or features differ, or all are 0."""
+    positions = compress(positions)
+    if positions.shape[1] != 1 or positions.shape[3] != 1 or not bool((positions != 0).any()):
+        return None
+    return positions[:, 0, :, 0].expand(batch, tokens)
 
 
 def compress(positions: Tensor) -> Tensor:
