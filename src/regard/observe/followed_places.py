@@ -23,7 +23,8 @@ def find_followed_grids(positions: Mapping[tuple[str, str], Positions], media: M
         known = [grid for other, grid in fitted if torch.equal(other, k)]
         grid = known[0] if known else fit_grid(k, media.images, media.size)
         fitted += [] if known else [(k, grid)]
-        found[name] = None if grid is None else replace(grid, has_queries=q is not None and torch.equal(q, k))
+        has_queries = q is not None and torch.equal(q, k)
+        found[name] = grid if grid is None or has_queries else replace(grid, has_queries=False)
     return found
 
 

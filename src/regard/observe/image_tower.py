@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ SPECIAL_TOKENS = {  # parameters before the patches, in the order in which model
 }
 LATER_TOKENS = ("detection_tokens",)  # parameters behind the patches
 MAX_STAGES = 8  # of a model that halves its grid
+WINDOWS = 32  # grids cut into windows, cached
 WINDOW_SIDES = ("window_size", "block_size")  # attributes of modules that cut their tokens into squares
 ONE, NAMED = r"(\w+)", r"\((\w+) (\w+)\)"
 CUTS_ROW_BY_ROW = re.compile(rf"{ONE} {ONE} {NAMED} {NAMED} -> \1 (?:\3 \5|\(\3 \5\)) \([\w ]+\)")  # a pattern of einops
@@ -168,9 +169,15 @@ class Tower:
             if shifts[0] != shifts[1] or (1 in counts and max(counts) > 1 and shifts[0]):
                 return None
             shift = 0 if max(counts) == 1 else shifts[0]
-            grids += (PatchGrid.from_windows(rows, columns, window, shift, shifts_first=first) for first in (False, True))
+            grids += (build_windows(rows, columns, window, shift, first) for first in (False, True))
         grids = [*dict.fromkeys(grids)]
         return grids[0] if len(grids) == 1 else select_by_padding(grids, k)
+
+
+@lru_cache(WINDOWS)
+def build_windows(rows: int, columns: int, window: int, shift: int, shifts_first: bool) -> PatchGrid:
+    """Return what PatchGrid.from_windows does, once for the layers that have the same windows."""
+    return PatchGrid.from_windows(rows, columns, window, shift, shifts_first=shifts_first)
 
 
 def find_tower(modules: Mapping[str, nn.Module], media: Media, layers: set[str]) -> Tower | None:

@@ -48,13 +48,15 @@ def infer_places(modules: Mapping[str, nn.Module], run: Run, has_all_layers: boo
         if grid is None:
             found.pop(name, None)
         elif not has_same_patches(found.get(name), grid):
-            found[name] = replace(grid, names=tuple(names)) if grid.start == len(names) else grid
+            found[name] = replace(grid, names=tuple(names)) if names and grid.start == len(names) else grid
     return shorten_names(found, layers) or None
 
 
 def has_same_patches(found: Any, grid: PatchGrid) -> bool:
     """Return whether a place is a grid of the same patches, whatever the names of its tokens and its queries."""
-    return isinstance(found, PatchGrid) and replace(found, names=(), has_queries=grid.has_queries) == grid
+    if not isinstance(found, PatchGrid):
+        return False
+    return (found.rows, found.columns, found.start, found.order) == (grid.rows, grid.columns, grid.start, grid.order)
 
 
 def measure_layers(run: Run) -> dict[tuple[str, str], Sizes]:

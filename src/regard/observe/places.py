@@ -132,7 +132,7 @@ def check_order(order: Any, patches: int) -> tuple[tuple[int, ...], ...]:
     windows = check_sequence("order", order)
     if all(isinstance(one, int) for one in windows):
         windows = [windows]
-    found = tuple(tuple(check_integer("a patch in order", patch) for patch in check_sequence("order", one)) for one in windows)
+    found = tuple(map(check_patches, windows))
     named = sorted(patch for one in found for patch in one if patch != EMPTY)
     if named != list(range(patches)) or len({len(one) for one in found}) != 1:
         raise ConfigError(
@@ -140,6 +140,14 @@ def check_order(order: Any, patches: int) -> tuple[tuple[int, ...], ...]:
             f"{len(found)} windows."
         )
     return found
+
+
+def check_patches(patches: Any) -> tuple[int, ...]:
+    """Return the patches of a window. Raises ConfigError if they are no sequence of integers."""
+    found = check_sequence("order", patches)
+    if {*map(type, found)} == {int}:  # quick, for the many of large images
+        return tuple(found)
+    return tuple(check_integer("a patch in order", patch) for patch in found)
 
 
 @dataclass(frozen=True)
