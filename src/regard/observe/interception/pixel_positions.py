@@ -23,8 +23,8 @@ from regard.observe.interception.handwritten.moved_entries import is_replayed, r
 from regard.observe.interception.handwritten.score_form import CHOOSES_BY_VALUE, MOVERS, VIEWS
 from regard.observe.interception.position_cache import PositionCache, describe_arguments
 from regard.observe.interception.provenance import FRESH, PLAIN, find_tensors, is_in_place, list_entries
+from regard.observe.interception.strided_views import Layout, view_by_strides
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset
 LAYOUTS = 256  # of views, cached in a forward
 MAX_PIXELS = 2**20  # of all images of a forward: the positions of more are not followed, which take 16 bytes each
 REDUCES = {"mean", "sum", "amax", "amin", "max"}  # over dimensions that are given
@@ -237,6 +237,9 @@ def contiguous_layout(shape: Sequence[int], offset: int) -> Layout:
 
 def view_positions(positions: Tensor, layout: Layout, other: Layout) -> Tensor | None:
     """Return the positions of a view of a tensor, by the layouts of both; None if its entries are not among the tensor's."""
+    found = view_by_strides(positions, layout, other)
+    if found is not None:
+        return found
     index = locate_entries(layout, other, tuple(size > 1 for size in positions.shape))
     return None if index is None else positions[index]
 
@@ -286,7 +289,7 @@ def compress(positions: Tensor) -> Tensor:
             positions = positions.narrow(dim, 0, 1)
     for dim in sorted(range(positions.dim()), key=lambda n: -positions.shape[n]):
         first = positions.narrow(dim, 0, 1)
-        if positions.shape[dim] > 1 and bool((positions == first).all()):
+        if positions.shape[dim] > 1 and torch.equal(positions.narrow(dim, 1, 1), first) and bool((positions == first).all()):
             positions = first
     return positions
 
