@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -133,8 +134,9 @@ def check_order(order: Any, patches: int) -> tuple[tuple[int, ...], ...]:
     if all(isinstance(one, int) for one in windows):
         windows = [windows]
     found = tuple(map(check_patches, windows))
-    named = sorted(patch for one in found for patch in one if patch != EMPTY)
-    if named != list(range(patches)) or len({len(one) for one in found}) != 1:
+    named = sorted(chain.from_iterable(found))
+    del named[: named.count(EMPTY)]  # the smallest of those that are allowed
+    if named != [*range(patches)] or len({*map(len, found)}) != 1:
         raise ConfigError(
             f"order must name each of the {patches} patches once, in windows of one length; got {len(named)} patches in "
             f"{len(found)} windows."
