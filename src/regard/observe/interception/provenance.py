@@ -281,9 +281,10 @@ def is_weight(module: nn.Module, x: Tensor | None) -> bool:
 
     torch.func.functional_call puts plain tensors in the place of parameters.
     """
-    holders = (module, *module.children())
-    weights = (own for holder in holders for own in (*holder._buffers.values(), *holder._parameters.values()))
-    return x is not None and any(x is one for one in weights)
+    if x is None:
+        return False
+    holders = [one for one in (module, *module._modules.values()) if one is not None]
+    return any(x is one for holder in holders for own in (holder._buffers, holder._parameters) for one in own.values())
 
 
 def list_entries(x: Any) -> Any:

@@ -349,31 +349,40 @@ def infer_once(masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, infer: Ca
     """
     layout = *how, *(None if m is None else (m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
     key = layout, *(None if m is None else m.data_ptr() for m in masks)
-    result: Inferred = cache_in_forward(key, masks, lambda: find_equal_masks(layout, masks) or infer())
+    result: Inferred = cache_in_forward(key, masks, infer, lambda: find_equal_masks(layout, masks))
     return result
 
 
-def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...]) -> Any:
-    """Return what was inferred in this forward from other masks with the same numbers, as every layer may have its own.
+def find_equal_masks(layout: tuple[object, ...], masks: tuple[Tensor | None, ...]) -> tuple[list[Any], Any] | None:
+    """Return the fingerprints and what was inferred in this forward of other masks with the same numbers.
 
-    None if there are none, or where numbers are not compared, as on a GPU.
+    Every layer may have its own. None if there are none, or where numbers are not compared, as on a GPU.
     """
     for (other, *_), (_, fingerprints, result) in STATE.inferred_masks.items():
         if other == layout and all(
-            x is None if m is None else isinstance(x, Tensor) and torch.equal(x, drop_expanded_axes(m))
+            x is None if m is None else isinstance(x, Tensor) and have_same_bits(x, drop_expanded_axes(m))
             for m, x in zip(masks, fingerprints, strict=True)
         ):
-            return result
+            return fingerprints, result
     return None
 
 
-def cache_in_forward(key: Any, tensors: Iterable[Any], compute: Callable[[], Any]) -> Any:
-    """Return the result cached under a key in this forward; recompute it if a tensor in `tensors` has been written to."""
+def cache_in_forward(
+    key: Any,
+    tensors: Iterable[Any],
+    compute: Callable[[], Any],
+    find_equal: Callable[[], tuple[list[Any], Any] | None] = lambda: None,
+) -> Any:
+    """Return the result cached under a key in this forward; recompute it if a tensor in `tensors` has been written to.
+
+    `find_equal` returns the fingerprints and the result of equal tensors under another key, if there are any.
+    """
     cached = STATE.inferred_masks.pop(key, None)
     if cached is None or not all(map(is_unchanged, *cached[:2])):
         tensors = list(tensors)  # kept alive, so that their memory and ids are not reused
         with torch.no_grad():
-            cached = tensors, [take_fingerprint(x) if isinstance(x, Tensor) else None for x in tensors], compute()
+            found = find_equal() or ([take_fingerprint(x) if isinstance(x, Tensor) else None for x in tensors], compute())
+        cached = tensors, *found
     while len(STATE.inferred_masks) >= MASKS:
         del STATE.inferred_masks[next(iter(STATE.inferred_masks))]
     STATE.inferred_masks[key] = cached
@@ -393,7 +402,22 @@ def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
     """Return whether a tensor still equals its fingerprint; True for anything that is no tensor."""
     if was is None:
         return True
-    return bool(x._version == was) if isinstance(was, int) else torch.equal(drop_expanded_axes(x), was)
+    return bool(x._version == was) if isinstance(was, int) else have_same_bits(drop_expanded_axes(x), was)
+
+
+def have_same_bits(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors have the same bits, compared eight bytes at a time where they can be."""
+    count = 8 // x.element_size()
+    if count > 1 and x.dtype == y.dtype and all(can_join_entries(one, count) for one in (x, y)):
+        x, y = x.view(torch.int64), y.view(torch.int64)
+    return torch.equal(x, y)
+
+
+def can_join_entries(x: Tensor, count: int) -> bool:
+    """Return whether each `count` entries of a row of a tensor can be viewed as one number."""
+    if not x.dim() or x.stride(-1) != 1:
+        return False
+    return not any(n % count for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))
 
 
 def drop_expanded_axes(x: Tensor) -> Tensor:

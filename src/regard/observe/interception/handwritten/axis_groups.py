@@ -92,22 +92,26 @@ def split_grouped_heads(table: AxisTable, batch: list[Axes], other: set[int], to
     if none states any and they stand behind the dimensions of batch and heads. There is no axis of heads where the innermost
     module that states their number states 1.
     """
-    if find_head_counts(least=1)[:1] == [1]:
+    stated = find_head_counts(least=1)
+    if stated[:1] == [1]:
         return tuple(axis for axes in batch for axis in axes), ()
+    head_counts = [count for count in stated if count > 1]
     shared = [axes for axes in batch if axes and not set(axes) & other]
     own = [axes for axes in batch if axes not in shared]
     if shared and len(own) > 1:
-        before, heads = split_heads(table, own, tokens)
-        grouped, head_counts = tuple(axis for axes in (heads, *shared) for axis in axes), find_head_counts()
+        before, heads = split_heads(table, own, tokens, head_counts)
+        grouped = tuple(axis for axes in (heads, *shared) for axis in axes)
         if math.prod(table.get_sizes(grouped)) in head_counts or (not head_counts and batch == [*own, *shared]):
             return before, grouped
-    return split_heads(table, [axes for axes in batch if axes], tokens)
+    return split_heads(table, [axes for axes in batch if axes], tokens, head_counts)
 
 
-def split_heads(table: AxisTable, batch: list[Axes], tokens: set[int]) -> tuple[Axes, Axes]:
-    """Return the axes of batch and of heads among the dimensions that are neither queries nor keys."""
+def split_heads(table: AxisTable, batch: list[Axes], tokens: set[int], head_counts: list[int]) -> tuple[Axes, Axes]:
+    """Return the axes of batch and of heads among the dimensions that are neither queries nor keys.
+
+    `head_counts` are the numbers of heads that modules state.
+    """
     sizes = [math.prod(table.get_sizes(axes)) for axes in batch]
-    head_counts = find_head_counts()
     if len(batch) == 1:
         return split_single(table, batch[0], head_counts, tokens)
     fits = [n for n, size in enumerate(sizes) if size in head_counts and n]

@@ -21,6 +21,7 @@ from regard.observe.interception.handwritten.labelled_product import LabelledPro
 from regard.observe.interception.handwritten.score_form import ScoreForm, ScoreStep, StepKind
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
@@ -186,7 +187,7 @@ def are_keys_generated(frames: list[ModuleFrame], table: AxisTable, roles: Chain
     """Return whether keys were made of fewer tokens than there are keys, as weights are that a hypernetwork generates."""
     keys, rest = select_axes(table, roles.k_dims, roles.keys), roles.features | roles.keys
     others = [tuple(axis for axis in axes if axis not in rest) for axes in table.expand_dims(roles.k_dims)]
-    batch, _ = split_heads(table, [axes for axes in others if axes], count_tokens(table, keys))
+    batch, _ = split_heads(table, [axes for axes in others if axes], count_tokens(table, keys), find_head_counts())
     return has_fewer_rows(frames, roles.k, math.prod(table.get_sizes(table.expand_axes((*batch, *keys)))))
 
 
@@ -253,7 +254,7 @@ def read_call(
     width = select_axes(table, dims, of_values - batch)
     features, keys = (select_axes(table, roles.k_dims, one) for one in (roles.features, roles.keys))
     rows = [select_axes(table, (axes,), batch) for axes in dims]
-    first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys))
+    first = split_heads(table, [axes for axes in rows if axes], count_tokens(table, queries, keys), find_head_counts())
     groups = (*first, queries, width)
     outputs = table.arrange(y.detach(), dims, groups).clone()  # y may be written into, as by a residual connection
     q = table.arrange(roles.q, roles.q_dims, (*first, queries, features))

@@ -12,6 +12,7 @@ from regard.observe.interception.handwritten.axis_groups import Groups, count_to
 from regard.observe.interception.handwritten.score_formula import resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import PickedKeys, Trace
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 
 
@@ -64,7 +65,7 @@ def find_picked_groups(picked: PickedKeys, table: AxisTable, own: Dims) -> Group
         raise UnreadableError("its queries are not known")
     dims = table.expand_dims(picked.form.dims)
     batch = [tuple(axis for axis in axes if axis not in {*queries, *keys}) for axes in dims]
-    before, heads = split_heads(table, [axes for axes in batch if axes], count_tokens(table, queries, keys))
+    before, heads = split_heads(table, [axes for axes in batch if axes], count_tokens(table, queries, keys), find_head_counts())
     axes_of_scores = {*keys, *queries, *before, *heads, *table.expand_axes(picked.places)}
     width = tuple(axis for axes in table.expand_dims(own) for axis in axes if axis not in axes_of_scores)
     return Groups(before, heads, queries, keys, width)
