@@ -28,6 +28,7 @@ NAMES = (
     "windows",
     "recording",
     "handwritten",
+    "images",
     "attribution",
     "audit",
     "files",
