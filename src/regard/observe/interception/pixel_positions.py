@@ -125,7 +125,8 @@ class PixelPositions:
         """Return what `compute_positions` does, computed once for arguments alike: layers of a stage move the same patches."""
 
         def compute() -> list[Tensor | None]:
-            return [*map(self.cache.share, self.compute_positions(func, name, args, kwargs, known, results))]
+            found = self.compute_positions(func, name, args, kwargs, known, results)
+            return [self.cache.share(positions) for positions in found]
 
         try:
             described = describe_arguments((*args, kwargs), known, is_replayed(name))

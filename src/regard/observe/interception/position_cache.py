@@ -1,7 +1,7 @@
 """What was computed of the positions of pixels in a forward: a later layer that does the same finds it again."""
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ class PositionCache:
         self.distinct.clear()
         self.ids.clear()
         self.computed.clear()
+
+    @overload
+    def share(self, positions: Tensor) -> Tensor: ...
+
+    @overload
+    def share(self, positions: None) -> None: ...
 
     def share(self, positions: Tensor | None) -> Tensor | None:
         """Return earlier positions of the same layout and numbers if there are any, else these."""
