@@ -21,6 +21,7 @@ from regard.observe.interception.handwritten.loop_check import compare_outputs
 from regard.observe.interception.handwritten.state_loop import START, Factor, Read, StateLoop, Write
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.token_joiner import DIFFERS, TokenJoiner, identify_factor
+from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
@@ -166,7 +167,8 @@ def split_rows(table: AxisTable, dims: Dims, inner: set[int], time: Axes) -> tup
     rows = [tuple(axis for axis in axes if axis not in inner) for axes in dims if not axes or set(axes) - inner]
     if len(rows) > 1:
         return rows[0], tuple(axis for axes in rows[1:] for axis in axes)
-    return split_heads(table, [axes for axes in rows if axes], count_tokens(table, table.expand_axes(time)))
+    tokens = count_tokens(table, table.expand_axes(time))
+    return split_heads(table, [axes for axes in rows if axes], tokens, find_head_counts())
 
 
 def build_mechanism(
