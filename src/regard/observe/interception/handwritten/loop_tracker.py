@@ -52,7 +52,7 @@ from regard.observe.interception.handwritten.state_traces import StateTraces
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import is_followable
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
-from regard.observe.interception.provenance import ModuleFrame, find_tensors, list_objects
+from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
 from regard.observe.interception.recurrent.recurrence_call import copy_sample
 
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
@@ -88,7 +88,7 @@ class LoopTracker(StateTraces):
             trace = traces.get(id(args[0])) if args else None
             if trace is not None and not (name.endswith("_") and not name.endswith("__")):
                 self.follow_layout(func, name, core, args, kwargs, trace, result)
-        elif not is_followable(result) or not result.numel():
+        elif not is_followable(result) or not has_own_data(result) or not result.numel():
             return
         elif core in ZEROS:
             if result.dim() > 1:
