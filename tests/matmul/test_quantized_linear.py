@@ -285,6 +285,14 @@ def test_compiled_products_read_no_weights_on_another_device(to, monkeypatch):
         setattr(matrix, name, own)
 
 
+@NEEDS_LOOPS
+@pytest.mark.parametrize("count", [7, 12, 40, 100])
+def test_vectors_of_float16_are_not_rounded_to_bfloat16(count):
+    matrix, x = QuantizedLinear.from_weight(numbers(523, 192), to="bfloat16"), numbers(count, 192).half()
+    sizes = F.linear(x.double().abs(), dequantize(matrix).abs())
+    assert ((matrix(x) - exact(matrix, x)).abs() <= gamma(torch.float16, 1) * sizes + 2.0**-24).all()
+
+
 @pytest.mark.parametrize("inner", [515, 512])
 def test_a_vector_stays_float32_before_a_layer_whose_product_of_bfloat16_is_no_faster(inner, monkeypatch):
     """oneDNN's product of 515 columns spreads NaN on processors with AMX."""

@@ -235,10 +235,12 @@ def list_choices() -> dict[str, str]:
     is_in_bfloat16 = is_bfloat16_product_faster(TILE_COLUMNS)
     many = ", oneDNN of bfloat16 for more" if is_in_bfloat16 else panels
     in_tiles = f"by AMX from {count_least_vectors_for_tiles(torch.bfloat16)} vectors on, " if usable and can_use_tiles() else ""
+    in_pairs = f"in pairs from {count_least_vectors_in_pairs()} on, " if usable and count_least_vectors_in_pairs() else ""
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
     whole = "; without a mask torch's kernel" if has_tiles() or is_intel_without_tiles() else ""
     tiles = "torch's kernel by AMX; masks in training: " if has_tiles() else ""
     untrained = "; without a mask, unless in training, torch's kernel" if is_intel_without_tiles() else ""
+    widest = "oneDNN of bfloat16" if is_in_bfloat16 else "widened to float32"
     bytes_by = f"16-bit products of {bits}" if find_int16_instruction() else f"16-bit products as LLVM compiles them for {bits}"
     return {
         "attention, float32": f"compiled loops of {bits}{whole}" if is_attention_compiled() else "torch's kernel",
@@ -246,7 +248,7 @@ def list_choices() -> dict[str, str]:
         "attention, additive": f"compiled loops of {bits}" if usable else "torch",
         "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"{few}{library}{more}",
-        "products, bfloat16": f"{few}{in_tiles}{'oneDNN of bfloat16' if is_in_bfloat16 else 'widened to float32'}{more}",
+        "products, bfloat16": f"{few}{in_tiles}{in_pairs}{widest}{more}",
         "products, int8": (f"compiled, {bytes_by}" if usable else "torch, widened to float32") + many,
         "generation": "a step of GPT-2, Llama, Mistral or Qwen2 in one compiled call"
         if usable and threads.find_barrier_address()

@@ -48,7 +48,7 @@ class QuantizedLinear(nn.Module):
     a scale each. More is rounded for many vectors, by what the processor multiplies:
 
     - Pairs of bfloat16: x, W and the outputs are rounded to bfloat16, except of float16 (is_bfloat16_faster); of bfloat16, x is
-      from 8 vectors on (uses_pairs), of int4, x and W are from 12 on.
+      from 8 vectors on, unless it is float16 (uses_pairs), of int4, x and W are from 12 on.
     - Tiles of bfloat16 (AMX): so are x, and W of int8 and int4, for fewer vectors (uses_tiles).
     - AVX-512 alone: from 12 vectors on, the numbers of a row of int4 are rounded to integers up to 1365, times a scale.
     - Pairs of 16-bit integers added to a sum (AVX-512 VNNI): from 64 vectors on, those of int8 too, and the vectors to
@@ -110,12 +110,11 @@ class QuantizedLinear(nn.Module):
         self.check_vectors(x)
         if self.is_bfloat16_faster(x):
             return self.multiply_in_bfloat16(x)
-        if self.can_run_compiled(x):
-            found = x.new_empty(*x.shape[:-1], len(self.values))
-            launch_product([self.values, self.scales, self.bias, self.group_scales], x, found)
-            return found
-        if x.dtype in NARROW and x.device.type == "cpu" and self.can_run_compiled(wide := x.float()):
-            return self.forward(wide).to(x.dtype)
+        wide = x.float() if x.dtype in NARROW and x.device.type == "cpu" else x
+        if self.can_run_compiled(wide) and not (x.dtype == torch.float16 and self.rounds_vectors(wide)):
+            found = wide.new_empty(*x.shape[:-1], len(self.values))
+            launch_product([self.values, self.scales, self.bias, self.group_scales], wide, found)
+            return found.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if len(self.values) <= ROWS:
             return linear(x, self.dequantize_rows(slice(None), x.dtype), bias).to(x.dtype)
@@ -197,6 +196,10 @@ class QuantizedLinear(nn.Module):
         """Return whether the compiled product rounds x to bfloat16, and W of int8 or int4, and multiplies tiles of them."""
         least = count_least_vectors_for_tiles(self.values.dtype)
         return 0 < least * self.columns <= x.numel() and self.columns % BLOCK == 0
+
+    def rounds_vectors(self, x: Tensor) -> bool:
+        """Return whether the compiled product with W of bfloat16 rounds x to it too."""
+        return self.values.dtype == torch.bfloat16 and (self.uses_tiles(x) or self.uses_pairs(x))
 
     def uses_pairs(self, x: Tensor) -> bool:
         """Return whether the compiled product rounds x to bfloat16, as W is, and multiplies pairs of them."""

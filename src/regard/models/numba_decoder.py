@@ -36,7 +36,7 @@ NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
 OUT, UP, DOWN, GATE, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6, 7))
 # The stages of a layer that threads share, each with counters of the rows or heads taken; those of q, k and v are 0 to 2.
 HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
-LEAST_ROWS, RUNS = 32, 8  # fewest rows of a matrix that a thread takes at a time, and the most times it takes some of its part
+RUN_ROWS, RUNS = 32, 8  # a thread takes a multiple of so many rows at a time, and takes some of its part so many times at most
 KEYS_AHEAD, LINE = 12, 64  # keys or values that are prefetched, and bytes of a cache line
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
 
@@ -326,7 +326,7 @@ def normalize_vectors(a, norm, buffers):
 @njit_inlined()
 def project_vectors(a, counter, parts, buffers, out, is_rotated, cache):
     """Project `normed` to queries, keys or values, rotate them, and write those to the cache whose address is given, not 0."""
-    integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else LEAST_ROWS
+    integers, unit = quantize_vectors(buffers.normed, parts, buffers, 0), a.head_width if is_rotated else RUN_ROWS
     table = view_array(a.rotary, (a.capacity, 2, a.head_width), np.float32)
     rows = out.shape[1]
     first, last, taken = take_rows(a, buffers.thread, counter, rows, unit, 0)
@@ -353,12 +353,12 @@ def project_and_cache(a, layer, parts, buffers):
 def add_projection(a, counter, vectors, parts, buffers):
     """Add a projection of vectors to x."""
     integers = quantize_vectors(vectors, parts, buffers, 0)
-    first, last, taken = take_rows(a, buffers.thread, counter, a.width, LEAST_ROWS, 0)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.width, RUN_ROWS, 0)
     while first < a.width:
         multiply_matrix(parts, vectors, integers, buffers.factors[0], first, last, buffers.added)
         for one in range(a.count):
             add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
-        first, last, taken = take_rows(a, buffers.thread, counter, a.width, LEAST_ROWS, taken)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.width, RUN_ROWS, taken)
 
 
 @njit_inlined()
@@ -366,7 +366,7 @@ def expand_vectors(a, counter, up, gate, buffers):
     """Set `hidden` to GELU of the up projection of `normed`, or to the up projection times SiLU of the gate's."""
     is_gated = gate[NUMBERS] != 0
     integers, of_gate = quantize_vectors(buffers.normed, up, buffers, 0), quantize_vectors(buffers.normed, gate, buffers, 1)
-    first, last, taken = take_rows(a, buffers.thread, counter, a.inner, LEAST_ROWS, 0)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.inner, RUN_ROWS, 0)
     while first < a.inner:
         multiply_matrix(up, buffers.normed, integers, buffers.factors[0], first, last, buffers.hidden)
         if is_gated:
@@ -376,7 +376,7 @@ def expand_vectors(a, counter, up, gate, buffers):
                 multiply_by_silu(buffers.hidden[one, first:last], buffers.gates[one, first:last])
             else:
                 apply_gelu(buffers.hidden[one, first:last])
-        first, last, taken = take_rows(a, buffers.thread, counter, a.inner, LEAST_ROWS, taken)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.inner, RUN_ROWS, taken)
 
 
 @njit_inlined()
@@ -387,10 +387,10 @@ def compute_logits(a, parts, buffers):
         apply_norm(a, buffers.x[outputs[place]], parts[NORM:], normed[place])
     head, logits = parts[HEAD:], view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
     integers, counter = quantize_vectors(normed, head, buffers, 0), locate_counter(a, a.layers, 0)
-    first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, LEAST_ROWS, 0)
+    first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, RUN_ROWS, 0)
     while first < a.vocabulary:
         multiply_matrix(head, normed, integers, buffers.factors[0], first, last, logits)
-        first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, LEAST_ROWS, taken)
+        first, last, taken = take_rows(a, buffers.thread, counter, a.vocabulary, RUN_ROWS, taken)
 
 
 @callback_with_cache(DecoderArguments)
