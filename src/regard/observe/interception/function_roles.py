@@ -65,17 +65,24 @@ def infer_role(name: str) -> Role | None:
     return Role.PRODUCT if PRODUCT.match(core) else ROLES.get(core)
 
 
-def is_nonlinear(name: str, role: Role | None, args: Any, kwargs: Any) -> bool:
-    """Return whether a function of this name can turn scores into weights: a nonlinear one.
+def is_nonlinear(role: Role | None, args: Any) -> bool:
+    """Return whether a function can turn scores into weights: a nonlinear one.
 
-    A power below 1 does not count, which is the root of a norm. A lower bound counts if it is 0 or well above 0: one below 0
-    limits scores, and one just above guards a division.
+    A power below 1 does not count: it is the root of a norm.
     """
     root = len(args) > 1 and isinstance(args[1], float | int) and args[1] < 1
-    if strip_affixes(name) in BOUNDS:
-        low = kwargs.get("min", args[1] if len(args) > 1 else None)
-        return low is not None and (not isinstance(low, float | int) or low == 0 or low > EPSILON)
     return role is Role.NONLINEAR or (role is Role.POWER and not root)
+
+
+def guards_norm(name: str, args: Any, kwargs: Any, changes: tuple[str, ...]) -> bool:
+    """Return whether a function of this name bounds what a norm changed, to guard a division or an angle: no activation.
+
+    A lower bound of 0 or well above 0 is an activation.
+    """
+    if strip_affixes(name) not in BOUNDS or not any("norm" in change for change in changes):
+        return False
+    low = kwargs.get("min", args[1] if len(args) > 1 else None)
+    return low is None or (isinstance(low, float | int) and low != 0 and low <= EPSILON)
 
 
 @cache

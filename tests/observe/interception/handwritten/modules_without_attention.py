@@ -187,6 +187,13 @@ class Algebra(nn.Module):
         if self.style == "angles":
             cosines = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
             return torch.acos(cosines.clamp(min=-1.0, max=1.0)).mean((1, 2))
+        if self.style == "turns by angles":  # as of https://arxiv.org/abs/2206.11990
+            far = x[:, :, None, :9].unflatten(-1, (3, 3)) - x[:, None, :, :9].unflatten(-1, (3, 3))
+            axis = F.normalize((far * far.mean(-2, keepdim=True)).sum(-1), dim=-1).clamp(-1.0, 1.0)
+            angle = torch.atan2(axis[..., 0], axis[..., 2])
+            zero, one = torch.zeros_like(angle), torch.ones_like(angle)
+            rows = (angle.cos(), -angle.sin(), zero, angle.sin(), angle.cos(), zero, zero, zero, one)
+            return torch.stack(rows, -1).unflatten(-1, (3, 3)).mT @ far
         if self.style == "whitening":
             gram = x.mT @ x / T
             for _ in range(3):
@@ -375,6 +382,7 @@ def list_modules() -> dict[str, nn.Module]:
                 "a mixer whose layers tokens make",
                 "a guarded norm of differences",
                 "angles",
+                "turns by angles",
             ),
             *("a mean of masked copies", "gated copies"),
             *("a norm", "a gate", "a machine of factors", "a pooled tower", "triangles", "small triangles"),

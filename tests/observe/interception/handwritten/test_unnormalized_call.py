@@ -94,6 +94,8 @@ FORMS = {  # name: weights, how modules are built, what it is called, whether it
     "silu": (lambda q, k: F.silu(score(q, k)) * 0.1, [], "silu attention", True),
     "gelu": (lambda q, k: F.gelu(score(q, k)), [], "gelu attention", True),
     "another clamp": (lambda q, k: score(q, k).clamp(min=0.5), [], "relu attention", False),
+    "a clamp just above 0": (lambda q, k: score(q, k).clamp(min=1e-6), [], "relu attention", False),
+    "a clamp on both sides": (lambda q, k: score(q, k).clamp(-1, 1), [], "relu attention", False),
     "leaky relu": (lambda q, k: F.leaky_relu(score(q, k)), [], "leaky_relu attention", False),
     "talking heads": (
         lambda q, k, mix: mix(hide(score(q, k)).softmax(-1)),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.observe.interception.function_roles import Role, infer_role, is_nonlinear, strip_affixes
+from regard.observe.interception.function_roles import Role, guards_norm, infer_role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten.added_scores import count_functions_of_sum
 from regard.observe.interception.handwritten.ancestor_search import (
     Pair,
@@ -671,7 +671,8 @@ class HandwrittenTracker(Traces):
         scales = role is Role.MULTIPLY and others and results[0].numel() > x.numel()
         gates = role is Role.ADD and others and trace.kind is TraceKind.WEIGHTS and not trace.pairs
         is_square = role is Role.MULTIPLY and len(args) == 2 and args[0] is args[1]
-        is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(name, role, args, kwargs))
+        is_activation = trace.kind is TraceKind.SCORES and (is_square or is_nonlinear(role, args))
+        is_activation = is_activation and not guards_norm(name, args, kwargs, trace.changes)
         is_of_features = is_activation and sums_tokens(self, frames, self.find(x) or trace)
         if scales or gates or is_of_features or (is_activation and not (trace.pairs or strip_affixes(name).startswith("exp"))):
             self.drop(results[0])
@@ -689,11 +690,7 @@ class HandwrittenTracker(Traces):
             )
         elif role is Role.LOG:
             trace = trace._replace(kind=TraceKind.SCORES)
-        elif (
-            trace.kind is TraceKind.WEIGHTS
-            and trace.activated is not None
-            and (is_square or is_nonlinear(name, role, args, kwargs))
-        ):
+        elif trace.kind is TraceKind.WEIGHTS and trace.activated is not None and (is_square or is_nonlinear(role, args)):
             trace = activate(trace, "square" if is_square else strip_affixes(name))
         for y in results:
             if y.dim() or x.numel() == 1 or role is None:
