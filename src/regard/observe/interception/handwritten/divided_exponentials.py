@@ -17,7 +17,7 @@ from regard.observe.interception.provenance import ModuleFrame, Operation
 Softmax = tuple[TensorRef, int]  # the scores, and the axis of the sums
 EXPONENTIALS = {"exp", "exp2"}
 INVERSES = {"reciprocal", "__rdiv__", "__rtruediv__"}  # of sums that a number is divided by
-BY_ENTRY = PRODUCTS | QUOTIENTS
+DIVIDES = PRODUCTS | QUOTIENTS  # functions that may divide exponentials by their sums
 HIDES = PRODUCTS | {"masked_fill", "where"}  # functions by which a mask hides exponentials
 LOGARITHMS_OF_SUMS = {"logsumexp", "special_logsumexp"}
 
@@ -25,7 +25,7 @@ LOGARITHMS_OF_SUMS = {"logsumexp", "special_logsumexp"}
 def may_divide_by_sums(name: str, args: Any) -> bool:
     """Return whether a function of this name may divide exponentials by their sums: quick, for the many functions."""
     core = strip_affixes(name)
-    if core not in BY_ENTRY or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
+    if core not in DIVIDES or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
         return False
     return core in QUOTIENTS or args[0].numel() != args[1].numel()
 
