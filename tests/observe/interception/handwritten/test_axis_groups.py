@@ -143,3 +143,23 @@ def test_heads_of_weights_that_a_batch_shares_are_heads(has_batch, batch):
     found = recording.map(0).dense()
     assert found.shape == (1, 3, 7, 7)
     torch.testing.assert_close(found[0], part.table.softmax(-1), rtol=0, atol=1e-6)
+
+
+class Stacked(nn.Module):
+    """Weights of each batch row that multiply several values of it, stacked before the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(C, C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weights = (self.query(x) @ x.mT).softmax(-1)
+        return (self.weights @ torch.stack([self.value(x), x])).sum(0)
+
+
+def test_weights_of_tokens_keep_their_batch_where_values_are_stacked_before_it():
+    part = Stacked().double()
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(3, 7, C, dtype=torch.float64)))
+    found = recording.map(0).dense()
+    assert found.shape == (3, 1, 7, 7)
+    torch.testing.assert_close(found[:, 0], part.weights, rtol=0, atol=EQUAL)

@@ -1,6 +1,7 @@
 """The axes of a product of weights with values: which are batch, heads, queries and keys."""
 
 import math
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable,
 from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.head_counts import find_head_counts
 from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.provenance import TOKEN
 from regard.observe.interception.thread_state import STATE
 
 
@@ -55,19 +57,22 @@ def find_groups(
     if not queries and () in batch:  # a single query, behind a single batch row if both are there
         del batch[len(batch) - 1 - batch[::-1].index(())]
     given = [axes for axes in batch if axes]
-    has_heads_alone = len(given) == 1 and lacks_batch(product, place, dims)
+    has_heads_alone = len(given) == 1 and is_shared_by_batch(product, place, dims)
     tokens = count_tokens(table, queries, keys)
     before, heads = ((), given[0]) if has_heads_alone else split_grouped_heads(table, batch, other, tokens)
     width = tuple(axis for axes in table.expand_dims(dims[1 - place]) for axis in axes if axis not in {*keys, *before, *heads})
     return Groups(before, heads, queries, keys, width)
 
 
-def lacks_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
-    """Return whether values have a batch before all axes of the weights, the operand of a product at a place."""
+def is_shared_by_batch(product: LabelledProduct, place: int, dims: tuple[Dims, Dims, Dims]) -> bool:
+    """Return whether no token made the weights, operand `place` of a product, and values have a batch before all their axes."""
     own, others = (dict(zip(product.labels[n], dims[n], strict=True)) for n in (place, 1 - place))
     missing = [label for label in product.result if others.get(label) and not own.get(label)]
     first = next((label for label in product.result if others.get(label)), None)
-    return len(missing) > 1 and missing[0] == first  # the other one is the width
+    if len(missing) < 2 or missing[0] != first:  # the other one is the width
+        return False
+    weights = weakref.ref(product.operands[place])
+    return bool(STATE.frames) and STATE.frames[-1].find_contents(weights) < TOKEN
 
 
 def find_queries(form: ScoreForm | None, table: AxisTable, keys: Axes) -> Axes | None:
