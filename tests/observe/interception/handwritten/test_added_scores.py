@@ -171,3 +171,40 @@ def test_gates_of_each_channel_of_a_pair_are_weights(is_divided):
     gates = part.weigh(x).permute(0, 3, 1, 2)
     expected = gates / gates.sum(-1, keepdim=True) if is_divided else gates
     torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)
+
+
+def weigh_planes(maps: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return maps * (1 + torch.sigmoid(c.mean((2, 3), keepdim=True) + s[:, :1]))
+
+
+def gate_tokens(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return (x * torch.sigmoid(one.mean(-1, keepdim=True) + other.mean(1, keepdim=True))).mT @ other
+
+
+GATED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "channels and places, a mean": lambda x, c, s: weigh_planes(x, c, s).mean((2, 3)),  # https://arxiv.org/abs/1807.06514
+    "channels and places, a sum": lambda x, c, s: weigh_planes(x, c, s).sum((2, 3)),
+    "channels and places, a product": lambda x, c, s: torch.einsum(
+        "bchw,bchw->bc", x, torch.sigmoid(c.mean((2, 3), keepdim=True) + s[:, :1])
+    ),
+    "rows and columns": lambda x, c, s: (x * torch.sigmoid(c.mean(3, keepdim=True) + s.mean(2, keepdim=True))).sum(3),
+    "tokens beside their mean": lambda x, c, s: gate_tokens(*(one.flatten(2).mT for one in (x, c, s))),
+}
+
+
+class Gated(nn.Module):
+    """A tensor (b, c, rows, columns) whose entries have a gate each, made from sums of two of its means."""
+
+    def __init__(self, mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.other, self.mix = nn.Conv2d(C, C, 1), nn.Conv2d(C, C, 1), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x, self.one(x), self.other(x))
+
+
+@pytest.mark.parametrize("mix", GATED)
+def test_gates_of_entries_are_no_weights(mix):
+    recording, _ = record_and_compare(nn.Sequential(Gated(GATED[mix])), lambda m: m(torch.randn(B, C, T, D)))
+    assert not recording.calls
+    assert not recording.missed

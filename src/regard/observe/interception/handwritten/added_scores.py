@@ -5,12 +5,15 @@ import weakref
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS
+from regard.observe.interception.handwritten.ancestor_search import MAX_STEPS, count_before_repeats, find_ancestors
+from regard.observe.interception.handwritten.contraction import is_shared
 from regard.observe.interception.handwritten.edge_softmax import is_layout
+from regard.observe.interception.handwritten.traces import Trace
 from regard.observe.interception.provenance import TOKEN, ModuleFrame
 
 BY_ENTRY = (Role.NONLINEAR, Role.POWER, Role.MULTIPLY, Role.ADD)
 NEGATES = ("neg", "__neg__", "neg_")
+SUM = "a sum"  # that made the scores
 
 
 def count_functions_of_sum(frame: ModuleFrame, x: Tensor) -> int | None:
@@ -33,3 +36,16 @@ def count_functions_of_sum(frame: ModuleFrame, x: Tensor) -> int | None:
         size = max(maker.sizes)
         one = maker.given[maker.sizes.index(size)]
     return None
+
+
+def gates_entries(frame: ModuleFrame, trace: Trace, weights: Tensor, x: Tensor) -> bool:
+    """Return whether functions of a sum multiply each entry of x by its own number, as gates of channels and places do.
+
+    Values are shared by rows of weights. Other tensors of as many entries may be masks, unless gates of channels multiply them
+    or both were made of the same tokens.
+    """
+    if trace.changes[:1] != (SUM,) or x.numel() != weights.numel() or is_shared(weights, x, 0):
+        return False
+    if count_before_repeats(frame, weakref.ref(x), x.numel()) < x.numel():
+        return False
+    return trace.is_by_channel or not find_ancestors([frame], x).isdisjoint(find_ancestors([frame], weights))

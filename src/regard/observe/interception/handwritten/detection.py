@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.observe.interception.function_roles import Role, guards_norm, infer_role, is_nonlinear, strip_affixes
-from regard.observe.interception.handwritten.added_scores import count_functions_of_sum
+from regard.observe.interception.handwritten.added_scores import SUM, count_functions_of_sum, gates_entries
 from regard.observe.interception.handwritten.ancestor_search import (
     Pair,
     TensorRef,
@@ -289,7 +289,7 @@ class HandwrittenTracker(Traces):
         if role is Role.NONLINEAR:
             count = count_functions_of_sum(frames[-1], args[0])
             if count is not None:
-                self.start_weights(y, core, is_by_channel=count == 0 and y.dim() > 3)
+                self.start_weights(y, core, SUM, is_by_channel=count == 0 and y.dim() > 3)
         elif role is Role.MULTIPLY:
             if self.has_exponentials and core in QUOTIENTS and len(tensors) == 2:
                 call = self.follow_quotient(frames[-1], core, tensors[0], tensors[1], y)
@@ -315,10 +315,10 @@ class HandwrittenTracker(Traces):
         trace = self.traces.pop(id(y))
         return HandwrittenCall(f"exp and {core}", trace, y, None, 0, quotient=quotient)
 
-    def start_weights(self, y: Tensor, function: str = "exp", is_by_channel: bool = False) -> None:
+    def start_weights(self, y: Tensor, function: str = "exp", made: str = NO_PRODUCT, is_by_channel: bool = False) -> None:
         """Start following what a function made of scores of pairs that are no product, for each channel or not."""
         dims = self.table.add_dims(y.shape)
-        known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (NO_PRODUCT,)}
+        known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (made,)}
         self.start(y, TraceKind.WEIGHTS, pairs=True, **known)
 
     def find_softmax(self, frame: ModuleFrame, name: str, args: Any, traced: list[Traced], y: Tensor) -> Softmax | None:
@@ -639,11 +639,12 @@ class HandwrittenTracker(Traces):
         self, frames: list[ModuleFrame], name: str, tensors: list[Tensor], x: Tensor, trace: Trace, y: Tensor
     ) -> bool:
         """Follow the entrywise product of weights x with values; return whether there are any values."""
-        if (
-            trace.kind is not TraceKind.WEIGHTS
-            or (y.numel() <= trace.size and not trace.is_by_channel)
-            or strip_affixes(name) not in ("mul", "multiply", "addcmul")
-        ):
+        if trace.kind is not TraceKind.WEIGHTS or strip_affixes(name) not in ("mul", "multiply", "addcmul"):
+            return False
+        if any(has_tokens(frames[-1], v) and gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
+            self.drop(y)
+            return True
+        if y.numel() <= trace.size and not trace.is_by_channel:
             return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in tensors if v is not x and is_value(self, frames[-1], v, trace)]
         if y.numel() <= trace.size:  # one over the sums of exponentials, for each edge

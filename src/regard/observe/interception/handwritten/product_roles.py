@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.handwritten.added_scores import SUM
 from regard.observe.interception.handwritten.ancestor_search import (
     find_projection,
     has_features_last,
@@ -149,10 +150,12 @@ def is_sum_of_scores(traces: Traces, trace: Trace, x: Tensor, product: LabelledP
     They are activations of scores, or a softmax of no pairs, of features for one. The values of attention have several
     numbers for each key.
     """
-    if (trace.activated is None and trace.pairs) or product is None:
+    if product is None:
         return False
     place = product.find_place(x)
     own, other = product.labels[place], product.labels[1 - place]
+    if trace.activated is None and trace.pairs:
+        return trace.changes[:1] == (SUM,) and set(own) == set(other)  # gates of channels and places
     widths = [size for label, size in zip(other, product.operands[1 - place].shape, strict=True) if label not in own]
     return not widths if trace.activated is None else all(size == 1 for size in widths)  # heads may have width 1
 
