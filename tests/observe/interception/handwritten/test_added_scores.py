@@ -28,8 +28,11 @@ class Exponentials(nn.Module):
             return torch.exp(-(torch.cdist(q, k) ** 2) / 2)
         if self.score == "of a network":
             return self.line(torch.tanh(q[:, :, None] + k[:, None])).squeeze(-1).exp()
+        e = F.leaky_relu(self.one(x) + self.other(x).mT).exp()
+        if self.score == "of near tokens":
+            return e * (torch.cdist(x, x) < C**0.5).double()
         assert self.score == "of a number of each"
-        return F.leaky_relu(self.one(x) + self.other(x).mT).exp() * self.edges
+        return e * self.edges
 
     def forward(self, x: Tensor) -> Tensor:
         e = self.exponentiate(x)
@@ -37,7 +40,7 @@ class Exponentials(nn.Module):
         return self.divide(e, self.value(x))
 
 
-SCORES = ["of distances", "of a network", "of a number of each"]
+SCORES = ["of distances", "of a network", "of a number of each", "of near tokens"]
 DIVISIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "before": lambda e, v: (e / e.sum(-1, keepdim=True)) @ v,
     "after": lambda e, v: (e @ v) / e.sum(-1, keepdim=True),

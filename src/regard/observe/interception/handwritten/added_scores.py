@@ -42,10 +42,11 @@ def gates_entries(frame: ModuleFrame, trace: Trace, weights: Tensor, x: Tensor) 
     """Return whether functions of a sum multiply each entry of x by its own number, as gates of channels and places do.
 
     Values are shared by rows of weights. Other tensors of as many entries may be masks, unless gates of channels multiply them
-    or both were made of the same tokens.
+    or both were made of the same tokens; a tensor of zeros and ones is a mask.
     """
     if trace.changes[:1] != (SUM,) or x.numel() != weights.numel() or is_shared(weights, x, 0):
         return False
-    if count_before_repeats(frame, weakref.ref(x), x.numel()) < x.numel():
+    if frame.find_contents(weakref.ref(x)) < TOKEN or count_before_repeats(frame, weakref.ref(x), x.numel()) < x.numel():
         return False
-    return trace.is_by_channel or not find_ancestors([frame], x).isdisjoint(find_ancestors([frame], weights))
+    has_same = trace.is_by_channel or not find_ancestors([frame], x).isdisjoint(find_ancestors([frame], weights))
+    return has_same and not bool(((x == 0) | (x == 1)).all())

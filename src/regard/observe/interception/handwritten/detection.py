@@ -641,7 +641,7 @@ class HandwrittenTracker(Traces):
         """Follow the entrywise product of weights x with values; return whether there are any values."""
         if trace.kind is not TraceKind.WEIGHTS or strip_affixes(name) not in ("mul", "multiply", "addcmul"):
             return False
-        if any(has_tokens(frames[-1], v) and gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
+        if any(gates_entries(frames[-1], trace, x, v) for v in tensors if v is not x):
             self.drop(y)
             return True
         if y.numel() <= trace.size and not trace.is_by_channel:
