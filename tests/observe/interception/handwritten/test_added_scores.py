@@ -107,6 +107,27 @@ def test_windows_over_places_are_recorded_at_each_step(way, is_normalized):
         torch.testing.assert_close(call.map.dense()[:, 0, 0], weights, rtol=0, atol=EQUAL)
 
 
+class Splat(nn.Module):
+    """Tokens that are added up at the places of a grid, each by how near a number of it is."""
+
+    def __init__(self, is_learned: bool) -> None:
+        super().__init__()
+        grid = torch.linspace(-1, 1, STEPS)
+        self.place, self.grid = nn.Linear(C, 1), nn.Parameter(grid) if is_learned else nn.Buffer(grid)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.exp(-((self.place(x) - self.grid) ** 2))
+        self.weights = weights.detach().mT
+        return weights.mT @ x
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_places_of_a_grid_are_queries_of_the_tokens_near_them(is_learned):
+    part = Splat(is_learned)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda m: m(torch.randn(B, T, C)))
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense()[:, 0], part.weights, rtol=0, atol=EQUAL)
+
+
 class ByChannel(nn.Module):
     """A softmax over the keys for each channel of the values, of bounded sums. https://arxiv.org/abs/1709.04696"""
 
