@@ -12,6 +12,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     find_projection,
     has_features_last,
     has_tokens,
+    is_end,
     is_routed,
     walk_back,
 )
@@ -48,29 +49,41 @@ def is_attention_product(
     shared, summed = find_axes(name, args, operands, x)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
     others = [v for v in operands if v is not x]
-    shared = shared or any(reads_other_tokens(frames[-1], x, v) for v in others)
+    shared = shared or any(reads_other_tokens(frames, x, v) for v in others)
     return shared and along and not any(is_routed(frames, x, v) for v in others)
 
 
-def reads_other_tokens(frame: ModuleFrame, weights: Tensor, values: Tensor) -> bool:
-    """Return whether a module made weights of other arguments than the values, of which it joined none.
+def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
+    """Return whether layers of a module predicted a row of weights from several arguments, of which none is the values.
 
-    So a decoder reads its encoder with weights of places that it predicts from its state. A pooling layer scores the values.
+    So a decoder reads the outputs of its encoder, an argument (b, k, d), with weights of places that it predicts from its state
+    and a word. A pooling layer scores the values, and experts are joined, or have outputs for each token of several.
     """
-    own, others = find_arguments(frame, weights), find_arguments(frame, values, can_join=False)
-    return bool(own and others) and own.isdisjoint(others)
+    frame = frames[-1]
+    made = frame.find_sources(weights)
+    if made is None or not made.projected or values.numel() <= weights.numel():
+        return False
+    own, others = find_arguments(frame, weights), find_arguments(frame, values)
+    if len(own) < 2 or len(others) != 1 or not own.isdisjoint(others):
+        return False
+    encoded = next((x for x in frame.input_tensors if id(weakref.ref(x)) in others), None)
+    return encoded is not None and encoded.dim() <= 3 and not (joins(frames[-1:], values) or joins(frames[:-1], encoded))
 
 
-def find_arguments(frame: ModuleFrame, x: Tensor, can_join: bool = True) -> set[int]:
-    """Return the ids of the tokens among the arguments of a module that x was made of; none if some tensors were joined."""
+def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
+    """Return the ids of the tokens among the arguments of a module that x was made of."""
     ids = set[int]()
     for _, (one, _), makers in walk_back([frame], (weakref.ref(x), 0), lambda *_: True):
-        if not can_join and any(maker.name in JOINS for maker in makers):
-            return set()
         is_argument = all(given is one for maker in makers for given in maker.given)  # also if it was changed in place
         if is_argument and frame.find_contents(one) == TOKEN:
             ids.add(id(one))
     return ids
+
+
+def joins(frames: list[ModuleFrame], x: Tensor) -> bool:
+    """Return whether x was joined of several tensors in the running frames, behind the last layer."""
+    makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
+    return any(maker.name in JOINS for _, _, found in makers for maker in found)
 
 
 def is_value(traces: Traces, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
@@ -199,7 +212,7 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
 
 def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> bool:
     """Return whether rows of weights, each `extent` long, share values that they did not choose, or read other tokens."""
-    is_read = is_shared(weights, values, extent) or reads_other_tokens(frames[-1], weights, values)
+    is_read = is_shared(weights, values, extent) or reads_other_tokens(frames, weights, values)
     return is_read and not is_routed(frames, weights, values)
 
 
