@@ -78,18 +78,12 @@ class AttentionFunctionMode(TorchFunctionMode):
             handwritten_call = None
             if self.undivided.notes:
                 self.follow_undivided(func, name, args, kwargs, outputs)
-            is_read = (
-                (may_start_loop(role, name) or self.loops.traces)
-                and wrapper is None
-                and self.loops.may_follow(role, name, args, kwargs, outputs)
-                and self.follow_loops(frames, func, name, role, args, kwargs, outputs)
-            )
+            if wrapper is None and (self.loops.traces or may_start_loop(role, name)):
+                self.follow_loops(frames, func, name, role, args, kwargs, outputs)
             if self.tracker.linear.found:
                 self.follow_linear(func, name, args, kwargs, outputs)
             if kernel:
                 report_missed(name, BY_ITSELF)
-            elif is_read:
-                self.tracker.drop(outputs)
             elif wrapper is None and (
                 self.tracker.may_start(role, name, args, outputs) or self.tracker.may_follow_any(args, kwargs)
             ):
@@ -140,25 +134,23 @@ class AttentionFunctionMode(TorchFunctionMode):
         except Exception:
             self.tracker.linear.contexts.clear()
 
-    def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, *call: Any) -> bool:
-        """Follow the states of loops; return whether the result is read from one.
-
-        A failure must not stop the model: it is reported if a loop was followed.
-        """
+    def follow_loops(self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, *call: Any) -> None:
+        """Follow the states of loops. A failure must not stop the model: it is reported if a loop was followed."""
         try:
-            self.loops.follow_function(frames, func, name, *call)
-            return self.loops.is_read(call[-1])
+            if self.loops.may_follow(role, name, *call):
+                self.loops.follow_function(frames, func, name, role, *call)
         except Exception as error:
             has_any = any(loop.has_several_tokens for loop in self.loops.loops)
             self.loops.clear()
             if has_any:
                 report_missed(f"by hand: {name}", FAILED.format(explain_error(error)))
-            return False
 
     def read_loops(self, frame: ModuleFrame) -> None:
-        """Pass the loops of a module that ends to the watchers."""
+        """Pass the loops of a module that ends to the watchers, before what else was found of the same outputs."""
         for loop in self.loops.take_loops(frame):
             dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, self.loops.table))
+            if loop.is_recorded:
+                self.tracker.linear.forget_calls([read.made for read in loop.reads])
             with suppress(Exception):  # the state that it left is then not continued
                 self.loops.end_loop(loop, frame)
 

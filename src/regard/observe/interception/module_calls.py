@@ -96,10 +96,10 @@ def call_in_frame(call: Callable[..., Any], module: nn.Module, *args: Any, **kwa
             with switch_interception(not STATE.is_in_fast_path):
                 return call(module, *args, **kwargs)
         result = call(module, *args, **kwargs)
-        if STATE.frames and STATE.mode.tracker.linear.found:  # no frames if the recording ended meanwhile
-            STATE.mode.read_linear(frame)
-        if STATE.frames and STATE.mode.loops.loops:
+        if STATE.frames and STATE.mode.loops.loops:  # no frames if the recording ended meanwhile
             STATE.mode.read_loops(frame)
+        if STATE.frames and STATE.mode.tracker.linear.found:
+            STATE.mode.read_linear(frame)
         if frame.has_operations and (frame.multiplies_scores or can_mix_tokens(module)):
             report_token_mixer(module, frame.multiplies_scores)
         if len(STATE.frames) == 1 and STATE.mode.undivided.notes:

@@ -14,6 +14,7 @@ from observe.interception.handwritten.state_loop_forms import (
     compute_matrix,
     gate,
     hold_first,
+    write_in_place,
 )
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.observe import record
@@ -206,7 +207,7 @@ def test_a_saved_map_of_a_loop_is_the_same(form, tmp_path):
 
 def grow(x: Tokens) -> Tensor:
     x.a = 1 + x.a
-    return gate(x)
+    return write_in_place(x)
 
 
 def read_by_several_queries(x: Tokens) -> Tensor:

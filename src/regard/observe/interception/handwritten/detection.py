@@ -428,7 +428,7 @@ class HandwrittenTracker(Traces):
             undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
             if undecided and any(is_value(self, frames[-1], v, trace) for v in others):
                 if is_product_of_masked_scores(self, frames[-1], trace):
-                    self.linear.miss_call(frames, name, CHAINED)
+                    self.linear.miss_call(frames, name, CHAINED, y)
                     self.drop(y)
                     return None
                 product_of_scores, factors = separate_factors(name, args, kwargs, x)
@@ -482,7 +482,7 @@ class HandwrittenTracker(Traces):
     ) -> HandwrittenCall | None:
         """Follow the product y of scores x with values as linear attention; return a call with stored weights if need be."""
         if not are_of_all_tokens(frames[-1], self.table, roles):
-            self.linear.miss_call(frames, name, CHUNKS)
+            self.linear.miss_call(frames, name, CHUNKS, y)
         elif not self.linear.start_call_of_scores(frames, self.table, name, product, factors, roles, trace, y):
             return self.complete_call(weigh_linearly(trace), x, product, name)
         self.drop(y)

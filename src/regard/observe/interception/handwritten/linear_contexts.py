@@ -54,6 +54,7 @@ class FoundCall(NamedTuple):
     call: LinearCall | ActivatedCall | None
     reason: str = ""
     roots: int = 0  # of its weights, if it has any
+    output: "weakref.ref[Tensor] | None" = None
 
     def read(self) -> tuple[RecurrenceCall, CallAdapter]:
         """Return the call in terms of a recording; it has run already. Raises UnreadableError if it cannot be read."""
@@ -79,6 +80,10 @@ class LinearContexts:
         ended = [one for one in self.found if one.frame() is frame]
         self.found = [one for one in self.found if one not in ended]
         return ended
+
+    def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
+        """Forget the calls with these outputs, which are recorded as parts of a loop."""
+        self.found = [one for one in self.found if not any(one.output is output for output in outputs)]
 
     def start_call(
         self,
@@ -124,14 +129,15 @@ class LinearContexts:
                 return False
             call, places = read_call(table, roles, trace, product, y, kernel)
         except UnreadableError as error:
-            self.miss_call(frames, name, str(error))
+            self.miss_call(frames, name, str(error), y)
             return True
         self.add_call(frames, call, places, product, factors, y)
         return True
 
-    def miss_call(self, frames: list[ModuleFrame], name: str, reason: str) -> None:
-        """Add a call that a function of this name completes and that cannot be read."""
-        self.found.append(FoundCall(weakref.ref(frames[-1]), KERNEL.format(strip_affixes(name)), None, reason))
+    def miss_call(self, frames: list[ModuleFrame], name: str, reason: str, y: Tensor) -> None:
+        """Add a call with output y that a function of this name completes and that cannot be read."""
+        kernel = KERNEL.format(strip_affixes(name))
+        self.found.append(FoundCall(weakref.ref(frames[-1]), kernel, None, reason, output=weakref.ref(y)))
 
     def start_call_of_scores(
         self,
@@ -157,7 +163,7 @@ class LinearContexts:
     ) -> None:
         """Add a call of activated scores with output y, whose entries have these places in (b, h, q, e)."""
         activated = ActivatedCall.copy_call(call)
-        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, activated, roots=roots))
+        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, activated, "", roots, weakref.ref(y)))
         self.contexts[y] = PlacedEntries(activated, places)
 
     def add_call(
@@ -170,7 +176,7 @@ class LinearContexts:
         y: Tensor,
     ) -> None:
         """Add a call with output y, which other factors have multiplied."""
-        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, call))
+        self.found.append(FoundCall(weakref.ref(frames[-1]), call.kernel, call, output=weakref.ref(y)))
         self.contexts[y] = context = PlacedEntries(call, places)
         for factor, labels in factors:
             self.multiply_rows(context, y, align_labels(factor, labels, product.result))

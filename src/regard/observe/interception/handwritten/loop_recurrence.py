@@ -93,6 +93,7 @@ def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> Recu
     if loop.initial is not None:
         initial = table.arrange(loop.initial, loop.dims, (roles.batch, roles.heads, roles.features, roles.width))
     compare_outputs(mechanism, values, outputs, initial)
+    loop.is_recorded = True
     return RecurrenceFactors(mechanism, values, outputs, left)
 
 

@@ -79,8 +79,13 @@ class LoopTracker(StateTraces):
         if core in JOINS:
             self.follow_joined(core, args, kwargs, result)
             return
-        traces = {id(x): trace for x in find_tensors(args, kwargs) if (trace := self.find(x)) is not None}
-        if traces and args and (result is args[0] or name == "__setitem__"):
+        is_written = bool(args) and isinstance(args[0], Tensor) and (result is args[0] or name == "__setitem__")
+        traces = {
+            id(x): trace
+            for x in find_tensors(args, kwargs)
+            if (trace := self.find(x, int(is_written and x is args[0]))) is not None
+        }
+        if is_written:
             self.drop(args[0])
         if core in ("setitem", "copy"):
             self.follow_written(args, traces)
@@ -311,7 +316,7 @@ class LoopTracker(StateTraces):
     def read(self, state: State, query: Factor, dims: Dims, y: Tensor, function: str) -> None:
         """Follow y, what a query reads from states; a copy is kept, since y may be written into."""
         output = Factor(y.detach().clone(), dims)
-        state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function))
+        state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function, weakref.ref(y)))
         self.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1))
 
     def take_loops(self, frame: ModuleFrame) -> Iterator[StateLoop]:

@@ -47,6 +47,7 @@ class Read(NamedTuple):
     query: Factor
     output: Factor
     function: str
+    made: "weakref.ref[Tensor]"  # the tensor that was read
 
 
 class LeftState(NamedTuple):
@@ -75,6 +76,7 @@ class StateLoop:
     last: "weakref.ref[Tensor] | None" = None  # the state after the last write
     reason: str = ""  # why it cannot be read, if that is known
     has_rates: bool = False  # whether its mechanism has, once it was read
+    is_recorded: bool = False  # whether it was read and its outputs were those of its formula
 
     def add_write(self, frames: list[ModuleFrame], write: Write, y: Tensor) -> int:
         """Add a write whose result is y, and return its place."""

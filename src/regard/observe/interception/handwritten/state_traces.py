@@ -6,15 +6,18 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.handwritten.state_loop import START, LeftState, ReadTrace, State, StateLoop, Trace
+from regard.observe.interception.handwritten.state_loop import START, LeftState, Product, State, StateLoop, Trace
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
+from regard.observe.interception.lookups import read_version
+
+CHANGED = "one of its tensors was changed in place after it was read"
 
 
 class StateTraces:
     """The loops of one forward, and the states that those of earlier forwards have left."""
 
     def __init__(self) -> None:
-        self.traces: dict[int, tuple[weakref.ref[Tensor], Trace]] = {}  # by the tensor's id
+        self.traces: dict[int, tuple[weakref.ref[Tensor], Trace, int]] = {}  # with versions, by the tensor's id
         self.table = AxisTable()
         self.loops: list[StateLoop] = []
         self.left = WeakTensorKeyDictionary()
@@ -43,16 +46,21 @@ class StateTraces:
         self.put(x, state)
         return state
 
-    def find(self, x: Any) -> Trace | None:
-        """Return the trace of a tensor; None if it is not followed."""
-        found = self.traces.get(id(x))
-        return found[1] if found is not None and found[0]() is x else None
+    def find(self, x: Any, writes: int = 0) -> Trace | None:
+        """Return the trace of a tensor; None if it is not followed, or was written into more often than in this call.
 
-    def is_read(self, x: Any) -> bool:
-        """Return whether a value is read from a state that started from zeros, was left, or follows another one."""
-        trace = self.find(x)
-        loop = trace.loop if isinstance(trace, ReadTrace) else None
-        return loop is not None and (loop.initial is None or loop.left is not None or loop.has_several_tokens)
+        A state that was written into elsewhere makes its loop unreadable.
+        """
+        found = self.traces.get(id(x))
+        if found is None or found[0]() is not x:
+            return None
+        _, trace, version = found
+        if count_writes(x, trace) == version + (0 if x.is_inference() else writes):
+            return trace
+        if isinstance(trace, State) and trace.loop.writes:
+            trace.loop.reason = CHANGED
+        self.drop(x)
+        return None
 
     def put(self, x: Tensor, trace: Trace) -> None:
         """Follow a tensor until it is freed."""
@@ -62,10 +70,16 @@ class StateTraces:
             if key in traces and traces[key][0] is gone:
                 del traces[key]
 
-        traces[key] = weakref.ref(x, forget), trace
+        traces[key] = weakref.ref(x, forget), trace, count_writes(x, trace)
 
     def drop(self, x: Tensor) -> None:
         """Stop following a tensor that was written into."""
         self.traces.pop(id(x), None)
         if len(self.left):
             self.left.pop(x, None)
+
+
+def count_writes(x: Tensor, trace: Trace) -> int:
+    """Return how often a tensor and the factors that it is followed by were written into."""
+    factors = trace.factors if isinstance(trace, Product) else ()
+    return sum(map(read_version, (x, *factors)))

@@ -1,0 +1,118 @@
+"""Loops are followed beside attention that is written out by hand, and take nothing away from it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, distance, record_and_compare
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+class Written(nn.Module):
+    """Attention as a function of projections writes it out, which returns the context and the weights."""
+
+    def __init__(self, form: Callable[["Written", Tensor], tuple[Tensor, Tensor]], width: int = 8):
+        super().__init__()
+        self.form = form
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.table = nn.Parameter(torch.randn(4, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(self, x)[0]
+
+
+def score(layer: Written, x: Tensor) -> Tensor:
+    return layer.q(x) @ layer.k(x).mT
+
+
+def copy_rows(layer, x):
+    v, values, weights = layer.v(x), torch.zeros_like(x), score(layer, x).softmax(-1)
+    for b in range(len(x)):
+        values[b].copy_(v[b])
+    return weights @ values, weights
+
+
+def copy_to_part(layer, x):
+    values, weights = torch.zeros_like(x), score(layer, x).softmax(-1)
+    values.narrow(1, 0, x.shape[1]).copy_(layer.v(x))
+    return weights @ values, weights
+
+
+def copy_keys(layer, x):
+    keys, k = torch.zeros_like(x), layer.k(x)
+    for b in range(len(x)):
+        keys[b].copy_(k[b])
+    weights = (layer.q(x) @ keys.mT).softmax(-1)
+    return weights @ layer.v(x), weights
+
+
+def fill_values(layer, x):
+    values, weights = torch.zeros_like(x), score(layer, x).softmax(-1)
+    with torch.no_grad():
+        torch.matmul(x, layer.v.weight.mT, out=values)
+    return weights @ values, weights
+
+
+def fill_weights(layer, x):
+    with torch.no_grad():
+        weights = torch.zeros(len(x), x.shape[1], x.shape[1])
+        torch.softmax(score(layer, x), -1, out=weights)
+    return weights @ layer.v(x), weights
+
+
+def embed_numbers(layer, x):
+    values, weights = torch.zeros_like(x) + x[..., :1] * layer.table[0], score(layer, x).softmax(-1)
+    return weights @ values, weights
+
+
+SOFTMAXES = (copy_rows, copy_to_part, copy_keys, fill_values, fill_weights, embed_numbers)
+
+
+@pytest.mark.parametrize("form", SOFTMAXES)
+def test_attention_with_tensors_that_were_zeros_or_sums_of_outer_products_is_recorded(form):
+    model, x = Written(form), torch.randn(3, 7, 8)
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda model: model(x))
+        _, weights = form(model, x)
+    assert len(recording.calls) == 1
+    assert distance(recording.map(0), weights.unsqueeze(1)) < EQUAL
+
+
+class Memory(nn.Module):
+    """A memory of zeros that heads read by softmaxes and write to, as of a Neural Turing Machine."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.erase = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory, outputs, self.weights = torch.zeros(len(x), 5, 8), [], []
+        for i in range(x.shape[1]):
+            weights = torch.bmm(memory, self.key(x[:, i]).unsqueeze(-1)).squeeze(-1).softmax(-1)
+            outputs.append(torch.bmm(weights.unsqueeze(1), memory).squeeze(1))
+            erased = weights.unsqueeze(-1) * self.erase(x[:, i]).sigmoid().unsqueeze(1)
+            memory = memory * (1 - erased) + weights.unsqueeze(-1) * x[:, i].unsqueeze(1)
+            self.weights.append(weights)
+        return torch.stack(outputs, 1)
+
+
+def test_each_read_of_a_memory_by_a_softmax_is_recorded_from_the_first_write_on():
+    model, x = Memory(), torch.randn(3, 7, 8)
+    recording, _ = record_and_compare(model, lambda model: model(x), missing=True)  # what it writes by the last weights
+    softmaxes = [call for call in recording.calls if call.kind != "implicit"]
+    assert len(softmaxes) == x.shape[1] - 1
+    for call, weights in zip(softmaxes, model.weights[1:], strict=True):
+        assert distance(call.map, weights.view(3, 1, 1, 5)) < EQUAL
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_product_of_nested_tensors_runs_as_without_a_recording():
+    class Nested(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = torch.nested.nested_tensor([x[0], x[1, :4]]), torch.nested.nested_tensor([x[0].mT, x[1].mT])
+            return torch.bmm(first, second).to_padded_tensor(0.0)
+
+    record_and_compare(Nested(), lambda model: model(torch.randn(2, 7, 8)))
