@@ -1,5 +1,7 @@
 """A loop over tokens that a model writes out is recorded as the matrix of its definition, whatever it is called."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,9 @@ from observe.interception.handwritten.state_loop_forms import (
 )
 from observe.recording_checks import EQUAL, assert_same_mechanism, record_and_compare
 from regard.observe import record
+from regard.observe.interception.handwritten.loop_check import COARSE, OTHERWISE
 from regard.observe.interception.handwritten.loop_recurrence import CHUNKS, GROWS, TIMES
+from regard.observe.interception.handwritten.state_loop import CHANGED
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -294,3 +298,71 @@ def test_states_that_are_rounded_are_recorded(dtype):
     model, x = nn.Sequential(LoopLayer(gate, 2, 16, 16)).to(dtype), torch.randn(2, 150, 6, dtype=dtype)
     recording, _ = record_and_compare(model, lambda model: model(x))
     assert recording.map(0, kind="implicit").certificate().error < 150 * torch.finfo(dtype).eps
+
+
+def change_queries_after(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.q.masked_fill_((torch.arange(len(x.q)) == 3).view(-1, 1, 1, 1), 0)
+    return output
+
+
+def change_keys_after(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.k[3] = 0
+    return output
+
+
+def change_keys_to_nan(x: Tokens) -> Tensor:
+    output = write_in_place(x)
+    x.k[3] = torch.nan
+    return output
+
+
+def reuse_keys(x: Tokens) -> Tensor:
+    state, outputs, k = x.zeros, [], torch.empty_like(x.k[:, :, 0])
+    for i in range(x.q.shape[2]):
+        k.copy_(x.k[:, :, i])
+        state = x.a[:, :, i, :, None] * state + k.unsqueeze(-1) * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def change_states(x: Tokens, change: Callable[[Tensor], object]) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+        if i == 3:
+            change(state)
+    return torch.stack(outputs, 2)
+
+
+def reset_row(x: Tokens) -> Tensor:
+    return change_states(x, lambda state: state.select(0, 3).zero_())
+
+
+def reset_row_of_view(x: Tokens) -> Tensor:
+    return change_states(x, lambda state: state.view(len(state), -1)[3].zero_())
+
+
+@pytest.mark.parametrize("runs_in_inference_mode", [False, True])
+@pytest.mark.parametrize(
+    "form", [change_queries_after, change_keys_after, change_keys_to_nan, reuse_keys, reset_row, reset_row_of_view]
+)
+def test_a_loop_whose_tensors_are_written_into_is_missed_by_its_reason(form, runs_in_inference_mode):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(20, 7, 6)
+    with torch.inference_mode() if runs_in_inference_mode else torch.no_grad():
+        recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    (missed,) = recording.missed
+    assert missed.reason.startswith(OTHERWISE[:19] if runs_in_inference_mode else CHANGED)
+
+
+@pytest.mark.parametrize("tokens", [16, 150, 600])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_loop_of_rounded_states_with_other_keys_is_not_recorded(dtype, tokens):
+    model, x = nn.Sequential(LoopLayer(reuse_keys, 1, 8, 8)).to(dtype), torch.randn(1, tokens, 6, dtype=dtype)
+    with torch.inference_mode():
+        recording, _ = record_and_compare(model, lambda model: model(x), missing=True)
+    assert not recording.calls
+    assert recording.missed[0].reason.startswith((OTHERWISE[:19], COARSE[:20]))

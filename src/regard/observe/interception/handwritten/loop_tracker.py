@@ -280,7 +280,7 @@ class LoopTracker(StateTraces):
         if not is_own and not has_tokens(frames[-1], others[0]):
             return  # a layer that transforms a state reads nothing from it
         if list_axes(self.table, state.dims) - list_axes(self.table, dims[2]):
-            query = query if product.factor == 1 else query._replace(tensor=query.tensor * product.factor)
+            query = query if product.factor == 1 else Factor(query.tensor * product.factor, query.dims)
             self.read(state, query, dims[2], y, core)
         elif is_own:
             self.put(y, state._replace(dims=dims[2], decays=(*state.decays, Decay(query))))

@@ -10,7 +10,7 @@ from regard.observe.interception.function_roles import Role
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.state_loop import Factor, Product, ReadTrace, State, Trace
 from regard.observe.interception.handwritten.tensor_axes import Dims
-from regard.observe.interception.lookups import IS_TENSOR
+from regard.observe.interception.lookups import IS_TENSOR, read_version
 from regard.observe.interception.thread_state import drop_expanded_axes
 
 OUTER = {"outer", "ger"}
@@ -100,4 +100,4 @@ def expand_value(x: Any, y: Tensor) -> Tensor:
 def read_factor(x: Tensor, dims: Dims) -> Factor:
     """Return a tensor with these axes without those that it is expanded along."""
     own = drop_expanded_axes(x.detach())
-    return Factor(own, tuple(axes if size > 1 else () for axes, size in zip(dims, own.shape, strict=True)))
+    return Factor(own, tuple(axes if size > 1 else () for axes, size in zip(dims, own.shape, strict=True)), read_version(own))

@@ -10,13 +10,18 @@ from regard.observe.interception.handwritten.tensor_axes import Axes, Dims
 from regard.observe.interception.provenance import ModuleFrame
 
 START = -1  # the place of the state before the first write
+CHANGED = "one of its tensors was changed in place after it was read"
 
 
 class Factor(NamedTuple):
-    """A tensor, and the axes of a state that each of its dimensions has: none where it is broadcast."""
+    """A tensor, and the axes of a state that each of its dimensions has: none where it is broadcast.
+
+    version says how often the tensor had been written into.
+    """
 
     tensor: Tensor
     dims: Dims
+    version: int = 0
 
 
 class Decay(NamedTuple):

@@ -6,11 +6,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.observe.interception.handwritten.state_loop import START, LeftState, Product, State, StateLoop, Trace
+from regard.observe.interception.handwritten.state_loop import CHANGED, START, LeftState, Product, State, StateLoop, Trace
 from regard.observe.interception.handwritten.tensor_axes import AxisTable
 from regard.observe.interception.lookups import read_version
-
-CHANGED = "one of its tensors was changed in place after it was read"
 
 
 class StateTraces:
@@ -59,6 +57,7 @@ class StateTraces:
             return trace
         if isinstance(trace, State) and trace.loop.writes:
             trace.loop.reason = CHANGED
+            return trace
         self.drop(x)
         return None
 

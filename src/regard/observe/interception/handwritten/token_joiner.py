@@ -7,8 +7,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from regard.observe.interception.handwritten.state_loop import Factor
+from regard.observe.interception.handwritten.state_loop import CHANGED, Factor
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
+from regard.observe.interception.lookups import read_version
 from regard.observe.interception.plain_tensors import UnreadableError
 
 DIFFERS = "its tokens are written or read in different ways"
@@ -27,6 +28,8 @@ class TokenJoiner:
         first, dims = parts[0], self.table.expand_dims(parts[0].dims)
         if any(self.table.expand_dims(one.dims) != dims or one.tensor.shape != first.tensor.shape for one in parts):
             raise UnreadableError(DIFFERS)
+        if any(read_version(one.tensor) != one.version for one in parts):
+            raise UnreadableError(CHANGED)
         keys = tuple(map(identify_factor, parts))
         if keys not in self.joined:
             is_same = len(set(keys)) == 1
