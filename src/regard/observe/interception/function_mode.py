@@ -24,7 +24,7 @@ from regard.observe.interception.function_roles import MULTIPLIES, Role, infer_r
 from regard.observe.interception.handwritten.detection import HandwrittenTracker
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.handwritten_call import read_call as read_handwritten_call
-from regard.observe.interception.handwritten.loop_recurrence import name_kernel, read_loop
+from regard.observe.interception.handwritten.loop_recurrence import can_read_loop, name_kernel, read_loop
 from regard.observe.interception.handwritten.loop_tracker import LoopTracker, may_start_loop
 from regard.observe.interception.handwritten.undivided_contexts import UndividedContexts
 from regard.observe.interception.pixel_positions import PixelPositions
@@ -148,6 +148,8 @@ class AttentionFunctionMode(TorchFunctionMode):
     def read_loops(self, frame: ModuleFrame) -> None:
         """Pass the loops of a module that ends to the watchers, before what else was found of the same outputs."""
         for loop in self.loops.take_loops(frame):
+            if not loop.is_reported and not can_read_loop(loop, self.loops.table):
+                continue
             dispatch_call(name_kernel(loop), lambda: None, partial(read_loop, loop, self.loops.table))
             if loop.is_recorded:
                 self.tracker.linear.forget_calls([read.made for read in loop.reads])

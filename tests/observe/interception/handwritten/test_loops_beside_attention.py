@@ -68,7 +68,19 @@ def embed_numbers(layer, x):
     return weights @ values, weights
 
 
-SOFTMAXES = (copy_rows, copy_to_part, copy_keys, fill_values, fill_weights, embed_numbers)
+def sum_embeddings(layer, x):
+    values = sum(x[..., i : i + 1] * layer.table[i] for i in range(4))
+    weights = score(layer, x).softmax(-1)
+    return weights @ values, weights
+
+
+def sum_embedded_keys(layer, x):
+    keys = sum(x[..., i : i + 1] * layer.table[i] for i in range(4))
+    weights = (layer.q(x) @ keys.mT).softmax(-1)
+    return weights @ layer.v(x), weights
+
+
+SOFTMAXES = (copy_rows, copy_to_part, copy_keys, fill_values, fill_weights, embed_numbers, sum_embeddings, sum_embedded_keys)
 
 
 @pytest.mark.parametrize("form", SOFTMAXES)
@@ -79,6 +91,21 @@ def test_attention_with_tensors_that_were_zeros_or_sums_of_outer_products_is_rec
         _, weights = form(model, x)
     assert len(recording.calls) == 1
     assert distance(recording.map(0), weights.unsqueeze(1)) < EQUAL
+
+
+def test_scores_that_are_summed_feature_by_feature_are_linear_attention():
+    def sum_scores(layer, x):
+        q, k, weights = layer.q(x), layer.k(x), 0
+        for i in range(q.shape[2]):
+            weights = weights + torch.einsum("bq,bk->bqk", q[..., i], k[..., i])
+        return weights @ x, weights
+
+    model, x = Written(sum_scores), torch.randn(3, 7, 8)
+    recording, _ = record_and_compare(model, lambda model: model(x))
+    with torch.no_grad():
+        _, weights = sum_scores(model, x)
+    found = recording.map(0, kind="implicit").dense()
+    assert (found - weights.unsqueeze(1)).abs().max() < EQUAL * weights.abs().max()
 
 
 class Memory(nn.Module):
@@ -116,3 +143,98 @@ def test_a_product_of_nested_tensors_runs_as_without_a_recording():
             return torch.bmm(first, second).to_padded_tensor(0.0)
 
     record_and_compare(Nested(), lambda model: model(torch.randn(2, 7, 8)))
+
+
+class Sums(nn.Module):
+    """A layer without attention, of sums of outer products."""
+
+    def __init__(self, form: Callable[["Sums", Tensor], Tensor]):
+        super().__init__()
+        self.form = form
+        self.gate, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.vectors, self.matrices = nn.Parameter(torch.randn(4, 8)), nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.form(self, x)
+
+
+def mix_experts(layer, x):
+    """As CondConv. https://arxiv.org/abs/1904.04971"""
+    gates = layer.gate(x.mean(1)).sigmoid()
+    return x @ sum(gates[:, i, None, None] * layer.matrices[i] for i in range(4))
+
+
+def mix_experts_from_zeros(layer, x):
+    gates, weight = layer.gate(x.mean(1)).sigmoid(), torch.zeros(len(x), 8, 8)
+    for i in range(4):
+        weight = weight + gates[:, i, None, None] * layer.matrices[i]
+    return x @ weight
+
+
+def adapt_weight(layer, x):
+    u = layer.vectors
+    return x @ (layer.out.weight + torch.outer(u[0], u[1]) + torch.outer(u[2], u[3]))
+
+
+def flow(layer, x):
+    """As planar flows. https://arxiv.org/abs/1505.05770"""
+    for u, w in zip(layer.vectors, layer.out.weight, strict=False):
+        x = x + u * torch.tanh(x @ w).unsqueeze(-1)
+    return x
+
+
+def reflect(layer, x):
+    for v in nn.functional.normalize(layer.vectors, dim=-1):
+        x = x - 2 * (x @ v).unsqueeze(-1) * v
+    return x
+
+
+def rotate(layer, x):
+    axis = nn.functional.normalize(layer.vectors[0], dim=0)
+    matrix = torch.eye(8) + 0.3 * torch.outer(axis, axis)
+    return x @ (matrix + 0.1 * torch.outer(axis, layer.vectors[1]))
+
+
+def generate_weight(layer, x):
+    z = layer.gate(x.mean(1))
+    return x @ (z.unsqueeze(-1) * z.unsqueeze(-2) + layer.out.weight)
+
+
+def generate_weight_by_terms(layer, x):
+    z, weight = layer.gate(x.mean(1)), layer.out.weight
+    for i in range(3):
+        weight = weight + z.unsqueeze(-1) * layer.vectors[i]
+    return x @ weight
+
+
+def sum_covariance(layer, x):
+    y, covariance = layer.gate(x), torch.zeros(len(x), 8, 8)
+    for i in range(x.shape[1]):
+        d = y[:, i] - y.mean(1)
+        covariance = covariance + d.unsqueeze(-1) * d.unsqueeze(-2)
+    return y @ covariance
+
+
+def expand_polynomial(layer, x):
+    features = x[..., :1] * layer.vectors[0]
+    for i in range(1, 4):
+        features = features + x[..., :1] ** (i + 1) * layer.vectors[i]
+    return (features * layer.gate(x)).sum(-1)
+
+
+def add_rank_one(layer, x):
+    for i in range(4):
+        x = x + torch.sigmoid(layer.gate(x))[..., i : i + 1] * layer.vectors[i]
+    return layer.out(x)
+
+
+SUMS = (
+    *(mix_experts, mix_experts_from_zeros, adapt_weight, flow, reflect, rotate, generate_weight, generate_weight_by_terms),
+    *(sum_covariance, expand_polynomial, add_rank_one),
+)
+
+
+@pytest.mark.parametrize("form", SUMS)
+def test_sums_of_outer_products_without_attention_are_neither_recorded_nor_missed(form):
+    recording, _ = record_and_compare(Sums(form), lambda model: model(torch.randn(3, 7, 8)))
+    assert not recording.calls

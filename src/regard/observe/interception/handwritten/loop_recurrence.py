@@ -22,7 +22,7 @@ from regard.observe.interception.handwritten.state_loop import START, Factor, Re
 from regard.observe.interception.handwritten.tensor_axes import Axes, AxisTable, Dims
 from regard.observe.interception.handwritten.token_joiner import DIFFERS, TokenJoiner, identify_factor
 from regard.observe.interception.head_counts import find_head_counts
-from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall, RecurrenceFactors, sample_state
 
 KERNEL = "by hand: recurrence, {}"
@@ -60,16 +60,22 @@ class Roles(NamedTuple):
 
 
 def read_loop(loop: StateLoop, table: AxisTable) -> tuple[RecurrenceCall, CallAdapter]:
-    """Return a loop, which has run, as a call; its factors are read when they are asked for.
-
-    Raises UnreadableError if its states were read in a way that is not followed.
-    """
-    if loop.reason:
-        raise UnreadableError(loop.reason)
+    """Return a loop, which has run, as a call; its factors are read when they are asked for."""
     last = None if loop.last is None else loop.last()
     initial, left = (None if x is None else sample_state(x) for x in (loop.initial, last))
-    call = RecurrenceCall(name_kernel(loop), initial, partial(read_factors, loop, table, left))
+    call = RecurrenceCall(name_kernel(loop), initial, partial(read_factors, loop, table, left), is_reported=loop.is_reported)
     return call, CallAdapter(lambda: None)
+
+
+def can_read_loop(loop: StateLoop, table: AxisTable) -> bool:
+    """Return whether the factors of a loop are known and are those of what it computed."""
+    try:
+        with disable_modes():
+            read_factors(loop, table, None)
+    except Exception:
+        return False
+    loop.is_recorded = False
+    return True
 
 
 def name_kernel(loop: StateLoop) -> str:
@@ -79,6 +85,8 @@ def name_kernel(loop: StateLoop) -> str:
 
 def read_factors(loop: StateLoop, table: AxisTable, left: Tensor | None) -> RecurrenceFactors:
     """Return the factors of a loop. Raises UnreadableError if they are not known or differ from what it computed."""
+    if loop.reason:
+        raise UnreadableError(loop.reason)
     tokens, joiner = order_tokens(loop), TokenJoiner(table)
     t = len(tokens.writes)
     joiner.times[t] = tokens.reads[0].time or joiner.add_time(t)

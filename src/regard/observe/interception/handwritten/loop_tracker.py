@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
@@ -74,7 +75,9 @@ class LoopTracker(StateTraces):
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
     ) -> None:
-        """Follow a function."""
+        """Follow a function, unless torch.func transforms it."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return
         core = name if name in PERMUTES else strip_affixes(name)
         if core in JOINS:
             self.follow_joined(core, args, kwargs, result)
@@ -108,7 +111,7 @@ class LoopTracker(StateTraces):
             self.follow_sum(args, kwargs, traces, result)
         elif core in ("exp", "neg") and isinstance(trace := traces.get(id(args[0])), Product) and trace.is_plain:
             factors = trace.factors if core == "exp" else (*trace.factors, expand_value(-1, result))
-            self.put(result, Product(factors, is_exponential=core == "exp"))
+            self.put(result, trace._replace(factors=factors, is_exponential=core == "exp"))
 
     def follow_layout(self, func: Any, name: str, core: str, args: Any, kwargs: Any, trace: Trace, result: Any) -> None:
         """Follow a function that changes a layout or takes parts, which is applied to each factor of a product."""
@@ -124,7 +127,9 @@ class LoopTracker(StateTraces):
         else:
             parts = []
             for one in trace.factors:
-                part = one.reshape(result.shape) if core in RESHAPES else func(one, *args[1:], **kwargs)
+                if core in RESHAPES and not can_view(one, result):
+                    return  # to copy what is expanded takes as much memory as the product
+                part = one.view(result.shape) if core in RESHAPES else func(one, *args[1:], **kwargs)
                 parts.append([part] if isinstance(part, Tensor) else part)
             for y, factors in zip(results, zip(*parts, strict=True), strict=True):
                 self.put(y, trace._replace(factors=factors))
@@ -159,6 +164,7 @@ class LoopTracker(StateTraces):
         if core == "addcmul":
             state, product = traces.get(id(args[0])), multiply_entries(args[1:], traces, y) if len(args) == 3 else None
             if isinstance(state, State) and product is not None:
+                product = product._replace(token_factors=count_token_factors(frames[-1], args[1:], traces))
                 self.write(frames, state, multiply_by_number(product, kwargs.get("value", 1), y), y)
             return
         if core in QUOTIENTS and len(args) == 2 and id(args[0]) in traces and not name.startswith("__r") and not kwargs:
@@ -171,17 +177,19 @@ class LoopTracker(StateTraces):
             return
         first, second = (traces.get(id(x)) for x in args)
         if isinstance(first, State) and not isinstance(second, State):
-            self.decay(first, args[1], second, y)
+            self.decay(frames, first, args[1], second, y)
         elif isinstance(second, State) and not isinstance(first, State):
-            self.decay(second, args[0], first, y)
+            self.decay(frames, second, args[0], first, y)
         elif (product := multiply_entries(args, traces, y)) is not None:
-            self.put(y, product)
+            self.put(y, product._replace(token_factors=count_token_factors(frames[-1], args, traces)))
 
-    def decay(self, state: State, by: Any, trace: Trace | None, y: Tensor) -> State | None:
+    def decay(self, frames: list[ModuleFrame], state: State, by: Any, trace: Trace | None, y: Tensor) -> State | None:
         """Follow y, a state that was multiplied by a value, or by queries or keys that are summed next."""
         dims = self.table.align(state.dims, y.shape)
         if dims is None or isinstance(trace, ReadTrace):
             return None
+        if not state.loop.has_token_weights:
+            state.loop.has_token_weights = count_token_factors(frames[-1], [by], {id(by): trace} if trace else {}) > 0
         exponents = trace.factors if isinstance(trace, Product) and trace.is_exponential else ()
         factor, *rest = (read_factor(expand_value(one, y), dims) for one in (by, *exponents))
         decayed = state._replace(dims=dims, decays=(*state.decays, Decay(factor, tuple(rest))))
@@ -194,13 +202,14 @@ class LoopTracker(StateTraces):
         """Follow a sum: a state and what is written to it, or a value without what its key reads."""
         if len(args) != 2 or kwargs.get("alpha", 1) != 1:
             return
-        args = args[::-1] if core != "add" and name.startswith("__r") else args
+        args, frame = args[::-1] if core != "add" and name.startswith("__r") else args, frames[-1]
         first, second = find_terms(traces.get(id(args[0])), traces.get(id(args[1])))
         if core != "add":
             if isinstance(second, ReadTrace) and not isinstance(first, State | ReadTrace):
-                self.put(y, Product((expand_value(args[0], y),), correction=second))
+                self.put(y, Product((expand_value(args[0], y),), False, second, count_token_factors(frame, args[:1], traces)))
             elif isinstance(first, ReadTrace) and not isinstance(second, State | ReadTrace):
-                self.put(y, Product((expand_value(args[1], y), expand_value(-1, y)), correction=first))
+                factors = expand_value(args[1], y), expand_value(-1, y)
+                self.put(y, Product(factors, False, first, count_token_factors(frame, args[1:], traces)))
             elif isinstance(second, Product) and isinstance(first, State):
                 self.write(frames, first, multiply_by_number(second, -1, y), y)
         elif isinstance(first, State) and isinstance(second, Product):
@@ -210,21 +219,22 @@ class LoopTracker(StateTraces):
         elif not isinstance(first, State | ReadTrace) and not isinstance(second, State | ReadTrace):
             products = [one for one in (first, second) if isinstance(one, Product) and one.is_plain]
             other = next((x for x, one in zip(args, (first, second), strict=True) if one is None), None)
-            if len(products) == 2:
+            is_sure = all(one.token_factors > 1 for one in products)
+            if len(products) == 2 and is_sure:
                 last, decayed = sorted(products, key=lambda one: len(one.factors))
                 self.start_from_product(frames, decayed, last, y)
-            elif products and is_zero(other):
+            elif len(products) == 1 and is_zero(other):
                 self.write(frames, self.start(y, StateLoop()), products[0], y)
-            elif products and isinstance(other, Tensor) and other.shape == y.shape:
+            elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
                 self.write(frames, self.start(y, StateLoop(copy_sample(other))), products[0], y)
 
     def start_from_product(self, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:
         """Follow y as the second state of a loop that starts without zeros: what multiplies the first product is a decay."""
         count = len(second.factors)
-        self.write(frames, self.start(y, StateLoop()), Product(first.factors[:count]), y)
+        self.write(frames, self.start(y, StateLoop()), Product(first.factors[:count], token_factors=second.token_factors), y)
         state = self.find(y)
         for by in first.factors[count:]:
-            state = self.decay(state, by, None, y) if isinstance(state, State) else None
+            state = self.decay(frames, state, by, None, y) if isinstance(state, State) else None
         if isinstance(state, State):
             self.write(frames, state, second, y)
 
@@ -235,17 +245,20 @@ class LoopTracker(StateTraces):
             return
         is_first = state.places == (START,)
         if is_first and loop.writes and loop.first_frame is not frames[-1]:  # layers that start from the same zeros
-            loop = StateLoop(loop.initial, loop.left)
+            loop = StateLoop(loop.initial, loop.left, has_token_weights=loop.has_token_weights)
         if not loop.writes:
             fits = self.table.align(state.dims, y.shape) == state.dims
             loop.dims, loop.shape = state.dims if fits else self.table.add_dims(y.shape), y.shape
+            self.loops.append(loop)
+        elif loop in self.waiting:
+            self.waiting.remove(loop)
             self.loops.append(loop)
         is_same = self.table.expand_dims(state.dims) == self.table.expand_dims(loop.dims)
         if y.shape != loop.shape or not (is_same or is_first):
             return
         factors = tuple(read_factor(expand_value(one, y), loop.dims) for one in product.factors)
         place = None if correction is None else correction.place
-        written = Write(state.places[0], state.decays if is_same else (), factors, place)
+        written = Write(state.places[0], state.decays if is_same else (), factors, place, product.token_factors)
         self.put(y, State(loop, (loop.add_write(frames, written, y),), loop.dims))
 
     def follow_contraction(
@@ -261,10 +274,12 @@ class LoopTracker(StateTraces):
         if not states:
             outer = multiply_operands(operands, *label_operands(product, core, args, operands), traces, y)
             before = None if added is None else traces.get(id(added[0]))
+            if outer is not None:
+                outer = outer._replace(token_factors=count_token_factors(frames[-1], operands, traces))
             if outer is not None and added is None:
                 self.put(y, outer)
             elif outer is not None and isinstance(before, State) and added is not None and product is not None:
-                state = before if added[1] == 1 else self.decay(before, added[1], None, y)
+                state = before if added[1] == 1 else self.decay(frames, before, added[1], None, y)
                 if state is not None:  # as baddbmm adds it
                     self.write(frames, state, multiply_by_number(outer, product.factor, y), y)
             return
@@ -277,8 +292,10 @@ class LoopTracker(StateTraces):
         dims = product.build_dims(self.table, {place: state.dims})
         query = read_factor(others[0], dims[1 - place])
         is_own = list_axes(self.table, query.dims) <= list_axes(self.table, state.dims)
-        if not is_own and not has_tokens(frames[-1], others[0]):
+        is_of_tokens = has_tokens(frames[-1], others[0])
+        if not is_own and not is_of_tokens:
             return  # a layer that transforms a state reads nothing from it
+        state.loop.has_token_weights |= is_of_tokens
         if list_axes(self.table, state.dims) - list_axes(self.table, dims[2]):
             query = query if product.factor == 1 else Factor(query.tensor * product.factor, query.dims)
             self.read(state, query, dims[2], y, core)
@@ -289,7 +306,8 @@ class LoopTracker(StateTraces):
         self, frames: list[ModuleFrame], operands: list[Tensor], traces: dict[int, Trace]
     ) -> list[tuple[int, State]]:
         """Follow a product that a query reads as the first state of a loop without zeros; return it with its place."""
-        found = [(n, one) for n, x in enumerate(operands) if isinstance(one := traces.get(id(x)), Product) and one.is_plain]
+        products = [(n, one) for n, x in enumerate(operands) if isinstance(one := traces.get(id(x)), Product)]
+        found = [(n, one) for n, one in products if one.is_plain and one.token_factors > 1]
         others = [x for x in operands if id(x) not in traces]
         if len(found) != 1 or not others or not has_tokens(frames[-1], others[0]):
             return []
@@ -320,7 +338,10 @@ class LoopTracker(StateTraces):
         self.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1))
 
     def take_loops(self, frame: ModuleFrame) -> Iterator[StateLoop]:
-        """Generate the loops of a module that ends; one of a single token may go on in the module that called it."""
+        """Generate the loops of a module that ends; one of a single token may go on in the module that called it.
+
+        One in which no token decides any weight is no map.
+        """
         module = id(frame.module)
         for loop in [one for one in self.loops if one.frames and one.frames[-1] is frame]:
             is_whole = loop.has_several_tokens or module in self.read_modules
@@ -328,10 +349,15 @@ class LoopTracker(StateTraces):
                 is_whole = module == loop.left.module
             if is_whole or len(loop.frames) == 1:
                 self.loops.remove(loop)
-                if (is_whole or loop.has_several_tokens) and (loop.list_outputs() or loop.reason):
+                if (is_whole or loop.has_several_tokens) and loop.has_token_weights and loop.list_outputs():
+                    loop.is_reported = loop.is_read_as_it_grows if loop.left is None else True
                     yield loop
-            else:
-                loop.frames.pop()
+                continue
+            known = [id(one.module) in self.read_modules for one in loop.frames]
+            loop.frames.pop()
+            if loop.left is None and not any(known):
+                self.loops.remove(loop)
+                self.waiting.add(loop)
 
     def end_loop(self, loop: StateLoop, frame: ModuleFrame) -> None:
         """Follow the state that a recorded loop of a module has left, which another call may continue."""
@@ -345,6 +371,21 @@ class LoopTracker(StateTraces):
 def may_start_loop(role: Role | None, name: str) -> bool:
     """Return whether a function of this name may make zeros or an outer product. Cached per name."""
     return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER
+
+
+def count_token_factors(frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> int:
+    """Return the number of factors, and of those of products among them, that depend on tokens."""
+    found = [(x, traces.get(id(x))) for x in factors if isinstance(x, Tensor)]
+    return sum(one.token_factors if isinstance(one, Product) else int(has_tokens(frame, x)) for x, one in found)
+
+
+def can_view(x: Tensor, y: Tensor) -> bool:
+    """Return whether x has a view of the shape of y."""
+    try:
+        x.view(y.shape)
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_zero(x: Any) -> bool:

@@ -34,13 +34,15 @@ class Decay(NamedTuple):
 class Write(NamedTuple):
     """A state as the sum of the one at the place `before`, times decays, and of a product of factors.
 
-    correction is the place of the read that was subtracted from the value, as a delta rule does.
+    correction is the place of the read that was subtracted from the value, as a delta rule does. token_factors is the number of
+    its factors that depend on tokens.
     """
 
     before: int
     decays: tuple[Decay, ...]
     factors: tuple[Factor, ...]
     correction: int | None = None
+    token_factors: int = 0
 
 
 class Read(NamedTuple):
@@ -80,7 +82,9 @@ class StateLoop:
     reads: list[Read] = field(default_factory=list)
     last: "weakref.ref[Tensor] | None" = None  # the state after the last write
     reason: str = ""  # why it cannot be read, if that is known
+    has_token_weights: bool = False  # whether its decays, queries or keys depend on tokens
     has_rates: bool = False  # whether its mechanism has, once it was read
+    is_reported: bool = True  # whether it is missed if it cannot be read
     is_recorded: bool = False  # whether it was read and its outputs were those of its formula
 
     def add_write(self, frames: list[ModuleFrame], write: Write, y: Tensor) -> int:
@@ -90,6 +94,7 @@ class StateLoop:
         self.frames = [one for one, other in zip(self.frames, frames, strict=False) if one is other]
         self.depths.append(1 if write.before == START else self.depths[write.before] + 1)
         self.writes.append(write)
+        self.has_token_weights |= write.token_factors > 1
         self.last = weakref.ref(y)
         return len(self.writes) - 1
 
@@ -97,6 +102,12 @@ class StateLoop:
     def has_several_tokens(self) -> bool:
         """Whether states follow each other."""
         return max(self.depths, default=0) > 1
+
+    @property
+    def is_read_as_it_grows(self) -> bool:
+        """Return whether different states of products of tokens with tokens were read."""
+        places = {place for read in self.list_outputs() for place in read.places}
+        return self.has_several_tokens and len(places) > 1 and all(one.token_factors > 1 for one in self.writes)
 
     def list_outputs(self) -> list[Read]:
         """Return the reads that no write was corrected by."""
@@ -107,12 +118,14 @@ class StateLoop:
 class Product(NamedTuple):
     """A tensor as the product of views of its shape, or as the exponential of one.
 
-    correction is a read that was subtracted from one of its factors, the value.
+    correction is a read that was subtracted from one of its factors, the value. token_factors is the number of its factors that
+    depend on tokens.
     """
 
     factors: tuple[Tensor, ...]
     is_exponential: bool = False
     correction: "ReadTrace | None" = None
+    token_factors: int = 0
 
     @property
     def is_plain(self) -> bool:

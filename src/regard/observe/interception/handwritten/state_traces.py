@@ -19,6 +19,7 @@ class StateTraces:
         self.table = AxisTable()
         self.loops: list[StateLoop] = []
         self.left = WeakTensorKeyDictionary()
+        self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
 
     def clear(self) -> None:

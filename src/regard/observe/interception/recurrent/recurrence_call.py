@@ -43,7 +43,8 @@ class RecurrenceCall:
 
     initial_state is (b, n), as that of RecurrenceFactors; None if it started from nothing. must_continue says that the call
     is no map of its own if no recorded call has left that state. read_softmaxes returns the softmaxes whose heads were mixed to
-    the weights, none if these are not known; it may be called until the forward ends.
+    the weights, none if these are not known; it may be called until the forward ends. is_reported says that the call is missed
+    if it cannot be read.
     """
 
     kernel: str
@@ -51,6 +52,7 @@ class RecurrenceCall:
     read: Callable[[], RecurrenceFactors]
     must_continue: bool = True
     read_softmaxes: Callable[[], list[AttentionCall]] = list
+    is_reported: bool = True
 
 
 def sample_state(*parts: Tensor | None) -> Tensor | None:
