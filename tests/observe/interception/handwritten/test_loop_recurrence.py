@@ -1,5 +1,6 @@
 """A loop over tokens that a model writes out is recorded as the matrix of its definition, whatever it is called."""
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -197,6 +198,80 @@ def test_calls_that_continue_a_state_form_the_map_of_one_call(lengths):
     found, expected = recording.map(0, kind="implicit"), compute_matrix(tokens)
     assert (found.dense() - expected).abs().max() < EQUAL
     assert ((found @ tokens.v)[:, :, -lengths[-1] :] - output).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 1), (3, 4)])
+@pytest.mark.parametrize("has_cell", [False, True])
+@pytest.mark.parametrize("copy", [Tensor.clone, Tensor.detach, lambda x: x.view(x.shape), lambda x: x.flip(0)])
+def test_calls_that_continue_a_copy_of_a_state_are_followed_or_left_out_without_a_false_reason(copy, has_cell, lengths):
+    model, x = StatefulLayer(has_cell), torch.randn(2, sum(lengths), 6)
+    with record(model) as recording, torch.no_grad():
+        state = None
+        for part in x.split(lengths, 1):
+            _, state = model(part, None if state is None else copy(state))
+    assert not recording.missed
+    with torch.no_grad():
+        expected = compute_matrix(model.project(x[:, : lengths[0]]))
+    found = recording.map(0, kind="implicit")
+    assert (found.dense()[:, :, : lengths[0], : lengths[0]] - expected).abs().max() < EQUAL
+
+
+def test_a_loop_inside_vmap_is_neither_recorded_nor_missed():
+    class Mapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            def read(x: Tensor) -> Tensor:
+                state, outputs = torch.zeros(6, 6), []
+                for one in x.unbind(0):
+                    state = state + one.unsqueeze(-1) * one
+                    outputs.append(one @ state)
+                return torch.stack(outputs)
+
+            return torch.vmap(read)(x)
+
+    recording, _ = record_and_compare(Mapped(), lambda model: model(torch.randn(2, 5, 6)))
+    assert not recording.calls
+
+
+def test_what_was_added_to_a_tensor_is_freed_with_it():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            added.append(weakref.ref((a := self.a(x.mean(1))).untyped_storage()))
+            return x + a.unsqueeze(1) * self.b(x.mean(2)).unsqueeze(2)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                assert not any(one() is not None for one in added)
+            return x
+
+    added: list[object] = []
+    with torch.no_grad():
+        record_and_compare(Net(), lambda model: model(torch.randn(2, 6, 6)))
+
+
+def test_a_product_that_is_flattened_is_not_made_again():
+    class Flat(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return (x.unsqueeze(2) * y.unsqueeze(1)).reshape(len(x), -1).sum(-1)
+
+    model, x = Flat(), torch.randn(3, 64)
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as plain:
+        model(x, x)
+    with record(model), torch.no_grad(), torch.profiler.profile(profile_memory=True) as seen:
+        model(x, x)
+    most = x.numel() * 64 * x.element_size()
+    made = [[event for event in one.events() if event.name == "aten::empty"] for one in (plain, seen)]
+    counts = [sum(event.cpu_memory_usage >= most for event in events) for events in made]
+    assert counts[0] == counts[1]
 
 
 def test_a_state_from_before_the_recording_is_missed_by_its_reason():

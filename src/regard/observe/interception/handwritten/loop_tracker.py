@@ -350,7 +350,8 @@ class LoopTracker(StateTraces):
             if is_whole or len(loop.frames) == 1:
                 self.loops.remove(loop)
                 if (is_whole or loop.has_several_tokens) and loop.has_token_weights and loop.list_outputs():
-                    loop.is_reported = loop.is_read_as_it_grows if loop.left is None else True
+                    is_copy = loop.initial is not None and module in self.earlier_modules  # maybe of a state that this one left
+                    loop.is_reported = loop.left is not None or (loop.is_read_as_it_grows and not is_copy)
                     yield loop
                 continue
             known = [id(one.module) in self.read_modules for one in loop.frames]

@@ -21,6 +21,7 @@ class StateTraces:
         self.left = WeakTensorKeyDictionary()
         self.waiting: weakref.WeakSet[StateLoop] = weakref.WeakSet()  # of one token, which a caller may go on with
         self.read_modules: set[int] = set()  # ids of the modules whose loops were recorded
+        self.earlier_modules: set[int] = set()  # of those, in earlier forwards
 
     def clear(self) -> None:
         """Forget all loops."""
@@ -31,6 +32,7 @@ class StateTraces:
     def restart(self) -> None:
         """Forget all loops, and start again at the states that recorded ones have left."""
         self.clear()
+        self.earlier_modules |= self.read_modules
         for x, left in [*self.left.items()] if len(self.left) else ():
             self.leave(x, left)
 
