@@ -78,12 +78,13 @@ class LinearContexts:
     def take_calls(self, frame: ModuleFrame) -> list[FoundCall]:
         """Return the calls of a module that ends, and forget them."""
         ended = [one for one in self.found if one.frame() is frame]
-        self.found = [one for one in self.found if one not in ended]
+        self.found = [one for one in self.found if one.frame() is not frame]
         return ended
 
     def forget_calls(self, outputs: "list[weakref.ref[Tensor]]") -> None:
         """Forget the calls with these outputs, which are recorded as parts of a loop."""
-        self.found = [one for one in self.found if not any(one.output is output for output in outputs)]
+        known = {*map(id, outputs)}  # equal references would compare the tensors
+        self.found = [one for one in self.found if id(one.output) not in known]
 
     def start_call(
         self,

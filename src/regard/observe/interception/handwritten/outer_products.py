@@ -21,7 +21,7 @@ def is_outer_product(role: Role | None, name: str, args: Any, y: Any) -> bool:
     if role is Role.MULTIPLY:
         tensors = args
     elif role is Role.PRODUCT and args:
-        is_column = isinstance(args[0], Tensor) and args[0].shape[-1:] == (1,)
+        is_column = isinstance(args[0], Tensor) and not args[0].is_nested and args[0].shape[-1:] == (1,)
         tensors = args[1:] if name == "einsum" else args if is_column else ()
     else:
         return name in OUTER
