@@ -25,7 +25,7 @@ def compare_outputs(mechanism: LinearRecurrence, values: Tensor, outputs: Tensor
     Of long ones with many, some are compared. Raises UnreadableError if they differ, or if rounding hides whether they do.
     """
     b, h, t, e = outputs.shape
-    entries = mechanism.q.shape[3] * e
+    entries = mechanism.tensors["q"].shape[3] * e
     count = min(b * h, max(PLANES, ENTRIES // (t * entries)))
     chosen = torch.linspace(0, b * h - 1, count, device=outputs.device).round().long()
     dtype = max((x.dtype for x in (outputs, values, *mechanism.tensors.values())), key=lambda one: torch.finfo(one).eps)

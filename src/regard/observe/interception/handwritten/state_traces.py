@@ -53,7 +53,7 @@ class StateTraces:
         A state that was written into elsewhere makes its loop unreadable.
         """
         found = self.traces.get(id(x))
-        if found is None or found[0]() is not x:
+        if found is None or not isinstance(x, Tensor) or found[0]() is not x:
             return None
         _, trace, version = found
         if count_writes(x, trace) == version + (0 if x.is_inference() else writes):
