@@ -717,6 +717,18 @@ def test_linear_attention_to_the_buckets_before_is_missed_as_a_whole(weigh, has_
     assert [one.reason for one in recording.missed] == [CHANGED.format("pad and getitem")]
 
 
+def test_two_calls_that_are_missed_for_the_same_reason_do_not_stop_the_model():
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            q, k, v = (y.unflatten(2, (-1, 2)) for y in (x.softmax(-1), x.exp(), x))
+            state = torch.einsum("bhund,bhune->bhude", k, v).cumsum(-3)
+            state = F.pad(state, (0, 0, 0, 0, 1, 0))[:, :, :-1]
+            return [torch.einsum("bhund,bhude->bhune", q, state) for _ in range(2)]
+
+    recording, _ = record_and_compare(Twice(), lambda m: m(torch.randn(B, H, 14, D)), missing=True)
+    assert [one.reason for one in recording.missed] == [CHANGED.format("pad and getitem")]
+
+
 @pytest.mark.parametrize("form", COPIES)
 def test_keys_that_are_repeated_before_they_are_multiplied_with_values_are_missed(form):
     for feature_map in (F.softplus, nn.Identity()) if "running" in form else (F.softplus,):
