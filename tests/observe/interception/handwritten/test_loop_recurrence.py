@@ -394,6 +394,40 @@ def test_states_that_are_rounded_are_recorded(dtype):
     assert recording.map(0, kind="implicit").certificate().error < 150 * torch.finfo(dtype).eps
 
 
+def return_states(x: Tokens, pass_on: Callable[[Tensor], Tensor]) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        state = pass_on(x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None])
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+def write_to_out(x: Tokens) -> Tensor:
+    state, outputs = x.zeros, []
+    for i in range(x.q.shape[2]):
+        torch.mul(x.a[:, :, i, :, None], state, out=state)
+        torch.add(x.k[:, :, i, :, None] * x.v[:, :, i, None], state, out=state)
+        outputs.append((x.q[:, :, i, None] @ state).squeeze(2))
+    return torch.stack(outputs, 2)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: return_states(x, Tensor.contiguous),
+        lambda x: return_states(x, lambda state: state.to(state.dtype)),
+        lambda x: return_states(x, Tensor.clone),
+        write_to_out,
+    ],
+)
+def test_states_that_a_function_returns_as_they_are_or_writes_to_out_are_followed(form):
+    model, x = nn.Sequential(LoopLayer(form, 2, 3, 4)), torch.randn(2, 7, 6)
+    with torch.no_grad():
+        recording, _ = record_and_compare(model, lambda model: model(x))
+        expected = compute_matrix(model[0].project(x))
+    assert (recording.map(0, kind="implicit").dense() - expected).abs().max() < EQUAL
+
+
 def change_queries_after(x: Tokens) -> Tensor:
     output = write_in_place(x)
     x.q.masked_fill_((torch.arange(len(x.q)) == 3).view(-1, 1, 1, 1), 0)

@@ -19,6 +19,8 @@ from regard.observe.interception.handwritten.labelled_product import label_produ
 from regard.observe.interception.handwritten.linear_attention import list_axes
 from regard.observe.interception.handwritten.outer_products import (
     OUTER,
+    can_view,
+    count_token_factors,
     expand_value,
     is_outer_product,
     label_operands,
@@ -82,14 +84,10 @@ class LoopTracker(StateTraces):
         if core in JOINS:
             self.follow_joined(core, args, kwargs, result)
             return
-        is_written = bool(args) and isinstance(args[0], Tensor) and (result is args[0] or name == "__setitem__")
-        traces = {
-            id(x): trace
-            for x in find_tensors(args, kwargs)
-            if (trace := self.find(x, int(is_written and x is args[0]))) is not None
-        }
-        if is_written:
-            self.drop(args[0])
+        tensors = find_tensors(args, kwargs)
+        traces = {id(x): trace for x in tensors if (trace := self.find(x, int(x is result))) is not None}
+        if any(x is result for x in tensors):
+            self.drop(result)
         if core in ("setitem", "copy"):
             self.follow_written(args, traces)
         elif core in LAYOUTS:
@@ -372,21 +370,6 @@ class LoopTracker(StateTraces):
 def may_start_loop(role: Role | None, name: str) -> bool:
     """Return whether a function of this name may make zeros or an outer product. Cached per name."""
     return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER
-
-
-def count_token_factors(frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> int:
-    """Return the number of factors, and of those of products among them, that depend on tokens."""
-    found = [(x, traces.get(id(x))) for x in factors if isinstance(x, Tensor)]
-    return sum(one.token_factors if isinstance(one, Product) else int(has_tokens(frame, x)) for x, one in found)
-
-
-def can_view(x: Tensor, y: Tensor) -> bool:
-    """Return whether x has a view of the shape of y."""
-    try:
-        x.view(y.shape)
-    except RuntimeError:
-        return False
-    return True
 
 
 def is_zero(x: Any) -> bool:

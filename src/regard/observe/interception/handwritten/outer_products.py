@@ -7,10 +7,12 @@ from torch import Tensor
 
 from regard.mechanism.scores import score_dtype
 from regard.observe.interception.function_roles import Role
+from regard.observe.interception.handwritten.ancestor_search import has_tokens
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, Labels, align_labels, label_terms
 from regard.observe.interception.handwritten.state_loop import Factor, Product, ReadTrace, State, Trace
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.lookups import IS_TENSOR, read_version
+from regard.observe.interception.provenance import ModuleFrame
 from regard.observe.interception.thread_state import drop_expanded_axes
 
 OUTER = {"outer", "ger"}
@@ -32,6 +34,21 @@ def is_outer_product(role: Role | None, name: str, args: Any, y: Any) -> bool:
         and all(map(IS_TENSOR, tensors))
         and max(map(Tensor.numel, tensors)) < y.numel()
     )
+
+
+def count_token_factors(frame: ModuleFrame, factors: Any, traces: dict[int, Trace]) -> int:
+    """Return the number of factors, and of those of products among them, that depend on tokens."""
+    found = [(x, traces.get(id(x))) for x in factors if isinstance(x, Tensor)]
+    return sum(one.token_factors if isinstance(one, Product) else int(has_tokens(frame, x)) for x, one in found)
+
+
+def can_view(x: Tensor, y: Tensor) -> bool:
+    """Return whether x has a view of the shape of y."""
+    try:
+        x.view(y.shape)
+    except RuntimeError:
+        return False
+    return True
 
 
 def multiply_entries(args: Any, traces: dict[int, Trace], y: Tensor) -> Product | None:

@@ -56,7 +56,7 @@ class StateTraces:
         if found is None or not isinstance(x, Tensor) or found[0]() is not x:
             return None
         _, trace, version = found
-        if count_writes(x, trace) == version + (0 if x.is_inference() else writes):
+        if count_writes(x, trace) - version <= writes:
             return trace
         if isinstance(trace, State) and trace.loop.writes:
             trace.loop.reason = CHANGED
