@@ -307,13 +307,6 @@ def read_by_several_queries(x: Tokens) -> Tensor:
     return sum(outputs)
 
 
-def read_once(x: Tokens) -> Tensor:
-    state = x.zeros
-    for i in range(x.q.shape[2]):
-        state = x.a[:, :, i, :, None] * state + x.k[:, :, i, :, None] * x.v[:, :, i, None]
-    return (x.q[:, :, -1:] @ state).expand_as(x.v)
-
-
 def read_twice(x: Tokens) -> Tensor:
     state, outputs = x.zeros, []
     for i in range(x.q.shape[2]):
