@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.compiled.bfloat16 import convert_to_float32, store_number
 from regard.compiled.inlined import njit_inlined
-from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, prefetch, view_array, wait_at_barrier
+from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.matrix_formats import BLOCK, FIELDS, NUMBERS, SHORTS
 from regard.compiled.threads import Arguments, integer_fields
@@ -28,7 +28,7 @@ from regard.compiled.vectors import (
     exponentiate_with_sums,
     hyperbolic_tangent,
 )
-from regard.matmul.numba_quantized import is_rounded, multiply_matrix, quantize_for
+from regard.matmul.numba_quantized import is_rounded, multiply_matrix, prefetch_rows, quantize_for
 
 # The model's parts by position: FIELDS numbers of a matrix, two addresses of a norm. All keys and values follow the layers.
 HEAD, NORM, FIRST = 0, FIELDS, FIELDS + 2
@@ -37,7 +37,7 @@ OUT, UP, DOWN, GATE, LAYER = (QUERY + n * FIELDS for n in (3, 4, 5, 6, 7))
 # The stages of a layer that threads share, each with counters of the rows or heads taken; those of q, k and v are 0 to 2.
 HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
 RUN_ROWS, RUNS = 32, 8  # a thread takes a multiple of so many rows at a time, and takes some of its part so many times at most
-KEYS_AHEAD, LINE = 12, 64  # keys or values that are prefetched, and bytes of a cache line
+KEYS_AHEAD = 12  # keys or values that are prefetched
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
 
 
@@ -223,9 +223,8 @@ def write_cache(a, x, first, last, positions, address):
 @njit_inlined()
 def prefetch_row(x, j):
     """Request the cache lines of row j of an array, if it has such a row."""
-    size = x.strides[0]
-    for c in range(0, size if 0 <= j < len(x) else 0, LINE):
-        prefetch(x.ctypes.data + size * j + c)
+    if 0 <= j < len(x):
+        prefetch_rows(x.ctypes.data, x.strides[0], j, j + 1)
 
 
 @njit_inlined(fastmath=REASSOCIATED)

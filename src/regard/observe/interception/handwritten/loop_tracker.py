@@ -201,7 +201,7 @@ class LoopTracker(StateTraces):
         if len(args) != 2 or kwargs.get("alpha", 1) != 1:
             return
         args, frame = args[::-1] if core != "add" and name.startswith("__r") else args, frames[-1]
-        first, second = find_terms(traces.get(id(args[0])), traces.get(id(args[1])))
+        first, second = find_term_traces(traces.get(id(args[0])), traces.get(id(args[1])))
         if core != "add":
             if isinstance(second, ReadTrace) and not isinstance(first, State | ReadTrace):
                 self.put(y, Product((expand_value(args[0], y),), False, second, count_token_factors(frame, args[:1], traces)))
@@ -377,7 +377,7 @@ def is_zero(x: Any) -> bool:
     return isinstance(x, int | float) and x == 0
 
 
-def find_terms(first: Trace | None, second: Trace | None) -> tuple[Trace | None, Trace | None]:
+def find_term_traces(first: Trace | None, second: Trace | None) -> tuple[Trace | None, Trace | None]:
     """Return the traces of what is added up, of two states as one state and one product, if one of them was a product."""
     if isinstance(first, State) and isinstance(second, State) and not (first.decays and second.decays):
         return (first, second.product) if second.product is not None and not second.decays else (first.product, second)

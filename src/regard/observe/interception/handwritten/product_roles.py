@@ -67,7 +67,9 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     if len(own) < 2 or len(others) != 1 or not own.isdisjoint(others):
         return False
     encoded = next((x for x in frame.input_tensors if id(weakref.ref(x)) in others), None)
-    return encoded is not None and encoded.dim() <= 3 and not (joins(frames[-1:], values) or joins(frames[:-1], encoded))
+    return (
+        encoded is not None and encoded.dim() <= 3 and not (is_joined(frames[-1:], values) or is_joined(frames[:-1], encoded))
+    )
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -80,7 +82,7 @@ def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
     return ids
 
 
-def joins(frames: list[ModuleFrame], x: Tensor) -> bool:
+def is_joined(frames: list[ModuleFrame], x: Tensor) -> bool:
     """Return whether x was joined of several tensors in the running frames, behind the last layer."""
     makers = walk_back(frames, (weakref.ref(x), 0), lambda maker, *_: not is_end(maker))
     return any(maker.name in JOINS for _, _, found in makers for maker in found)
