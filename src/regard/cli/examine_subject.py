@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from regard.errors import ConfigError, DataError, RegardError
+from regard.mechanism.arguments import add_article
 
 NAME, KEYWORD = re.compile(r"(?P<place>.+):(?P<name>[^\W\d][\w.]*)"), re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 
@@ -82,7 +83,7 @@ def make_subject(target: str, value: Any, arguments: Sequence[str] | None) -> An
     if not isinstance(value, type) and arguments is None:
         return value
     if not callable(value) or isinstance(value, nn.Module):
-        raise ConfigError(f"{target} is already an object, a {type(value).__name__}: leave out --args.")
+        raise ConfigError(f"{target} is already an object, {add_article(type(value).__name__)}: leave out --args.")
     positional, named = parse_arguments(arguments or ())
     with explain_errors(
         f"{target}{show_signature(value)} could not be created with {' '.join(arguments or ()) or 'no --args'}"

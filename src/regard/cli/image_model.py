@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.cli.device import format_first_line
 from regard.cli.model_loading import convert_loading_errors, refuse_missing_weights, silence_transformers
 from regard.errors import ConfigError, DataError
-from regard.mechanism.arguments import describe_value
+from regard.mechanism.arguments import add_article, describe_value
 from regard.models.vision_transformer import VisionTransformer
 from regard.show.image_input import Pixels, load_image
 from regard.weights.vision_weights import INCLUDED
@@ -110,7 +110,7 @@ def load_image_model(name: str) -> ImageModel:
         model.eval()
     tower = find_tower(model)
     if tower is None:
-        raise ConfigError(f"{name} is a {type(model).__name__}, which reads no images: use `regard look` for text.")
+        raise ConfigError(f"{name} is {add_article(type(model).__name__)}, which reads no images: use `regard look` for text.")
     refuse_missing_weights(name, [key for key in found["missing_keys"] if "pooler" not in key])
     classes = getattr(config, "id2label", None) or {} if classifies and tower is model else {}
     return ImageModel(path.name if path.is_dir() else name, tower, load_processor(source, path.is_dir()), classes)

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from numbers import Real
@@ -16,6 +17,7 @@ FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LARGEST_POSITION = 2**61  # largest position or number of keys: a few of them add up to less than int64's limit
 LONGEST_NAME = 255  # bytes of a file's name on common file systems
 SHOWN_CHARACTERS = 60  # characters of a value in a message
+SPOKEN_VOWEL = re.compile(r"ndarray|[AEIOaeio]|U(?!s|ni|ti)[a-z]|[FHLMNRSX](?![a-z])")  # at the start of a class's name
 Value = TypeVar("Value")
 
 
@@ -38,8 +40,8 @@ def describe_value(value: object) -> str:
 
 
 def add_article(noun: str) -> str:
-    """Return a noun, or the name of a class, after a or an."""
-    return f"{'an' if noun[:1] in 'AEIOUaeio' else 'a'} {noun}"
+    """Return a noun, or the name of a class, after a or an, as it is spoken: an ndarray, an LSTM, a UserDict."""
+    return f"{'an' if SPOKEN_VOWEL.match(noun) else 'a'} {noun}"
 
 
 def check_instance(name: str, value: object, kind: type[Value], advice: str = "") -> Value:

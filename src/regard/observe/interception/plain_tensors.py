@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.mechanism.arguments import add_article
 from regard.observe.interception.provenance import has_own_data
 
 
@@ -17,7 +18,7 @@ class UnreadableError(Exception):
 def unwrap_tensor(x: Any) -> Any:
     """Return a tensor without its subclass. Raises UnreadableError if it has no numbers of its own."""
     if not isinstance(x, Tensor):
-        raise UnreadableError(f"one of its arguments is a {type(x).__name__}, not a tensor")
+        raise UnreadableError(f"one of its arguments is {add_article(type(x).__name__)}, not a tensor")
     if torch._C._functorch.is_batchedtensor(x):
         raise UnreadableError("it runs inside torch.vmap, where one tensor represents many")
     if type(x) is not Tensor and type(x) is not nn.Parameter:
