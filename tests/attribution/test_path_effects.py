@@ -153,11 +153,25 @@ def test_the_model_is_left_as_it_was_and_a_dict_of_arguments_is_passed_by_name()
     assert abs(one[0, 0] - other[0, 0]) < EQUAL
 
 
+def test_a_progress_bar_gets_the_senders_and_their_number():
+    seen = []
+
+    def watch(heads, count):
+        for done, pair in enumerate(heads):
+            seen.append((pair, done, count))
+            yield pair
+
+    found = regard.path_effects(gpt2(), words(1, 9), words(2, 9)[1:], pick_lead, senders=[(0, 1), (2, 3)], watch=watch)
+    assert seen == [((0, 1), 0, 2), ((2, 3), 1, 2)]
+    assert list(found) == [(0, 1), (2, 3)]
+
+
 @pytest.mark.parametrize(
     ("given", "error"),
     [
         ({"measure": lambda output: output.logits}, ConfigError),
         ({"measure": "logits"}, ConfigError),
+        ({"watch": 3}, ConfigError),
         ({"senders": "some"}, MissingNameError),
         ({"senders": [(9, 9)]}, ConfigError),
         ({"receivers": [(9, 9)]}, ConfigError),

@@ -356,6 +356,7 @@ CALLS = [
             "receivers": without(SCALARS, "none") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
             "into": CHOICE,
             "senders": without(SCALARS, "an empty list") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+            "watch": without(SCALARS, "an object") | constant(a_number=3),
         },
     ),
     Call(

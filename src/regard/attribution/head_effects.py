@@ -22,6 +22,7 @@ from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.observe.text_table import align_columns
 
 Measure = Callable[[Any], Tensor]
+Watch = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def effects(
     by: str = "zero",
     source: Recording | None = None,
     path: str | Path | None = None,
-    watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda rows, count: rows,
+    watch: Watch = lambda heads, count: heads,
 ) -> HeadEffects:
     """Measure by how much a number rises without each head of self-attention, one forward for each head.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.head_effects import Measure, call_model, check_numbers, select_heads
+from regard.attribution.head_effects import Measure, Watch, call_model, check_numbers, select_heads
 from regard.errors import ConfigError
 from regard.evaluation_mode import evaluate_mode
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
@@ -31,6 +31,7 @@ def path_effects(
     receivers: str | Sequence[Pair] | None = None,
     into: str = "qkv",
     senders: str | Sequence[Pair] = "all",
+    watch: Watch = lambda heads, count: heads,
 ) -> dict[Pair, Score]:
     """Measure by how much a number rises when one head reaches others, by the direct path only, as it does on other inputs.
 
@@ -42,15 +43,17 @@ def path_effects(
     2. it runs on the inputs, with the queries "q", keys "k", values "v" or all three "qkv" of the receivers taken from step 1.
 
     Without receivers the number is that of step 1: the direct path to the output. "all" senders are the heads of the layers
-    before the last receiver. Raises ConfigError for a model whose attention could not all be intercepted, and for inputs of
-    different shapes.
+    before the last receiver. watch is called with the senders and their number, for a progress bar. Raises ConfigError for a
+    model whose attention could not all be intercepted, and for inputs of different shapes.
     Source: Wang et al. 2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior with Path
     Patching".
     """
     check_instance("model", model, nn.Module)
     check_choice("into", into, INPUTS)
-    if not callable(measure):
-        raise ConfigError(f"measure must be a function, got {describe_value(measure)}.")
+    if not callable(measure) or not callable(watch):
+        raise ConfigError(
+            f"measure and watch must be functions, got {describe_value(watch if callable(measure) else measure)}."
+        )
     with evaluate_mode(model), torch.no_grad():
         with record(model) as recording:
             clean = trace_calls(model, inputs)
@@ -73,7 +76,7 @@ def path_effects(
             heads.setdefault(places[layer], []).append(head)
         before = measure_paths(model, inputs, measure, clean.contexts, heads, into)
         found = {}
-        for layer, head in chosen:
+        for layer, head in watch(chosen, len(chosen)):
             contexts, place = list(clean.contexts), places[layer]
             contexts[place] = contexts[place].clone()
             contexts[place][:, head] = other.contexts[place][:, head]
