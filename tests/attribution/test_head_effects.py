@@ -8,7 +8,9 @@ from transformers import AlbertConfig, AlbertForMaskedLM
 
 import regard
 from observe.models import bart, gpt2, llama, words
+from regard.attribution.head_effects import HeadEffect, HeadEffects
 from regard.errors import ConfigError, DataError, MissingNameError
+from regard.observe.score_interval import Score
 
 pytestmark = pytest.mark.usefixtures("in_float64", "float64_models")
 EQUAL = 1e-9  # float64
@@ -134,8 +136,19 @@ def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
     sizes = [abs(row.effect) for row in found.sort_by_effect()]
     assert sizes == sorted(sizes, reverse=True)
     assert -1 <= found.correlation <= 1
-    assert all(len(line) <= 80 for line in str(found).splitlines())
+    lines = str(found).splitlines()
+    assert all(len(line) <= 80 for line in lines)
     assert "correlation with the effects" in str(found)
+    assert [line.split()[0] for line in lines[1:11]] == [f"{row.layer}.{row.head}" for row in found.sort_by_effect()][:10]
+    assert lines[11] == "10 of 12 heads, the largest effects first; rows and to_dicts() have all"
+
+
+def test_effects_that_are_no_numbers_are_last_and_a_short_table_has_every_row():
+    effects = [Score(one) for one in (float("nan"), 0.5, -2.0, float("nan"), 1.0)]
+    found = HeadEffects(tuple(HeadEffect(0, "a", head, one, 0.0) for head, one in enumerate(effects)), 3.0, "zero")
+    assert [row.head for row in found.sort_by_effect()] == [2, 4, 1, 0, 3]
+    begins = [line.split()[0] for line in str(found).splitlines()]
+    assert begins == ["head", "0.2", "0.4", "0.1", "0.0", "0.3", "effect:", "estimate:"]
 
 
 def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():

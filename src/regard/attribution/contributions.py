@@ -119,9 +119,11 @@ class Contributions:
             cells.append((f"{layer}.{head}", f"{float(mean[layer, head]):+.3f}", f"{key} {self.find_word(key)}".strip()))
         total = float(self.heads.sum((1, 2)).mean())
         among = f", in the mean over {texts} texts" if texts > 1 else ""
+        more = f"{len(order)} of {mean.numel()} heads, the largest first; heads has all"
         return "\n".join(
             [
                 *align_columns(("head", "adds", "mostly from"), cells, ("head", "mostly from")),
+                *([more] if len(order) < mean.numel() else []),
                 f"all heads together add {total:+.3f} of {float(self.logit.mean()):+.3f}, by the direct path{among}",
             ]
         )

@@ -23,6 +23,7 @@ from regard.observe.text_table import align_columns
 
 Measure = Callable[[Any], Tensor]
 Watch = Callable[[Iterable[Any], int], Iterable[Any]]
+SHOWN = 10  # heads that are printed
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class HeadEffects:
         return float(torch.corrcoef(pairs.T)[0, 1]) if len(pairs) > 1 else math.nan
 
     def sort_by_effect(self) -> "HeadEffects":
-        """Return the same heads, those with the largest effects in size first."""
-        return HeadEffects(tuple(sorted(self.rows, key=lambda row: -abs(row.effect))), self.whole, self.by)
+        """Return the same heads, those with the largest effects in size first, NaN last."""
+        sizes = [(-math.inf if math.isnan(row.effect) else abs(row.effect)) for row in self.rows]
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        return HeadEffects(tuple(self.rows[n] for n in order), self.whole, self.by)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return plain values for JSON, one dict for each head."""
@@ -78,6 +81,7 @@ class HeadEffects:
         return len(self.rows)
 
     def __str__(self) -> str:
+        shown = self.sort_by_effect().rows[:SHOWN]
         cells = [
             (
                 f"{row.layer}.{row.head}",
@@ -85,12 +89,14 @@ class HeadEffects:
                 "-" if math.isnan(row.effect.low) else f"{row.effect.low:+.4g} to {row.effect.high:+.4g}",
                 f"{row.estimate:+.4g}",
             )
-            for row in self.rows
+            for row in shown
         ]
         lines = align_columns(("head", "effect", "interval", "estimate"), cells, ("head",))
+        more = f"{len(shown)} of {len(self)} heads, the largest effects first; rows and to_dicts() have all"
         return "\n".join(
             [
                 *lines,
+                *([more] if len(shown) < len(self) else []),
                 f"effect: by how much the number, {self.whole:.4g}, rises without the head ({self.by})",
                 f"estimate: from one gradient; correlation with the effects {self.correlation:.2f}",
             ]
