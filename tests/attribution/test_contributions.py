@@ -210,7 +210,8 @@ def test_heads_are_printed_in_the_mean_over_several_texts_with_words_that_these_
     result.recording.tokens = [[word or f"{row}{n}" for n, word in enumerate(shared)] for row in "ab"]
     lines = str(result).splitlines()
     assert lines[-1].endswith("by the direct path, in the mean over 2 texts")
-    for line in lines[1:-1]:
+    assert lines[-2] == "10 of 12 heads, the largest first; heads has all"
+    for line in lines[1:-2]:
         place, adds, key, *word = line.split()
         layer, head = map(int, place.split("."))
         assert float(adds) == pytest.approx(float(result.heads[:, layer, head].mean()), abs=6e-4)

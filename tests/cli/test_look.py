@@ -13,7 +13,8 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
-from regard.observe import load, record
+from regard.observe import head_kinds, load, record
+from regard.show.head_summary import KIND_ORDER
 from regard.text.byte_pair import GPT2_FOLDER
 from show.small_recordings import record_translator
 
@@ -39,6 +40,28 @@ def look(capsys, *arguments):
     code = main(["look", *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+def test_the_help_names_every_kind_of_head(capsys):
+    with pytest.raises(SystemExit):
+        main(["look", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    *others, last = KIND_ORDER
+    assert f"only heads of this kind: {', '.join(others)} or {last}" in said
+
+
+@pytest.mark.slow
+def test_an_unknown_score_is_refused_after_the_first_layer(capsys, folder, monkeypatch):
+    classified = []
+
+    def classify_heads(*arguments, **named):
+        for row in head_kinds.classify_heads(*arguments, **named):
+            classified.append(row.layer)
+            yield row
+
+    monkeypatch.setattr("regard.cli.look.classify_heads", classify_heads)
+    assert look(capsys, TEXT, "--model", folder, "--sort", "wizardry")[0] == 2
+    assert classified == [0]
 
 
 @pytest.mark.slow
@@ -128,8 +151,9 @@ def test_rows_are_sorted_and_picked(capsys, folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("words", "--model", "{folder}", "--kind", "wizard"), "no head is of kind 'wizard'; the kinds here are"),
-        (("words", "--model", "{folder}", "--sort", "wizardry"), "there is no score 'wizardry'"),
+        (("words", "--model", "no-such-model", "--kind", "wizard"), "--kind must be one of 'induction', 'duplicate', "),
+        (("words", "--model", "{folder}", "--kind", "stripe"), "no head is of kind 'stripe'; the kinds here are"),
+        (("words", "--model", "{folder}", "--sort", "wizardry"), "there is no score 'wizardry'; the scores are previous"),
         (("words", "--model", "{folder}", "--tokens", "0"), "--tokens must be at least 1, got 0"),
         (("absent.txt", "--model", "{folder}"), "absent.txt is not a file"),
         (("absent.rst", "--model", "{folder}"), "absent.rst is not a file"),

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.input_text import read_text
-from regard.cli.look import print_plain, print_report, select_rows
+from regard.cli.look import check_kind, print_plain, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError
@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Classify the heads of a recording or of a model and print."""
     if (options.recording is None) == (options.model is None):
         raise ConfigError("pass a recording, or --model and the name of a model.")
+    check_kind(options)
     if options.model is not None:
         refuse_options(options, OF_RECORDINGS, "--{0} shows a recording: leave it out with --model.")
         return probe_model(options)

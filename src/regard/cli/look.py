@@ -20,13 +20,22 @@ from regard.cli.input_text import read_text
 from regard.cli.model_loading import TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError
+from regard.mechanism.arguments import check_choice
 from regard.observe import Recording, record
-from regard.observe.head_kinds import Heads, classify_heads
+from regard.observe.head_kinds import Head, Heads, classify_heads
 from regard.observe.head_scores import HeadOptions
 from regard.observe.run import KINDS
 from regard.show import recording_views
 from regard.show.axis_words import choose_attention_kind, describe_bytes
-from regard.show.head_summary import render_grids, render_kinds, render_links, render_sentences, render_table, select_clearest
+from regard.show.head_summary import (
+    KIND_ORDER,
+    render_grids,
+    render_kinds,
+    render_links,
+    render_sentences,
+    render_table,
+    select_clearest,
+)
 from regard.show.page.model_adapter import copy_to_cpu
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, get_palette, open_console, print_lines, print_wrapped
@@ -39,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--tokens must be at least 1, got {options.tokens}.")
     if options.head is not None:
         recording_views.parse_layer_head(options.head)  # an invalid head is refused before the model runs
+    check_kind(options)
     text = read_text(options.text)
     if options.why is not None:
         return word_pulls.run(options, text)
@@ -104,6 +114,12 @@ def describe_kind(recording: Recording, kind: str) -> str:
     return " ".join([*sentences, *([f"There is {other_kind} attention too: --attention {other_kind}."] if other_kind else [])])
 
 
+def check_kind(options: argparse.Namespace) -> None:
+    """Raise MissingNameError if --kind names no kind of head, before the heads are classified."""
+    if options.kind is not None:
+        check_choice("--kind", options.kind, KIND_ORDER)
+
+
 def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:
     """Return the rows of the kind that --kind names, as --sort sorts them. Raises ConfigError if there are none."""
     if options.kind is not None and not len(heads.select_kind(options.kind)):
@@ -137,10 +153,12 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
     """Print the kinds of heads, the words, the table of the heads and their strongest links."""
     names = recording.layers(kind)
     wanted, count = HeadOptions(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
-    heads = Heads(
-        tuple(iterate_with_bar("classifying heads", classify_heads(recording, wanted, kind=kind), count)),
-        wanted.describe_missing_scores(kind),
-    )
+    rows: list[Head] = []
+    for row in iterate_with_bar("classifying heads", classify_heads(recording, wanted, kind=kind), count):
+        if options.sort and not rows:
+            Heads((row,)).sort_by(options.sort)  # an unknown score is refused after the first layer
+        rows.append(row)
+    heads = Heads(tuple(rows), wanted.describe_missing_scores(kind))
     shown = select_rows(heads, options)
     if print_plain(shown, options):
         return

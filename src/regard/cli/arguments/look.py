@@ -12,6 +12,7 @@ from them: no attention matrix is stored. --out saves the recording for
 `regard heads` and for regard.load in Python.
 
 """
+KINDS = "induction, duplicate, previous token, first token, stripe, itself, local, broad or unclear"
 COLUMNS = """\
 The columns are means over the words of the text. Of a word's attention:
   prev, self    on the word before, on itself
@@ -60,7 +61,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "--csv", action="store_true", help="print the heads as CSV: a line for each, with the low, high and count of each score"
     )
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
-    parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, e.g. induction")
+    parser.add_argument("--kind", metavar="KIND", help=f"only heads of this kind: {KINDS}")
     parser.add_argument(
         "--attention",
         choices=derived.read_flags("look")["kinds"],
