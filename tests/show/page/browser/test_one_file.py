@@ -26,6 +26,9 @@ from show.page.browser.recordings import (
 from show.page.server_client import rows_and_keys
 
 LAYERS, HEADS, T = 2, 3, 13
+LISTED = """[...document.querySelectorAll('.text-links .link')].map(
+  (one) => [...[...one.children].map((part) => part.textContent), one.title]
+)"""
 Q, K = draw_queries_and_keys(LAYERS, HEADS, T)
 
 
@@ -138,6 +141,20 @@ def test_its_numbers_and_the_servers_are_the_same(open_page, address, serving, r
         told.append(page.locator(".readout dd").all_inner_texts()[:3])
     assert told[0] == told[1]
     assert told[2] == told[3]
+
+
+@pytest.mark.parametrize("way", ["", "&way=to"])
+def test_a_listed_weight_has_the_digits_that_it_has_at_its_cell(open_page, address, serving, recording, way):
+    for n in (3, 7, 12):
+        listed = []
+        for at in (address, serving(Session(recording))):
+            page = wait_until_settled(open_page(f"{at}#view=text&layer=0&head=1&q={n}{way}"))
+            wait_until(page, "document.querySelector('.text-links .link')")
+            listed.append(page.evaluate(LISTED))
+        assert [words for *words, _ in listed[0]] == [words for *words, _ in listed[1]]
+        for place, *_, title in listed[0]:
+            row, column = (int(place), n) if way else (n, int(place))
+            assert float(title) == expect_weight(Q, K, 0, 1, row, column)
 
 
 @pytest.mark.parametrize("step", ["q, k", "scores", "weights"])

@@ -1,6 +1,6 @@
 // The source of a page in a single file: the answers of the server, computed from the data in the file.
 
-import { encodeWeight, readCodes, decodeWeight } from "./weight_codes.js";
+import { decodeWeight, encodeWeight, readCodes, roundCode } from "./weight_codes.js";
 import { Fault } from "./page_error.js";
 import { TILE, countLevels } from "./tile_cache.js";
 
@@ -63,15 +63,17 @@ export function createFileSource() {
     });
   }
 
-  // Return all weights of a head, null where one is hidden: of its scores, or rounded to the digits of the codes.
-  async function numbers(r, place) {
+  // Return functions of the weights of a row and of a column of a head, null where one is hidden: of its scores, or rounded to
+  // the digits of the codes.
+  async function readWeights(r, place) {
     const { codes, rows, columns } = await readPicture(r, place);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
     const scores = kept && new Float32Array(kept.buffer);
     const sink = await sinkOf(r, place);
     const line = (q, all) => all.subarray(q * columns, (q + 1) * columns);
-    const read = (q) => (scores ? computeRow(line(q, scores), line(q, codes), sink) : Array.from(line(q, codes), (code) => (code ? roundCode(code) : null)));
-    return Array.from({ length: rows }, (_, q) => read(q));
+    const read = (code) => (code ? roundCode(code) : null);
+    const row = (q) => (scores ? computeRow(line(q, scores), line(q, codes), sink) : Array.from(line(q, codes), read));
+    return { row, column: (k) => Array.from({ length: rows }, (_, q) => (scores ? row(q)[k] : read(codes[q * columns + k]))) };
   }
 
   // Return the score of the sink of a head, which takes part in each softmax; -Infinity without one.
@@ -84,16 +86,17 @@ export function createFileSource() {
   async function exact(r, what, query) {
     if (what === "tile") return exactTile(r, query);
     const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
-    const all = await Promise.all(heads.map((head) => numbers(r, { ...query, head })));
-    const lines = all.map((one) => (what === "row" ? one[query.q] : one.map((line) => line[query.k])));
+    const all = await Promise.all(heads.map((head) => readWeights(r, { ...query, head })));
+    const lines = all.map((one) => (what === "row" ? one.row(query.q) : one.column(query.k)));
     return lines[0].map((_, n) => averageSeen(lines.map((line) => line[n])));
   }
 
   async function exactTile(r, { level, row: down, column: across, how, ...place }) {
     const { codes, shape } = cutTile(await picture(r, place, level, how), level, down, across, how);
     if (level) return Array.from(codes, roundCode);
-    const found = await numbers(r, place);
-    return Array.from(codes, (_, n) => found[down * TILE + Math.floor(n / shape[1])][across * TILE + (n % shape[1])] ?? NaN);
+    const { row } = await readWeights(r, place);
+    const lines = Array.from({ length: shape[0] }, (_, n) => row(down * TILE + n));
+    return Array.from(codes, (_, n) => lines[Math.floor(n / shape[1])][across * TILE + (n % shape[1])] ?? NaN);
   }
 
   const row = (r, query) => mean(r, query, size(r, query).keys, (one, k) => one.codes[query.q * one.columns + k]);
@@ -101,11 +104,11 @@ export function createFileSource() {
 
   async function top(r, query) {
     const incoming = query.q === undefined || query.q === null;
-    const found = await (incoming ? column(r, query) : row(r, query));
-    const places = [...found.keys()].filter((n) => found[n] > 1).sort((a, b) => found[b] - found[a] || a - b).slice(0, query.n ?? 8);
+    const found = await exact(r, incoming ? "column" : "row", query);
+    const places = [...found.keys()].filter((n) => Math.fround(found[n]) > 0).sort((a, b) => found[b] - found[a] || a - b).slice(0, query.n ?? 8);
     const attention = attentionOf(r, query);
     const { words } = await list(r, incoming ? attention.rows : attention.columns, query.b);
-    return { found: places.map((place) => ({ place, word: words?.[place] ?? String(place), weight: decodeWeight(found[place]) })) };
+    return { found: places.map((place) => ({ place, word: words?.[place] ?? String(place), weight: found[place] })) };
   }
 
   async function cell(r, { q, k, ...place }) {
@@ -114,7 +117,7 @@ export function createFileSource() {
     const rest = { of: line.reduce((sum, one) => sum + (one > 0), 0), visible: line[k] > 0 };
     const rank = (larger) => 1 + line.reduce((sum, one, n) => sum + (one > 0 && larger(n)), 0);
     const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
-    if (!kept) return { weight: decodeWeight(line[k]), score: null, rank: rank((n) => line[n] > line[k]), ...rest };
+    if (!kept) return { weight: line[k] ? roundCode(line[k]) : null, score: null, rank: rank((n) => line[n] > line[k]), ...rest };
     const scores = new Float32Array(kept.buffer).subarray(q * found.columns, (q + 1) * found.columns);
     if (scores.some(Number.isNaN)) {
       const seen = scores.map((one) => one !== -Infinity);
@@ -223,9 +226,6 @@ function computeRow(scores, line, sink) {
 
 // Return the mean of the weights of some heads, NaN where all of them hide the key; one that hides it, by null, has the weight 0.
 const averageSeen = (weights) => (weights.every((one) => one === null) ? NaN : weights.reduce((sum, one) => sum + one, 0) / weights.length);
-
-// Return the weight of a code with the four digits that it has, NaN for a hidden entry.
-const roundCode = (code) => (code ? Number(decodeWeight(code).toPrecision(4)) : NaN);
 
 // Cut a tile of a level out of a picture of the whole head at that level or a coarser one.
 function cutTile(whole, level, down, across, how) {

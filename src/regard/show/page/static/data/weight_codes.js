@@ -9,6 +9,9 @@ export function decodeWeight(code) {
   return code === HIDDEN ? null : code === 1 ? 0 : 2 ** ((code - TOP) / STEPS);
 }
 
+// Return the weight of a code with the four digits that it has, NaN for a hidden entry.
+export const roundCode = (code) => (code === HIDDEN ? NaN : Number(decodeWeight(code).toPrecision(4)));
+
 // Return the code of a visible weight.
 export function encodeWeight(weight) {
   return weight > 0 ? Math.max(1, Math.round(TOP + STEPS * Math.log2(weight))) : 1;

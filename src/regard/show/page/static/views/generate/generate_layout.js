@@ -87,7 +87,7 @@ function createGeneratedText(pick) {
       const value = numbers[Number(span.dataset.place)] ?? null;
       const colour = value === null ? null : quantity.shade(scale, value);
       Object.assign(span.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
-      span.title = colour ? `${quantity.name} ${quantity.isSigned ? quantity.format(value) : value.toPrecision(3)}` : "";
+      span.title = colour ? `${quantity.name} ${(quantity.isSigned ? quantity.format : quantity.write)(value)}` : "";
     }
   }
 

@@ -1,8 +1,9 @@
 // The Image view: what a patch of an image, a class token or a word looks at in the image.
 
+import { roundCode } from "../../data/weight_codes.js";
 import { formatColor, chooseInk } from "../../drawing/color.js";
 import { isTouch } from "../../drawing/elements.js";
-import { listStrongestLinks } from "../../drawing/strongest_links.js";
+import { findLargest, listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { renderHeadChoice } from "../text/text_controls.js";
 import { renderChoice } from "../../frame/controls.js";
@@ -134,10 +135,10 @@ async function showQuery(it, state) {
   const control = (it.asking = new AbortController());
   app.wait("Loading the weights of this token");
   try {
-    const codes = await app.source[kind === "rollout" ? "rollout" : "row"](app.summary().id, query, control.signal);
+    const { codes, largest } = await fetchNumbers(app, kind, query, control.signal);
     if (control !== it.asking) return;
     app.ready();
-    it.shown = { codes, q, window, kind, query };
+    it.shown = { codes, largest, q, window, kind, query };
     paint(it);
     listLinks(it);
   } catch (fault) {
@@ -146,6 +147,17 @@ async function showQuery(it, state) {
     app.ready();
     app.fail(fault.message);
   }
+}
+
+// Fetch the codes of a row, and its largest numbers: exact weights, or those of a rollout with the digits of their codes.
+async function fetchNumbers({ source, summary }, kind, query, signal) {
+  const { id } = summary();
+  if (kind === "rollout") {
+    const codes = await source.rollout(id, query, signal);
+    return { codes, largest: await findLargest(Array.from(codes, roundCode), LINKS, () => "") };
+  }
+  const [codes, top] = await Promise.all([source.row(id, query, signal), source.top(id, { ...query, n: LINKS }, signal)]);
+  return { codes, largest: top.found };
 }
 
 // Color the patches and the words.
@@ -193,9 +205,7 @@ async function listNumbers({ app, grid, shown }) {
   if (!grid || !shown) return [];
   const { columns } = app.attention();
   if (columns) await app.words(columns, 0, shown.codes.length);
-  const { decode } = app.settings.quantity({ ...app.state(), show: "weight" });
-  const read = (code) => (code ? Number(decode(code).toPrecision(4)) : NaN); // the digits of a code
-  const numbers = shown.kind === "rollout" ? Array.from(shown.codes, read) : await app.source.exact(app.summary().id, "row", shown.query);
+  const numbers = shown.kind === "rollout" ? Array.from(shown.codes, roundCode) : await app.source.exact(app.summary().id, "row", shown.query);
   return Array.from(numbers, (number, key) => {
     const patch = grid.patches[shown.window][key];
     return { query: shown.q, key, word: grid.nameKey(key, shown.window) ?? app.word(columns, key) ?? `token ${key}`, patch: patch === NONE ? null : patch, weight: Number.isNaN(number) ? null : number };
@@ -245,8 +255,7 @@ async function renderWords(it) {
 function listLinks(it) {
   const { app, grid, shown, links } = it;
   const quantity = app.settings.quantity({ ...app.state(), show: "weight" });
-  const places = [...shown.codes.keys()].filter((key) => shown.codes[key] > 1).sort((a, b) => shown.codes[b] - shown.codes[a] || a - b).slice(0, LINKS);
-  const found = places.map((place) => ({ place, weight: quantity.decode(shown.codes[place]), word: nameKey(it, place) }));
+  const found = shown.largest.map((one) => ({ ...one, word: nameKey(it, one.place) }));
   const go = ({ place }) => {
     const patch = grid.patches[shown.window][place];
     const next = patch === NONE ? { q: place - grid.keyOf(0), window: 0 } : grid.findQuery(patch);

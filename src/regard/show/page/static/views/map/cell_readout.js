@@ -73,8 +73,8 @@ export function createReadout(app) {
         shown && app.source.attribution(app.summary().id, { ...place, ...shown, q: at.q }, control.signal),
       ]);
       if (control !== asking) return;
-      const { write, format } = app.settings.quantity(app.state());
-      fields.effect.textContent = row && found.visible ? (format === String ? write : format)(row.codes[at.k]) : "–";
+      const { isSigned, write, format } = app.settings.quantity(app.state());
+      fields.effect.textContent = row && found.visible ? (isSigned ? format : write)(row.codes[at.k]) : "–";
       fields.effect.title = row && found.visible ? `${row.codes[at.k]} (click to copy)` : "";
       fields.effect.onclick = () => navigator.clipboard?.writeText(String(row?.codes[at.k]));
       cell.classList.remove("asking");

@@ -118,13 +118,13 @@ function createParagraph(label) {
   }
 
   // Shade the words by their numbers, null where one is hidden, in the colors of a quantity.
-  function shadeWords(numbers, scale, { name, shade, format }) {
+  function shadeWords(numbers, scale, { name, shade, isSigned, write, format }) {
     for (const word of element.querySelectorAll("[data-n]")) {
       const value = numbers[Number(word.dataset.n)] ?? null;
       const colour = value === null ? null : shade(scale, value);
       Object.assign(word.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
       word.classList.toggle("type-unseen", !colour);
-      word.title = colour ? `${name} ${name === "weight" ? value.toPrecision(3) : format(value)}` : "hidden from the selected word";
+      word.title = colour ? `${name} ${(isSigned ? format : write)(value)}` : "hidden from the selected word";
     }
   }
 
