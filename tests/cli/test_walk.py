@@ -77,7 +77,7 @@ def test_the_first_lecture_is_shown_step_by_step(walk):
         "2  scores = x xᵀ",
         "3  weights = softmax(scores)",
         "journey  0.1385   0.2379  0.2333  0.1240  0.1082  0.1581",
-        "journey attends most to journey (0.24), least to one (0.11).",
+        "‘journey’ attends most to ‘journey’ (0.24), least to ‘one’ (0.11).",
         "4  context = weights x",
     ):
         assert expected in shown

@@ -33,9 +33,9 @@ def test_words_of_two_sentences_are_distinguished():
     assert one.words[one.focus] == "cheval"
     told = {scene.name: scene for scene in describe_example(one)}
     best = SOURCES[int(one.steps.weights[1].argmax())]
-    assert told["weights"].sentence.startswith(f"cheval attends most to {best} (")
-    assert told["scores"].sentence.startswith(f"cheval matches {best} best (")
-    assert told["context"].sentence.startswith("cheval receives ")
+    assert told["weights"].sentence.startswith(f"‘cheval’ attends most to ‘{best}’ (")
+    assert told["scores"].sentence.startswith(f"‘cheval’ matches ‘{best}’ best (")
+    assert told["context"].sentence.startswith("‘cheval’ receives ")
     assert (told["weights"].panels[0].rows, told["weights"].panels[0].columns) == (WORDS, SOURCES)
     assert told["context"].panels[0].rows == WORDS
     for scene in describe_example(one):
@@ -48,7 +48,7 @@ def test_the_row_of_a_word_is_written_out_over_the_words_of_the_source():
     one, _ = example()
     shown = write_arithmetic(one, 1)
     assert [line.label for line in shown[0].lines] == [*SOURCES]
-    assert "The numbers of cheval plus those of each word" in shown[0].sentence
+    assert "The numbers of ‘cheval’ plus those of each word" in shown[0].sentence
     assert [line.label for line in write_arithmetic(one, 2, range(1, 3))[0].lines] == ["horse", "runs"]
 
 
@@ -56,5 +56,5 @@ def test_a_sentence_of_one_word_is_matched_with_it_and_not_with_itself():
     layer = AdditiveAttention(2, 3, 5).requires_grad_(False)
     one = build_translation_example(("oui",), ("yes",), torch.ones(1, 2), torch.ones(1, 3), layer, model="one")
     assert next(scene for scene in describe_example(one) if scene.name == "scores").sentence.startswith(
-        "oui is compared only with yes ("
+        "‘oui’ is compared only with ‘yes’ ("
     )

@@ -24,8 +24,8 @@ def steps_of(mask=None, **options):
 
 def test_the_first_lecture_is_described_as_in_the_lectures():
     said = {scene.name: scene.sentence for scene in describe_example(build_example("simple"))}
-    assert said["weights"] == "journey attends most to journey (0.24), least to one (0.11)."
-    assert said["scores"] == "journey matches journey best (1.50), one least (0.71)."
+    assert said["weights"] == "‘journey’ attends most to ‘journey’ (0.24), least to ‘one’ (0.11)."
+    assert said["scores"] == "‘journey’ matches ‘journey’ best (1.50), ‘one’ least (0.71)."
 
 
 def test_a_step_that_does_nothing_is_not_told():
@@ -53,17 +53,17 @@ def test_the_least_attended_word_is_one_that_may_be_seen():
     steps = steps_of(Causal())
     row = steps.weights[1]
     best, least = ("a", "b") if row[0] > row[1] else ("b", "a")
-    assert write_sentences(steps, WORDS, 1)["weights"].startswith(f"b attends most to {best} (")
-    assert f"least to {least} (" in write_sentences(steps, WORDS, 1)["weights"]
-    assert write_sentences(steps, WORDS, 0)["weights"] == "a attends to a alone (1.00)."
-    assert write_sentences(steps, WORDS, 1)["masked"] == "b may see 2 of 4 words; 6 of 16 pairs are hidden."
+    assert write_sentences(steps, WORDS, 1)["weights"].startswith(f"‘b’ attends most to ‘{best}’ (")
+    assert f"least to ‘{least}’ (" in write_sentences(steps, WORDS, 1)["weights"]
+    assert write_sentences(steps, WORDS, 0)["weights"] == "‘a’ attends to ‘a’ alone (1.00)."
+    assert write_sentences(steps, WORDS, 1)["masked"] == "‘b’ may see 2 of 4 words; 6 of 16 pairs are hidden."
 
 
 def test_blind_even_and_broken_rows_are_described_as_what_they_are():
-    assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "d may see nothing, so all its weights are 0."
-    assert write_sentences(steps_of(~Window()), WORDS)["context"] == "d attends to nothing: its new vector is 0."
+    assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "‘d’ may see nothing, so all its weights are 0."
+    assert write_sentences(steps_of(~Window()), WORDS)["context"] == "‘d’ attends to nothing: its new vector is 0."
     even = attend(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
-    assert write_sentences(even, WORDS)["weights"] == "d attends equally to the 4 words it sees (0.25 each)."
+    assert write_sentences(even, WORDS)["weights"] == "‘d’ attends equally to the 4 words it sees (0.25 each)."
     broken = attend(torch.full((4, 3), torch.nan), torch.ones(4, 3), torch.ones(4, 3))
     assert "NaN" in write_sentences(broken, WORDS)["weights"]
 
@@ -71,14 +71,19 @@ def test_blind_even_and_broken_rows_are_described_as_what_they_are():
 def test_a_word_that_stands_twice_is_named_with_its_place():
     assert (
         write_sentences(steps_of(Causal()), ("a", "b", "a", "d"), 0)["weights"]
-        == "a (token 0) attends to a (token 0) alone (1.00)."
+        == "‘a’ (token 0) attends to ‘a’ (token 0) alone (1.00)."
     )
+
+
+def test_words_that_match_equally_are_quoted_and_placed_too():
+    even = attend(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
+    assert write_sentences(even, ("a", "b", "a", "d"), 2)["scores"] == "‘a’ (token 2) matches every word equally (0)."
 
 
 def test_every_head_has_its_part_of_the_sentence():
     said = write_sentences(build_example("heads").steps, build_example("heads").words)
-    assert said["weights"].startswith("Head 1: step attends most to")
-    assert "; head 2: step attends most to" in said["weights"]
+    assert said["weights"].startswith("Head 1: ‘step’ attends most to")
+    assert "; head 2: ‘step’ attends most to" in said["weights"]
     many = Steps(*(step.expand(6, *step.shape) for _, step in steps_of().items()))
     assert write_sentences(many, WORDS)["weights"].endswith("; and so on.")
 
@@ -92,12 +97,12 @@ def test_what_is_said_of_all_heads_holds_for_each():
     before, after = (float((row.amax(-1) - row.amin(-1)).max()) for row in (steps.scores[:, 2], steps.scaled[:, 2]))
     assert said["scaled"].endswith(f"differ by at most {format_rounded(after)}, before by {format_rounded(before)}.")
     assert f"the largest, {format_rounded(steps.scaled.max())}, became {format_rounded(steps.capped.max())}" in said["capped"]
-    assert said["masked"] == "c may see 3 of 4 words; 6 of 16 pairs are hidden."
+    assert said["masked"] == "‘c’ may see 3 of 4 words; 6 of 16 pairs are hidden."
 
 
 def test_dropout_tells_how_many_weights_fell():
     said = {scene.name: scene.sentence for scene in describe_example(build_example("dropout"))}["dropped"]
-    assert said == "10 of 21 weights were set to 0, the others are 2.00 times as large; step keeps 5 of 6."
+    assert said == "10 of 21 weights were set to 0, the others are 2.00 times as large; ‘step’ keeps 5 of 6."
 
 
 def test_the_leak_shows_the_wrong_weights_and_the_right_ones():

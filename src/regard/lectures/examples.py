@@ -290,8 +290,8 @@ def build_leak_example() -> Example:
         sentences={
             "masked": "This mask is WRONG: tril writes 0 above the diagonal, and a score of 0 is no worse than many others; "
             "-inf belongs there.",
-            "weights": f"With the wrong mask {words[0]} gives {ahead[0]:.2f} of its attention to words that come after it and "
-            f"{words[1]} gives {ahead[1]:.2f}; with the right one both give 0.",
+            "weights": f"With the wrong mask ‘{words[0]}’ gives {ahead[0]:.2f} of its attention to words that come after it "
+            f"and ‘{words[1]}’ gives {ahead[1]:.2f}; with the right one both give 0.",
             "context": "Every context but the last is mixed with words that come later.",
         },
         before=(show_projections(words, q, k, v),),

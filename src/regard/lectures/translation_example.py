@@ -47,7 +47,7 @@ def build_translation_example(
             ExampleStep(
                 "states",
                 "decoder(the words before)",
-                f"The decoder's state before it generates {words[0]}, and before each word after that.",
+                f"The decoder's state before it generates ‘{words[0]}’, and before each word after that.",
                 (make_word_panel(states, words, "s"),),
             ),
             ExampleStep(

@@ -147,8 +147,8 @@ def join_head_sentences(parts: Sequence[str]) -> str:
 
 
 def capitalize_sentence(text: str) -> str:
-    """Capitalize a sentence that starts with one of our own words; a word of the text stays as written."""
-    return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ", "the weights of ")) else text
+    """Capitalize a sentence that starts with one of our own words; a word of the text is quoted and stays as written."""
+    return text[0].upper() + text[1:]
 
 
 def describe_scores(steps: Steps, sides: QueryKeyWords, query: int) -> str:
@@ -158,7 +158,7 @@ def describe_scores(steps: Steps, sides: QueryKeyWords, query: int) -> str:
         return f"{asks} is compared only with {name(0) if sides.is_cross else 'itself'} ({format_rounded(row[0])})."
     best, least = int(row.argmax()), int(row.argmin())
     if row[best] == row[least]:
-        return f"{sides.queries[query]} matches every word equally ({format_rounded(row[best])})."
+        return f"{asks} matches every word equally ({format_rounded(row[best])})."
     return (
         f"{asks} matches {name(best)} best ({format_rounded(row[best])}), {name(least)} least ({format_rounded(row[least])})."
     )
@@ -254,10 +254,10 @@ SHARED_DESCRIBERS: dict[str, Describer] = {
 
 
 def make_namer(words: Sequence[str]) -> Callable[[int], str]:
-    """Return a function that names the word at an index, with its position where the word occurs more than once."""
+    """Return a function that quotes the word at an index, with its position where the word occurs more than once."""
 
     def name_word(index: int) -> str:
         word = words[index] if len(words[index]) <= MAX_LETTERS else words[index][: MAX_LETTERS - 1] + "…"
-        return word if words.count(words[index]) == 1 else f"{word} (token {index})"
+        return f"‘{word}’" if words.count(words[index]) == 1 else f"‘{word}’ (token {index})"
 
     return name_word

@@ -11,6 +11,7 @@ from regard.errors import ConfigError, DataError
 from regard.lectures.example_steps import Example, ExampleStep, StepTable
 from regard.lectures.examples import build_example
 from regard.mechanism import Steps
+from regard.observe.head_kinds import quote_word
 from regard.observe.map_view import MapView
 from regard.show.number_format import format_rounded
 from regard.show.page.recording_entry import HeadPlace, RecordingEntry, truncate_word
@@ -51,7 +52,7 @@ def compute_row_steps(
     others = torch.cat((rest, row.new_empty(0) if plane.sink is None else plane.sink.view(1))).logsumexp(0)
     share = float((others - torch.logaddexp(others, row[largest].logsumexp(0))).exp()) if count else 0.0
     note = (
-        f"Of {len(columns):,} words, {truncate_word(asks.strip()) or repr(asks)} attends most to these {len(largest)}; all "
+        f"Of {len(columns):,} words, {quote_word(truncate_word(asks))} attends most to these {len(largest)}; all "
         f"others together receive {format_rounded(share)} of its attention. The context is computed from these alone."
     )
     found = describe_head(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)

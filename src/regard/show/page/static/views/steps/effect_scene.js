@@ -20,14 +20,14 @@ export async function fetchEffect(app, { summary, place, asked, data, query }, s
 }
 
 // Return the scene of an effect {quantity, values}, with a sentence on a query; `own` are the steps without switches.
-export function makeEffectScene({ quantity, values }, own, data, query, naming) {
+export function makeEffectScene({ quantity, values }, own, data, query) {
   const high = Math.max(...values.flat().map(Math.abs), 1e-9);
   const isHidden = (i, j) => own.masked[i][j] === -Infinity;
   const colours = quantity.isSigned ? { ends: [-high, high], shade: (share) => shadeSigned(2 * share - 1) } : { ends: [0, high], shade: shadeWeight };
   return {
     name: quantity.name,
     formula: FORMULAS[quantity.name],
-    sentence: describeEffect(quantity, values[query], own.masked[query], makeNamer(data.rows, { quoted: true })(query), makeNamer(data.columns, naming)) + describeOtherRows(values, query),
+    sentence: describeEffect(quantity, values[query], own.masked[query], makeNamer(data.rows)(query), makeNamer(data.columns, data.places)) + describeOtherRows(values, query),
     live: true,
     effect: true,
     shown: { rows: data.rows, columns: data.columns, axes: "pairs", values, hidden: isHidden, ...colours },

@@ -7,7 +7,6 @@ import { isScaledByRoot, getKeyWidth } from "./attend.js";
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const ALWAYS = ["scores", "weights", "context"];
 const LONGEST = 24; // maximum letters of a word in a sentence
-const PLAIN = /^[\p{L}\p{N}…'’-]+$/u; // words that need no quotation marks in a sentence
 
 // List the names of the steps that differ from the one before; scores, weights and context are always included if known.
 export function listActiveSteps(steps) {
@@ -52,11 +51,11 @@ function describeMasking({ capped, masked }) {
   return (changed ? " + bias" : "") + (hidden ? ", -inf where a query may not see" : "");
 }
 
-// Describe what happened to one query at each step: one sentence per step, by its name. `quoted` puts every word in quotation
-// marks; `places` are the positions of the columns if they are only some of the words.
-export function writeSentences(steps, rows, columns, query, { quoted = false, places } = {}) {
-  const asks = makeNamer(rows, { quoted })(query);
-  const name = makeNamer(columns, { quoted, places });
+// Describe what happened to one query at each step: one sentence per step, by its name. `places` are the positions of the
+// columns if they are only some of the words.
+export function writeSentences(steps, rows, columns, query, places) {
+  const asks = makeNamer(rows)(query);
+  const name = makeNamer(columns, places);
   const told = {};
   for (const step of listActiveSteps(steps)) told[step] = SAID[step](steps, query, asks, name, rows.length * columns.length);
   return told;
@@ -127,15 +126,12 @@ const SAID = {
   },
 };
 
-// Return a function that names the word at an index; a word that occurs more than once is followed by its position.
-export function makeNamer(words, { quoted = false, places } = {}) {
+// Return a function that quotes the word at an index; a word that occurs more than once is followed by its position.
+export function makeNamer(words, places) {
   const bare = words.map((word) => formatPlainWord(word.trim() || word, LONGEST));
   const count = new Map();
   for (const word of bare) count.set(word, (count.get(word) ?? 0) + 1);
-  return (index) => {
-    const word = !quoted && PLAIN.test(bare[index]) ? bare[index] : `‘${bare[index]}’`;
-    return count.get(bare[index]) === 1 ? word : `${word} (token ${places?.[index] ?? index})`;
-  };
+  return (index) => `‘${bare[index]}’${count.get(bare[index]) === 1 ? "" : ` (token ${places?.[index] ?? index})`}`;
 }
 
 function findGreatest(row) {

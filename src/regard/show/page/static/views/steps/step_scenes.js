@@ -29,7 +29,7 @@ export function buildScenes(data, switches, query, effect) {
   if (!data.before && data.q) told.push(listProjectedPanels(data));
   const untouched = problem.visible === data.visible && problem.scale === data.scale && problem.temperature === 1;
   const formula = { ...writeFormulas(steps, problem), ...(untouched ? data.formulas : data.formulas && selectKeptSteps(data.formulas)) };
-  const said = { ...writeSentences(steps, data.rows, data.columns, query, getNaming(data)), ...(untouched && query === data.focus ? data.sentences : {}) };
+  const said = { ...writeSentences(steps, data.rows, data.columns, query, data.places), ...(untouched && query === data.focus ? data.sentences : {}) };
   const wanted = new Set([...listActiveSteps(own), ...listActiveSteps(steps)]);
   const live = NAMES.filter((name) => wanted.has(name)).map((name) => ({
     name,
@@ -39,13 +39,10 @@ export function buildScenes(data, switches, query, effect) {
     panels: [makeTable(name, steps, data)],
   }));
   if (!effect) return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
-  const last = makeEffectScene(effect, own, data, query, getNaming(data));
+  const last = makeEffectScene(effect, own, data, query);
   const panel = turnWide(last.shown, data.places, last.shown.values[0].map((value) => [effect.quantity.write(value)]));
   return { problem, own, steps, untouched, effect, scenes: [...told, ...live, ...after, { ...last, panels: [panel] }] };
 }
-
-// Return how sentences name words: quoted if they are from a text, with positions if they are only some of it.
-export const getNaming = (data) => ({ quoted: !data.before, places: data.places });
 
 // Parse a scene of the server; numbers that JSON does not have are sent as text.
 function parseScene(scene) {

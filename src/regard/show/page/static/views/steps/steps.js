@@ -7,7 +7,7 @@ import { writeArithmetic } from "./arithmetic.js";
 import { fetchEffect } from "./effect_scene.js";
 import { makeNamer } from "./narration.js";
 import { exportPanels, formatTabbed } from "./number_table.js";
-import { getNaming, buildScenes } from "./step_scenes.js";
+import { buildScenes } from "./step_scenes.js";
 import { formatHeading, buildLayout } from "./steps_layout.js";
 import { readSettings, createSwitches, UNTOUCHED } from "./switches.js";
 import { createTrace } from "./weight_trace.js";
@@ -152,8 +152,8 @@ function showNumber(it, row, column) {
   const key = isContextScene(it) ? it.at.column : column;
   it.trace.element.hidden = !it.told.own || key < 0;
   if (it.trace.element.hidden) return;
-  const query = makeNamer(data.rows, { quoted: !data.before })(row);
-  it.trace.draw({ problem: it.told.problem, steps: it.told.steps, query, nameKey: makeNamer(data.columns, getNaming(data)) }, row, key);
+  const query = makeNamer(data.rows)(row);
+  it.trace.draw({ problem: it.told.problem, steps: it.told.steps, query, nameKey: makeNamer(data.columns, data.places) }, row, key);
 }
 
 // Show the calculation of the number under the pointer or of the selected number.
@@ -161,8 +161,8 @@ function showArithmetic(it, row, column) {
   const now = getScene(it);
   const { data } = it.loaded;
   if (!now.live || column < 0) return it.page.sum("");
-  const asks = makeNamer(data.rows, { quoted: !data.before })(row);
-  const of = isContextScene(it) ? `number ${column + 1} of ${asks}` : `${asks} → ${makeNamer(data.columns, getNaming(data))(column)}`;
+  const asks = makeNamer(data.rows)(row);
+  const of = isContextScene(it) ? `number ${column + 1} of ${asks}` : `${asks} → ${makeNamer(data.columns, data.places)(column)}`;
   if (now.effect) return it.page.sum(of, now.write(row, column), it.told.effect.values[row][column]);
   return it.page.sum(of, writeArithmetic(now.name, it.told.problem, it.told.steps, row, column), it.told.steps[now.name][row][column]);
 }
