@@ -53,6 +53,19 @@ def test_checks_that_share_their_sensitivity_stand_together():
     assert str(Report("Layer", "Causal()", checked=said)).count("rows") == 1
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_every_property_begins_a_line_and_what_is_said_of_it_follows(width):
+    whats = ["no query sees a later token", "every output is finite", "large scores give finite outputs"]
+    said = *(Checked(what, "at 12 rows") for what in whats[:2]), Checked(whats[2], "with scores that are " + "so " * 20)
+    found = Report("Layer", "Causal()", checked=said, unknown=(Unknown("the scale", "scale="),))
+    table = found.format_table(width).replace("cannot tell", "").replace("checked", "")
+    lines = [line.strip() for line in table.splitlines()]
+    start = lines.index(f"- {whats[0]}")
+    assert lines[start + 1 : start + 4] == [f"- {whats[1]}", "at 12 rows", f"- {whats[2]}"]
+    assert [line.partition("- ")[2] for line in lines if line.startswith("- ")] == [*whats, "the scale"]
+    assert lines[-1] == "Needed: scale="
+
+
 def test_a_failed_assertion_shows_the_kind_and_where_the_evidence_begins():
     shown = repr(report(LEAK))
     assert shown.startswith("Layer: 1 finding. future leak: row 0 puts 0.22 on token 2")

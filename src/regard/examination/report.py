@@ -14,6 +14,7 @@ WIDTH = 80  # columns of the table
 MARGIN = 23  # columns for the kind of a finding
 NARROW, HANG = 60, 2  # below so many columns a kind has a line of its own, and the text below it so many fewer columns
 LEAST_WIDTH = 20  # columns
+POINT = "- "  # before each property
 BRIEF = 230  # characters that pytest shows of an asserted value
 SIDE = 16  # tokens; the text has no picture of more
 
@@ -192,25 +193,38 @@ class Report(HtmlRepr):
 
 
 def format_results(title: str, results: tuple[Checked, ...] | tuple[Unknown, ...], width: int) -> list[str]:
-    """Format what was checked or cannot be determined; items that end with the same words are joined under one title."""
+    """Format what was checked or cannot be determined, a point for each; what several have in common is below them."""
     groups: dict[str, list[str]] = {}
     for one in results:
-        groups.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
-    between = ": " if title == "checked" else ". Needed: "
-    texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in groups.items()]
-    return [line for n, text in enumerate(texts) for line in format_entry(title if n == 0 else "", text, width)]
+        groups.setdefault(one.sensitivity if isinstance(one, Checked) else f"Needed: {one.needs}", []).append(one.what)
+    room, lines = measure_room(width), list[str]()
+    for last, whats in groups.items():
+        lines += [line for what in whats for line in wrap_text(what, room, POINT)]
+        lines += wrap_text(last, room, 2 * len(POINT) * " ")
+    return place_beside(title, lines, width) if lines else []
 
 
 def format_entry(title: str, text: str, width: int) -> list[str]:
     """Format a title in the margin and text beside it, or below it where lines are short, in as many lines as needed."""
+    return place_beside(title, wrap_text(text, measure_room(width)), width)
+
+
+def place_beside(title: str, lines: list[str], width: int) -> list[str]:
+    """Place lines beside a title in the margin, or below it where lines are short."""
     if width < NARROW:
-        return [*([title] if title else []), *(f"{'':{HANG}}{line}" for line in wrap_text(text, width - HANG))]
-    return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(wrap_text(text, width - MARGIN))]
+        return [*([title] if title else []), *(f"{'':{HANG}}{line}" for line in lines)]
+    return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(lines)]
 
 
-def wrap_text(text: str, width: int) -> list[str]:
-    """Return text as lines of at most this many columns, one at least."""
-    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+def measure_room(width: int) -> int:
+    """Return the columns of a line beside or below its title."""
+    return width - (HANG if width < NARROW else MARGIN)
+
+
+def wrap_text(text: str, width: int, point: str = "") -> list[str]:
+    """Return text as lines of at most this many columns, one at least; a point is before the first, and room below it."""
+    after = " " * len(point)
+    return textwrap.wrap(text, width, initial_indent=point, subsequent_indent=after, break_on_hyphens=False) or [""]
 
 
 def format_marks(row: Tensor, sign: str) -> str:
