@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import regard
 from bounds import gamma, unit_roundoff
 from policy_audit.small_models import HEADS, LAYERS, PROMPT, TOKENS, draw_tokens, make_model, record, record_layer
-from regard import Causal, ConfigError, DataError, Given, OutOfRangeError, Window
+from regard import Causal, ConfigError, DataError, Given, MissingNameError, OutOfRangeError, Window
 from regard.policies import (
     H2O,
     TOVA,
@@ -421,7 +421,9 @@ class LookAhead(Policy):
         ({"policies": LookAhead()}, ConfigError, r"LookAhead\(\) looks ahead"),
         ({"policies": []}, ConfigError, "policies is empty"),
         ({"policies": [0.1]}, ConfigError, "a policy must be a Policy"),
-        ({"policies": "h2o"}, ConfigError, "a list or a tuple"),
+        ({"policies": 0.1}, ConfigError, "a list or a tuple"),
+        ({"policies": "h3o"}, MissingNameError, "there is no policy 'h3o'; the policies are streamingllm, h2o, "),
+        ({"policies": [Knorm(2), "h2o:3"]}, ConfigError, "'3' are no such arguments"),
         ({"policies": KeepNothingLater()}, ConfigError, "keeps no key for query 23 in head 0"),
         ({"prompt": 0}, ConfigError, "prompt"),
         ({"prompt": TOKENS + 1}, ConfigError, "prompt"),
@@ -434,6 +436,14 @@ def test_bad_input_gets_a_sentence(change, error, says):
     arguments = {"recording": record(make_model(), draw_tokens(1)), "policies": Knorm(3), "prompt": PROMPT} | change
     with pytest.raises(error, match=says):
         regard.audit(**arguments)
+
+
+def test_a_policy_as_text_is_the_policy():
+    recording = record(make_model(), draw_tokens())
+    for text, policies in (("h2o:budget=5", H2O(5)), (["h2o:budget=5", Knorm(3)], [H2O(5), Knorm(3)])):
+        one, other = (regard.audit(recording, each, prompt=PROMPT) for each in (text, policies))
+        assert one.policies == other.policies
+        assert torch.equal(one.recall, other.recall)
 
 
 def test_a_recording_without_values_is_refused():

@@ -404,7 +404,7 @@ CALLS = [
         lambda: {"recording": record_layer(), "policies": [regard.policies.Knorm(2)]},
         {
             "recording": OBJECT | constant(a_model=torch.nn.Linear(3, 3)),
-            "policies": SCALARS | constant(a_number=3, of_numbers=[0.1], of_names=["h2o"]),
+            "policies": SCALARS | constant(a_number=3, of_numbers=[0.1], of_unknown_names=["h3o"]),
             "prompt": without(COUNT, "none") | constant(zero=0, beyond=6),
             "layers": without(SCALARS, "none") | constant(a_number=3, beyond=[9], of_names=["a"]),
             "certified_rows": SIZE,

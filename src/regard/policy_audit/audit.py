@@ -14,7 +14,7 @@ from regard.map.pooling import bin_edges
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_sequence, describe_value
 from regard.mechanism.mask_algebra import Mask
 from regard.observe.recording import Recording
-from regard.policies import AttentionInputs, Policy, check_causality
+from regard.policies import AttentionInputs, Policy, check_causality, parse_policy
 from regard.policies.policy import check_policy, label_policies
 from regard.policy_audit.certificate import CERTIFIED_ROWS, AuditCertificate, certify_layer, join_certificates
 from regard.policy_audit.measure import change_inputs, compute_dropped_weights, measure_layer
@@ -197,7 +197,7 @@ class Audit(HtmlRepr):
 
 def audit(
     recording: Recording,
-    policies: Policy | Sequence[Policy],
+    policies: str | Policy | Sequence[str | Policy],
     *,
     prompt: int | None = None,
     layers: Sequence[int] | None = None,
@@ -206,8 +206,9 @@ def audit(
 ) -> Audit:
     """Measure what policies drop from the attention of a recorded model, exactly, for every layer, head and query.
 
-    The recording must have kept the values. prompt is the number of tokens that are read at once: by default the prompt of a
-    recorded generation, else half of the text. layers are numbers of layers, all by default; policies count them in the
+    The recording must have kept the values. policies are values of regard.policies, or text as regard.policies.parse_policy
+    takes it: audit(recording, "h2o:budget=0.1"). prompt is the number of tokens that are read at once: by default the prompt
+    of a recorded generation, else half of the text. layers are numbers of layers, all by default; policies count them in the
     recording, so record all of them for a policy that differs between layers. certified_rows is how many rows of each head are
     computed anew in float64, for the certificate. A policy that is not of regard.policies is first tested: one
     that looks ahead is refused. Raises ConfigError.
@@ -252,13 +253,12 @@ def audit(
     )
 
 
-def check_policies(policies: Policy | Sequence[Policy], count: int) -> Sequence[Policy]:
+def check_policies(policies: str | Policy | Sequence[str | Policy], count: int) -> list[Policy]:
     """Return policies as a list. Raises ConfigError if there is none, or one is none or not for this number of layers."""
-    chosen = [policies] if isinstance(policies, Policy) else check_sequence("policies", policies)
-    if not chosen:
+    given = [policies] if isinstance(policies, (str, Policy)) else check_sequence("policies", policies)
+    if not given:
         raise ConfigError("policies is empty: pass at least one, such as regard.policies.SnapKV(budget=0.1).")
-    for one in chosen:
-        check_policy(one)
+    chosen = [parse_policy(one) if isinstance(one, str) else check_policy(one) for one in given]
     for one in chosen:
         check_layers(one, count)
     return chosen
