@@ -52,6 +52,16 @@ def table(short):
     return heads(short)
 
 
+def test_links_between_what_has_no_words_are_not_called_words():
+    found = record_words(20)
+    rows = Heads(tuple(replace(row, kind="previous token") for row in heads(found)))
+    assert "a word with those before it" in next(render_links(found, rows, 80)).plain
+    found.tokens = None
+    heading, first, *_ = (line.plain for line in render_links(found, rows, 80))
+    assert "word" not in heading
+    assert "query" in first
+
+
 @pytest.mark.slow
 def test_the_kinds_are_counted_and_each_is_explained(table):
     said = [line.plain for line in render_kinds(table, 200)]

@@ -67,6 +67,18 @@ def test_the_most_telling_kind_is_found_with_its_head_its_score_and_a_word_that_
     assert touch == (f"The stronger a color, the more it looks there; select another word{others}.",)
 
 
+@pytest.mark.parametrize(("targets", "key", "count"), [(BEFORE, "the patch just before", T - 1), (FIRST, "the first token", T)])
+def test_the_patches_of_an_image_are_not_called_words(targets, key, count):
+    recording = attend_to(targets)
+    recording.tokens, recording.places = None, regard.PatchGrid(3, 5)
+    found = find(recording)
+    said = " ".join(found.sentences)
+    assert "word" not in said
+    assert f"The marked patch, ‘patch\u00a0{(found.q - 1) // 5},{(found.q - 1) % 5}’, puts " in said
+    assert f", {key}; on average over {count} patches it is " in said
+    assert said.endswith("select another patch.")
+
+
 def test_a_score_on_several_words_is_named_beside_the_weight_of_one():
     size = 3 * len(WORDS)
     keys = 40 * torch.eye(size, dtype=torch.float64)[None, None]

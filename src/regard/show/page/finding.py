@@ -1,7 +1,7 @@
 """The finding of a recording: the head that most clearly does one thing, one of its words, and sentences on what is seen."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ SCORES: dict[str, Callable[[MapView], QueryScores]] = {  # of each query, by kin
     "itself": lambda look: detectors.weight_on_self.queries(look),
 }
 FINDINGS = (*DOES, LEAK)
+UNITS = {"patch": "patches", "frame": "frames"}  # what is attended to in place of words
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ def find_finding(entry: RecordingEntry, alive: Alive, wanted: str | None = None)
     which there is one. A leak comes before all kinds. Without any, it is the head of the largest weight on another word.
     """
     attention = choose_attention(entry)
+    found = find_in_words(entry, attention, alive, wanted)
+    return found and replace(found, sentences=name_units(found.sentences, entry.find_unit(attention)))
+
+
+def find_in_words(
+    entry: RecordingEntry, attention: AttentionLayers, alive: Alive, wanted: str | None = None
+) -> OpeningFinding | None:
+    """Return the finding of the chosen attention, in sentences about words."""
     if count_weights(attention) > MAX_WEIGHTS or not all(q and k for _, _, q, k in attention.shapes):
         return None
     leak = find_leak(entry, attention, alive) if wanted in (None, LEAK) else None
@@ -91,11 +100,21 @@ def find_head_finding(entry: RecordingEntry, place: HeadPlace) -> OpeningFinding
     options = HeadOptions(entry.recording.tokens or None)
     named = {"kind": place.kind, "part": attention.part, "layers": [place.layer], "some": [place.head]}
     (row,) = classify_heads(entry.recording, options, **named)  # type: ignore[arg-type]
+    unit = entry.find_unit(attention)
     if row.kind in DOES:
-        return describe_head(entry, attention, row)
+        found = describe_head(entry, attention, row)
+        return replace(found, sentences=name_units(found.sentences, unit))
     q = attention.shapes[place.layer][2] - 1
     sentences = (f"{name_head(row.layer, row.head)} has {row.sentence}.", describe_controls(attention))
-    return OpeningFinding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), sentences)
+    return OpeningFinding(None, place, q, int(entry.get_map(place)[0, 0, q].argmax()), name_units(sentences, unit))
+
+
+def name_units(sentences: tuple[str, ...], unit: str) -> tuple[str, ...]:
+    """Return sentences about words as sentences about patches of an image or frames of sound, whose first token may be none."""
+    if unit not in UNITS:
+        return sentences
+    found = (one.replace("the first word", "the first token") for one in sentences)
+    return tuple(one.replace("words", UNITS[unit]).replace("word", unit) for one in found)
 
 
 def choose_attention(entry: RecordingEntry) -> AttentionLayers:

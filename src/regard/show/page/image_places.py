@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.map.codes import encode_weights
 from regard.observe import Recording
-from regard.observe.places import PatchGrid
+from regard.observe.places import AudioFrames, PatchGrid, Place
 from regard.observe.rollout import find_moved_layer, iterate_rollouts
 from regard.show.image_input import Pixels
 
@@ -55,6 +55,32 @@ def iterate_rollout_codes(recording: Recording, part: str | None, shapes: Sequen
             yield layer, row, encode_weights(found[row].float())
 
 
+def name_special_tokens(grid: PatchGrid, start: int, keys: int) -> list[str]:
+    """Return the names of the tokens before the patches of a grid, as far as they are known."""
+    return [*grid.names] or (["class token"] if start == 1 and keys == grid.length + 1 else [])
+
+
+def name_places(places: Sequence[Place], size: int) -> list[str]:
+    """Return the name of each token of an axis that is one image or sound, such as "patch 0,3"; empty for another axis.
+
+    Their spaces do not break, so that they are not marked as those of a text.
+    """
+    if len(places) != 1:
+        return []
+    (place,) = places
+    if isinstance(place, AudioFrames):
+        return [f"{seconds:.2f}\u00a0s" for seconds in place.locate_tokens(size).tolist()]
+    try:
+        start = place.find_start(size)
+    except ShapeError:  # places of other layers, set by hand for all
+        return []
+    names = place.name_tokens(size) if place.windows == 1 else []
+    if names:
+        special = name_special_tokens(place, start, size)
+        names[: len(special)] = special
+    return [name.replace(" ", "\u00a0") for name in names]
+
+
 class GridTable:
     """The grids of patches of all layers of a recording, each of them once."""
 
@@ -71,7 +97,7 @@ class GridTable:
                     start = grid.find_start(keys)
                 except ShapeError:  # places of other layers, set by hand for all
                     continue
-                names = [*grid.names] or (["class token"] if start == 1 and keys == grid.length + 1 else [])
+                names = name_special_tokens(grid, start, keys)
                 found.append(self.add_grid({**vars(grid), "start": start, "names": names}))
         return found
 

@@ -16,12 +16,13 @@ from regard.observe import Recording
 from regard.observe.head_kinds import Head
 from regard.observe.head_scores import UserScore
 from regard.observe.kv_history import KVHistory
+from regard.observe.places import AudioFrames
 from regard.observe.run import KINDS
 from regard.observe.words import TextPair, select_axis_words
 from regard.observe.words import split_rows as by_row
 from regard.show.axis_words import choose_attention_kind, describe_implicit_layers
 from regard.show.page import memory_size
-from regard.show.page.image_places import GridTable
+from regard.show.page.image_places import GridTable, name_places
 from regard.show.page.select_head import hide_first_token, select_head
 
 MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
@@ -198,7 +199,7 @@ class RecordingEntry:
 
         With two texts also `source`, the other one, and `read`, what the decoder read, where that differs from what it wrote.
         """
-        rows = self.word_rows
+        rows = self.word_rows or ([self.place_names] if self.place_names else [])
         if not rows:
             return {}
         check_index("b", b, max(len(rows), *(shape[0] for one in self.attention_layers for shape in one.shapes)))
@@ -219,6 +220,25 @@ class RecordingEntry:
         """Words of the recording, of two texts the target's, of each batch row or of all; empty where there are none."""
         tokens = self.recording.tokens
         return by_row(tokens.rows if isinstance(tokens, TextPair) else tokens) if tokens else []
+
+    @cached_property
+    def place_names(self) -> list[str]:
+        """The names of the tokens as patches of an image or frames of sound, where all layers of a recording have the same.
+
+        Empty for a recording with words.
+        """
+        selves = [one for one in self.attention_layers if one.kind == "self"]
+        found = {
+            (tuple(self.recording.axis_places(n, one.kind, one.part)[0]), shape[3])
+            for one in selves
+            for n, shape in enumerate(one.shapes)
+        }
+        return name_places(*found.pop()) if len(found) == 1 and not self.recording.tokens else []
+
+    def find_unit(self, attention: AttentionLayers) -> str:
+        """Return what the queries of some layers are: "patch" or "frame" where their places say so, else "word"."""
+        places = [] if self.recording.tokens else self.recording.axis_places(0, attention.kind, attention.part)[0]
+        return "word" if not places else "frame" if isinstance(places[0], AudioFrames) else "patch"
 
     def count_word_rows(self) -> int:
         """Return for how many batch rows there are words, of two texts in either of them."""
@@ -308,7 +328,7 @@ def make_request(entry: RecordingEntry) -> dict[str, Any] | None:
 def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
     """Summarize a recording: what the page needs before its other requests."""
     words, grids = entry.get_word_lists(), GridTable()
-    text = "".join((words.get("source") or words.get("words", ()))[:TEXT_LETTERS])
+    text = "".join((words.get("source") or words.get("words", ()))[:TEXT_LETTERS]) if entry.recording.tokens else ""
     return {
         "id": entry.id,
         "model": truncate_word(entry.recording.model),
@@ -318,6 +338,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
             {
                 "kind": one.kind,
                 "part": one.part,
+                "unit": entry.find_unit(one),
                 "rows": entry.find_word_list(one, 0),
                 "columns": entry.find_word_list(one, 1),
                 "layers": [summarize_layer(one, n) | summarize_patches(entry, grids, one, n) for n in range(len(one.names))],

@@ -241,6 +241,19 @@ def test_each_of_the_images_in_one_sequence_opens_on_its_own_middle_patch(open_p
     expect_caption(page, "patch 1,3 (row, column); all patches get 1")
 
 
+def test_text_and_map_name_the_patches_and_call_them_so(open_page, addresses):
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=text&layer=0&head=2&q=27"))
+    assert page.locator("#bar h1").inner_text() == "Which patches attend to which?"
+    expect_caption(page, "a patch, the more attention it receives from ‘patch\u00a03,5’")
+    shown = [" ".join(one.split()) for one in page.locator(".text-panes .word").all_inner_texts()]
+    assert shown[:3] == ["class token", "patch 0,0", "patch 0,1"]
+    assert page.locator(".text-panes .mark-space").count() == len(shown)  # between the names, none within them
+    wait_until(page, "document.querySelector('.text-links .link')")
+    assert all("patch" in one or "class" in one for one in page.locator(".text-links .link-word").all_inner_texts())
+    page = wait_until_settled(open_page(f"{addresses['vit']}#view=map&layer=0&head=2&q=27&k=3"))
+    assert page.locator(".readout-pair b").first.inner_text() == "patch\u00a03,5"
+
+
 def test_a_page_without_an_image_has_no_such_view(open_page, tmp_path):
     write(vit()[0], tmp_path / "plain.html")
     page = wait_until_settled(open_page((tmp_path / "plain.html").as_uri()))

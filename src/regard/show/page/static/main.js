@@ -118,6 +118,13 @@ function renderTools(page) {
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => findAttention(app.summary(), app.state()),
+    // Return what the shown attention is of: "word", or "patch" of an image or "frame" of sound without words.
+    unit: () => (app.summary() && app.attention()?.unit) ?? "word",
+    // Return one of our sentences about words for what the shown attention is of.
+    inUnits(text) {
+      const unit = app.unit();
+      return unit === "word" ? text : text.replace(/\bwords\b/g, unit === "patch" ? "patches" : `${unit}s`).replace(/\bword\b/g, unit);
+    },
     ofTwoTexts: () => isCrossText(app.summary(), app.attention()),
     async translation(view) {
       const summary = await loadTranslation(page);

@@ -39,7 +39,7 @@ export function renderControls(line, view, app, state) {
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
   const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
-  line.replaceChildren(...[el("h1", { class: "question" }, isOther && !view.keepsQuestion ? askQuestion(app, state) : view.question), notes, ...controls].filter(Boolean));
+  line.replaceChildren(...[el("h1", { class: "question" }, isOther && !view.keepsQuestion ? askQuestion(app, state) : app?.inUnits(view.question) ?? view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 

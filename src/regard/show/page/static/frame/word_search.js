@@ -13,7 +13,7 @@ export function createSearch(app) {
     if (!app.summary()) return;
     const list = app.attention().rows;
     let running = 0;
-    const input = el("input", { type: "search", "aria-label": "Find a word", placeholder: "a word or its number", autofocus: true, oninput: () => look() });
+    const input = el("input", { type: "search", "aria-label": app.inUnits("Find a word"), placeholder: app.inUnits("a word or its number"), autofocus: true, oninput: () => look() });
     const found = el("div", { class: "found" });
     const told = el("p", { class: "note", role: "status" });
     const close = (q) => {
@@ -24,7 +24,7 @@ export function createSearch(app) {
       event.preventDefault();
       found.querySelector("button")?.click();
     } }, input);
-    const dialog = el("dialog", { "aria-label": "Find a word", onclose: () => { running++; dialog.remove(); } }, form, told, found);
+    const dialog = el("dialog", { "aria-label": app.inUnits("Find a word"), onclose: () => { running++; dialog.remove(); } }, form, told, found);
 
     async function look() {
       const run = ++running;
@@ -40,12 +40,12 @@ export function createSearch(app) {
       for (let from = 0; from < total && hits < MOST; from += PAGE) {
         const words = await book.words(list, from, Math.min(from + PAGE, total));
         if (run !== running) return;
-        told.textContent = `${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} words searched`;
+        told.textContent = app.inUnits(`${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} words searched`);
         for (const [n, word] of words.entries()) {
-          if (hits < MOST && word.toLowerCase().includes(wanted)) hits += found.append(row(from + n, word, words[n - 1], words[n + 1])) ?? 1;
+          if (hits < MOST && word.toLowerCase().replaceAll("\u00a0", " ").includes(wanted)) hits += found.append(row(from + n, word, words[n - 1], words[n + 1])) ?? 1;
         }
       }
-      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : "No word contains these letters.";
+      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : app.inUnits("No word contains these letters.");
     }
 
     const row = (place, word, before, after) => el("button", { type: "button", onclick: () => close(place) },

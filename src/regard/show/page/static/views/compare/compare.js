@@ -103,7 +103,7 @@ function renderPictures(it, state) {
   const high = findLargest(apart.weights);
   const shadeDifference = quantity.isSigned ? colour.shadeSigned : colour.shadeDifference; // the same color at 0 as in the other pictures
   page.pictures(it.drawn, (value) => quantity.shade(scale, value), (value) => shadeDifference(value / high), quantities.map((one) => one.makeLegend(scale)), makeReachScale(apart.weights, high, shadeDifference));
-  page.told(describeDifference(it.drawn), common.said);
+  page.told(app.inUnits(describeDifference(it.drawn)), app.inUnits(common.said));
   page.list(level ? [] : listFurthestCells(apart, LISTED), parts);
   page.mark(it.drawn, state.q, state.k);
   const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${getHeadNumber(layer, place.head)}`);

@@ -72,7 +72,7 @@ function updateHead(it, state) {
   const how = state.how ?? "mean";
   const shown = at.quantity.name === "weight" ? null : app.settings.query(state);
   const fetch = (query, signal) => (shown ? app.source.attribution(of, { ...place, ...shown, ...query, how }, signal) : app.source.tile(of, { ...place, ...query, how }, signal));
-  Object.assign(at, { how, lists: { rows, columns }, scale: null, profiles: null, kind: null });
+  Object.assign(at, { how, inUnits: app.inUnits, lists: { rows, columns }, scale: null, profiles: null, kind: null });
   at.tiles = createTileCache(fetch, at.quantity.measure, () => scheduleFrame(it), (fault) => app.fail(fault.message));
   it.colours = "";
   it.opening?.abort();

@@ -153,7 +153,7 @@ function drawProfiles(pen, at, box, inks) {
     const most = Math.max(...side, 1e-9);
     const x = box.x + box.width + 6;
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    const told = [`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`, ` (entropy ${formatThreeDigits(most)} nats)`];
+    const told = [at.inUnits(`spread of each row, up to ${formatThreeDigits(Math.exp(most))} words`), ` (entropy ${formatThreeDigits(most)} nats)`];
     const letters = (at.size.height - box.y) / (0.55 * size); // that fit below the top of the map
     if (!narrow) pen.text(told.join("").length <= letters ? told.join("") : told[0], x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
   }

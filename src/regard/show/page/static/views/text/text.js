@@ -101,7 +101,7 @@ async function shadeTexts(it, state) {
 async function fetchCodes(it, query, of) {
   const { app } = it;
   const control = (it.asking = new AbortController());
-  app.wait(of.incoming ? "Computing the weights of all queries" : "Loading the weights of this word");
+  app.wait(of.incoming ? "Computing the weights of all queries" : app.inUnits("Loading the weights of this word"));
   try {
     const codes = of.setting === "weight" ? await app.source[of.incoming ? "column" : "row"](app.shownId(), query, control.signal)
       : (await app.source.attribution(app.summary().id, { ...query, ...app.settings.query(app.state()) }, control.signal)).codes;
@@ -172,10 +172,10 @@ async function describePicture(it, state) {
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
   const quantity = app.settings.quantity(state);
-  if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · each word is shaded by ${quantity.explain(incoming)} `, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
-  const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
-    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : it.shown.codes.every((code) => code === HIDDEN) ? `; ${NO_WEIGHTS}` : "; it cannot see the gray words");
+  if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), app.inUnits(` · each word is shaded by ${quantity.explain(incoming)} `), app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
+  const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : app.inUnits("each word is shaded by how much it attends to ")
+    : app.inUnits(`the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`);
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`, incoming || !it.shown.codes.includes(HIDDEN) ? "" : it.shown.codes.every((code) => code === HIDDEN) ? app.inUnits(`; ${NO_WEIGHTS}`) : app.inUnits("; it cannot see the gray words"));
 }
 
 // Fetch and list the strongest links with their exact weights.
