@@ -4,7 +4,7 @@ COMMANDS = {  # with what each does: --help of all needs no other module
     "walk": "show each step of attention with its formula, numbers and an explanation, on an example or your own words.",
     "look": "show what the attention of a model does on a text: the kind of each head, and the strongest links.",
     "see": "show what a model looks at in an image: each layer in numbers, and one query as a picture.",
-    "heads": "show the kind of each head of a saved recording.",
+    "heads": "show the kind of each head of a saved recording, or of a language model, which is probed.",
     "atlas": "score every head of a model over many documents, in shards, as tables and pages.",
     "audit": "measure what policies of cache compression and sparse attention drop from a model's attention.",
     "serve": "show a recording, or a model and the text you type, on a page in the browser.",
