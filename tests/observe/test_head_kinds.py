@@ -383,6 +383,9 @@ def test_a_table_sorts_picks_and_counts():
     names, m, tokens = make_planted_map(64)
     found = heads(Recorded([m]), tokens=tokens)
     assert found.sort_by("distance")[0].scores["distance"] == max(row.scores["distance"] for row in found)
+    titles = str(found).splitlines()[0].split()[2:]  # of the columns
+    for title, name in zip(titles, found.detectors, strict=False):
+        assert found.sort_by(title).rows == found.sort_by(name).rows
     assert [row.head for row in found.select_kind("induction")] == [names.index("induction")]
     assert len(found.select_kind("local")) == 0
     assert str(found.select_kind("local"))

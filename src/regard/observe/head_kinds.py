@@ -163,12 +163,20 @@ class Heads(HtmlRepr):
         return tuple(self.rows[0].scores) if self.rows else ()
 
     def sort_by(self, by: str) -> "Heads":
-        """Return the table sorted by a score, largest first, NaN last. Raises MissingNameError for an unknown score."""
-        if check_instance("by", by, str) not in self.detectors:
+        """Return the table sorted by a score, named as in a row or as its column, largest first, NaN last.
+
+        Raises MissingNameError for an unknown score.
+        """
+        check_instance("by", by, str)
+        columns = {SHORT.get(name, name): name for name in self.detectors}
+        name = by if by in self.detectors else columns.get(by)
+        if name is None:
             raise MissingNameError(
                 f"there is no score {describe_value(by)}; the scores are {', '.join(self.detectors) or 'none'}."
             )
-        ranked = sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.scores[by]) else row.scores[by], reverse=True)
+        ranked = sorted(
+            self.rows, key=lambda row: -math.inf if math.isnan(row.scores[name]) else row.scores[name], reverse=True
+        )
         return replace(self, rows=tuple(ranked))
 
     def select_kind(self, kind: str) -> "Heads":

@@ -67,7 +67,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         choices=derived.read_flags("look")["kinds"],
         help="of a text to itself, or to another text, e.g. of a translation to its source (self if there is any)",
     )
-    parser.add_argument("--sort", metavar="SCORE", help="sort the rows by a score, e.g. 'previous token', largest first")
+    parser.add_argument("--sort", metavar="SCORE", help="sort the rows by a score, e.g. prev or entropy, largest first")
     parser.add_argument("--head", metavar="L.H", help="a heat map of head H of layer L, or of layer L: the mean of its heads")
     parser.add_argument("--page", metavar="FILE", help="write a page for the browser: one .html file, no network")
     parser.add_argument(
