@@ -210,6 +210,7 @@ def test_heads_are_printed_in_the_mean_over_several_texts_with_words_that_these_
     result.recording.tokens = [[word or f"{row}{n}" for n, word in enumerate(shared)] for row in "ab"]
     lines = str(result).splitlines()
     assert lines[-1].endswith("by the direct path, in the mean over 2 texts")
+    assert repr(result) == f"Contributions(3 layers of 4 heads, to {float(result.logit.mean()):+.3f})"
     assert lines[-2] == "10 of 12 heads, the largest first; heads has all"
     for line in lines[1:-2]:
         place, adds, key, *word = line.split()

@@ -148,6 +148,7 @@ def test_effects_that_are_no_numbers_are_last_and_a_short_table_has_every_row():
     found = HeadEffects(tuple(HeadEffect(0, "a", head, one, 0.0) for head, one in enumerate(effects)), 3.0, "zero")
     assert [row.head for row in found.sort_by_effect()] == [2, 4, 1, 0, 3]
     begins = [line.split()[0] for line in str(found).splitlines()]
+    assert repr(found) == "HeadEffects(5 heads, by='zero', on 3)"
     assert begins == ["head", "0.2", "0.4", "0.1", "0.0", "0.3", "effect:", "estimate:"]
 
 

@@ -124,6 +124,7 @@ def test_it_prints_the_heads_and_rows_with_their_words():
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 80
     assert "the first 10 of 12 heads" in lines
+    assert repr(found).startswith("Comparison(12 heads, ")
     assert "the first 10 of 100 rows" in lines
     row = found.rows[0]
     keys = [f"{key} w{key}" for key in row.keys]

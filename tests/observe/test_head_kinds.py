@@ -383,6 +383,9 @@ def test_a_table_sorts_picks_and_counts():
     names, m, tokens = make_planted_map(64)
     found = heads(Recorded([m]), tokens=tokens)
     assert found.sort_by("distance")[0].scores["distance"] == max(row.scores["distance"] for row in found)
+    assert repr(found).startswith(f"Heads({len(found)} heads: ")
+    assert repr(found.select_kind("induction")) == "Heads(1 head: 1 induction)"
+    assert repr(found.select_kind("local")) == "Heads(0 heads)"
     titles = str(found).splitlines()[0].split()[2:]  # of the columns
     for title, name in zip(titles, found.detectors, strict=False):
         assert found.sort_by(title).rows == found.sort_by(name).rows

@@ -444,6 +444,7 @@ def test_a_policy_as_text_is_the_policy():
         one, other = (regard.audit(recording, each, prompt=PROMPT) for each in (text, policies))
         assert one.policies == other.policies
         assert torch.equal(one.recall, other.recall)
+    assert repr(one) == "Audit(H2O(budget=5), Knorm(budget=3); 2 layers of 3 heads)"
 
 
 def test_a_recording_without_values_is_refused():

@@ -109,6 +109,10 @@ class Contributions:
             )
         return found.output, values
 
+    def __repr__(self) -> str:
+        _, layers, h = self.heads.shape
+        return f"Contributions({layers} layers of {h} heads, to {float(self.logit.mean()):+.3f})"
+
     def __str__(self) -> str:
         mean, texts = self.heads.mean(0), len(self.heads)
         order = mean.abs().flatten().argsort(descending=True)[:SHOWN]

@@ -80,6 +80,9 @@ class HeadEffects:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __repr__(self) -> str:
+        return f"HeadEffects({len(self)} head{'s' * (len(self) != 1)}, by={self.by!r}, on {self.whole:.4g})"
+
     def __str__(self) -> str:
         shown = self.sort_by_effect().rows[:SHOWN]
         cells = [

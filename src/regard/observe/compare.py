@@ -69,6 +69,9 @@ class Comparison:
     words: tuple[Texts, Texts] = (None, None)  # of the keys of each
     query_words: Texts = None  # of the first one's queries
 
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.heads)} heads, {len(self.rows)} rows)"
+
     def __str__(self) -> str:
         titles = ["head", "mean", "largest", "at"]
         lines = [

@@ -3,6 +3,7 @@
 import importlib
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -207,6 +208,10 @@ class Heads(HtmlRepr):
         room = text_table.count_fitting_columns(titles, lines, width)
         text = text_table.align_columns(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
         return text, self.detectors[room - 2 :]
+
+    def __repr__(self) -> str:
+        counts = [f"{count} {kind}" for kind, count in Counter(row.kind for row in self.rows).most_common()]
+        return f"Heads({len(self)} head{'s' * (len(self) != 1)}{': ' if counts else ''}{', '.join(counts)})"
 
     def __str__(self) -> str:
         text, hidden = self.format_lines()

@@ -189,6 +189,9 @@ class Audit(HtmlRepr):
         edges, means = self.average_by_position()
         return format_positions(self.labels, edges.tolist(), means.mean(1).tolist(), width)
 
+    def __repr__(self) -> str:
+        return f"Audit({', '.join(self.labels)}; {len(self.layers)} layers of {len(self.heads)} heads)"
+
     def __str__(self) -> str:
         queries = self.recall.shape[-1]
         rows = f"{queries - self.prompt:,} queries after a prompt of {self.prompt:,}"
