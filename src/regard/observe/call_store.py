@@ -60,7 +60,10 @@ class CallStore:
         start = None if length is None and past else (length or 0) - past
         history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads)
         self.append_keys(history, call, k, step, graph)
-        return history, self.copy_call(call, slice(0, seen), 0, step, graph)
+        stored = self.copy_call(call, slice(0, seen), 0, step, graph)
+        if length and past and not (stored.offset or stored.mask.is_query_dependent):  # the mask does not state where it begins
+            stored.offset = past
+        return history, stored
 
     def extend_history(
         self, history: KVHistory, call: AttentionCall, match: CacheMatch, step: int, graph: CallGraph | None
