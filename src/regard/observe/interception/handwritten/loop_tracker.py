@@ -13,59 +13,22 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import Role, strip_affixes
-from regard.observe.interception.handwritten.ancestor_search import has_tokens
-from regard.observe.interception.handwritten.contraction import find_operands
-from regard.observe.interception.handwritten.labelled_product import label_product
-from regard.observe.interception.handwritten.linear_attention import list_axes
-from regard.observe.interception.handwritten.outer_products import (
-    OUTER,
-    can_view,
-    count_token_factors,
-    expand_value,
-    is_outer_product,
-    label_operands,
-    multiply_by_number,
-    multiply_entries,
-    multiply_operands,
-    read_factor,
-)
-from regard.observe.interception.handwritten.score_form import (
-    COPIES,
-    PERMUTES,
-    PRODUCTS,
-    QUOTIENTS,
-    VIEWS,
-    follow_dims,
-    is_view_index,
-)
-from regard.observe.interception.handwritten.state_loop import (
-    START,
-    Decay,
-    Factor,
-    LeftState,
-    Product,
-    Read,
-    ReadTrace,
-    State,
-    StateLoop,
-    Trace,
-    Write,
-)
-from regard.observe.interception.handwritten.state_traces import StateTraces
-from regard.observe.interception.handwritten.tensor_axes import Dims
+from regard.observe.interception.handwritten.outer_products import OUTER, can_view, expand_value, is_outer_product
+from regard.observe.interception.handwritten.score_form import COPIES, PERMUTES, VIEWS, follow_dims, is_view_index
+from regard.observe.interception.handwritten.state_loop import LeftState, Product, ReadTrace, State, StateLoop, Trace
+from regard.observe.interception.handwritten.state_reads import StateReads
+from regard.observe.interception.handwritten.state_writes import is_zero
 from regard.observe.interception.handwritten.traces import is_followable
 from regard.observe.interception.handwritten.undivided_contexts import PARTS
 from regard.observe.interception.provenance import ModuleFrame, find_tensors, has_own_data, list_objects
-from regard.observe.interception.recurrent.recurrence_call import copy_sample
 
 ZEROS = {"zeros", "zeros_like", "new_zeros"}
 JOINS = {"stack", "cat", "concat", "concatenate"}
 LAYOUTS = VIEWS | PERMUTES | COPIES | PARTS | {"expand", "expand_as", "broadcast_to"}
 RESHAPES = VIEWS - {"squeeze", "unsqueeze"}
-SEVERAL = "its states are read by a product of more than two tensors, or one that adds to another tensor"
 
 
-class LoopTracker(StateTraces):
+class LoopTracker(StateReads):
     """The loops of one forward, followed from operation to operation."""
 
     def may_follow(self, role: Role | None, name: str, args: Any, kwargs: Any, y: Any) -> bool:
@@ -155,186 +118,6 @@ class LoopTracker(StateTraces):
         dims = (*first.dims[:dim], time, *first.dims[dim + (core != "stack") :])
         self.put(y, State(first.loop, tuple(one.places[0] for one in states), dims, time=time))
 
-    def follow_multiplication(
-        self, frames: list[ModuleFrame], name: str, core: str, args: Any, kwargs: Any, traces: dict[int, Trace], y: Tensor
-    ) -> None:
-        """Follow an entrywise product: a state times a decay, or a product of factors."""
-        if core == "addcmul":
-            state, product = traces.get(id(args[0])), multiply_entries(args[1:], traces, y) if len(args) == 3 else None
-            if isinstance(state, State) and product is not None:
-                product = product._replace(token_factors=count_token_factors(frames[-1], args[1:], traces))
-                self.write(frames, state, multiply_by_number(product, kwargs.get("value", 1), y), y)
-            return
-        if core in QUOTIENTS and len(args) == 2 and id(args[0]) in traces and not name.startswith("__r") and not kwargs:
-            args = args[0], args[1].reciprocal() if isinstance(args[1], Tensor) else 1 / args[1]
-        elif core not in PRODUCTS or len(args) != 2:
-            return
-        if any(map(is_zero, args)):
-            if y.dim() > 1:
-                self.start(y, StateLoop())
-            return
-        first, second = (traces.get(id(x)) for x in args)
-        if isinstance(first, State) and not isinstance(second, State):
-            self.decay(frames, first, args[1], second, y)
-        elif isinstance(second, State) and not isinstance(first, State):
-            self.decay(frames, second, args[0], first, y)
-        elif (product := multiply_entries(args, traces, y)) is not None:
-            self.put(y, product._replace(token_factors=count_token_factors(frames[-1], args, traces)))
-
-    def decay(self, frames: list[ModuleFrame], state: State, by: Any, trace: Trace | None, y: Tensor) -> State | None:
-        """Follow y, a state that was multiplied by a value, or by queries or keys that are summed next."""
-        dims = self.table.align(state.dims, y.shape)
-        if dims is None or isinstance(trace, ReadTrace):
-            return None
-        if not state.loop.has_token_weights:
-            state.loop.has_token_weights = count_token_factors(frames[-1], [by], {id(by): trace} if trace else {}) > 0
-        exponents = trace.factors if isinstance(trace, Product) and trace.is_exponential else ()
-        factor, *rest = (read_factor(expand_value(one, y), dims) for one in (by, *exponents))
-        decayed = state._replace(dims=dims, decays=(*state.decays, Decay(factor, tuple(rest))))
-        self.put(y, decayed)
-        return decayed
-
-    def follow_addition(
-        self, frames: list[ModuleFrame], name: str, core: str, args: Any, kwargs: Any, traces: dict[int, Trace], y: Tensor
-    ) -> None:
-        """Follow a sum: a state and what is written to it, or a value without what its key reads."""
-        if len(args) != 2 or kwargs.get("alpha", 1) != 1:
-            return
-        args, frame = args[::-1] if core != "add" and name.startswith("__r") else args, frames[-1]
-        first, second = find_term_traces(traces.get(id(args[0])), traces.get(id(args[1])))
-        if core != "add":
-            if isinstance(second, ReadTrace) and not isinstance(first, State | ReadTrace):
-                self.put(y, Product((expand_value(args[0], y),), False, second, count_token_factors(frame, args[:1], traces)))
-            elif isinstance(first, ReadTrace) and not isinstance(second, State | ReadTrace):
-                factors = expand_value(args[1], y), expand_value(-1, y)
-                self.put(y, Product(factors, False, first, count_token_factors(frame, args[1:], traces)))
-            elif isinstance(second, Product) and isinstance(first, State):
-                self.write(frames, first, multiply_by_number(second, -1, y), y)
-        elif isinstance(first, State) and isinstance(second, Product):
-            self.write(frames, first, second, y)
-        elif isinstance(second, State) and isinstance(first, Product):
-            self.write(frames, second, first, y)
-        elif not isinstance(first, State | ReadTrace) and not isinstance(second, State | ReadTrace):
-            products = [one for one in (first, second) if isinstance(one, Product) and one.is_plain]
-            other = next((x for x, one in zip(args, (first, second), strict=True) if one is None), None)
-            is_sure = all(one.token_factors > 1 for one in products)
-            if len(products) == 2 and is_sure:
-                last, decayed = sorted(products, key=lambda one: len(one.factors))
-                self.start_from_product(frames, decayed, last, y)
-            elif len(products) == 1 and is_zero(other):
-                self.write(frames, self.start(y, StateLoop()), products[0], y)
-            elif len(products) == 1 and is_sure and isinstance(other, Tensor) and other.shape == y.shape:
-                self.write(frames, self.start(y, StateLoop(copy_sample(other))), products[0], y)
-
-    def start_from_product(self, frames: list[ModuleFrame], first: Product, second: Product, y: Tensor) -> None:
-        """Follow y as the second state of a loop that starts without zeros: what multiplies the first product is a decay."""
-        count = len(second.factors)
-        self.write(frames, self.start(y, StateLoop()), Product(first.factors[:count], token_factors=second.token_factors), y)
-        state = self.find(y)
-        for by in first.factors[count:]:
-            state = self.decay(frames, state, by, None, y) if isinstance(state, State) else None
-        if isinstance(state, State):
-            self.write(frames, state, second, y)
-
-    def write(self, frames: list[ModuleFrame], state: State, product: Product, y: Tensor) -> None:
-        """Follow y, the sum of a state and a product, as the next state."""
-        loop, correction = state.loop, product.correction
-        if state.time or product.is_exponential or (correction is not None and correction.loop is not loop):
-            return
-        is_first = state.places == (START,)
-        if is_first and loop.writes and loop.first_frame is not frames[-1]:  # layers that start from the same zeros
-            loop = StateLoop(loop.initial, loop.left, has_token_weights=loop.has_token_weights)
-        if not loop.writes:
-            fits = self.table.align(state.dims, y.shape) == state.dims
-            loop.dims, loop.shape = state.dims if fits else self.table.add_dims(y.shape), y.shape
-            self.loops.append(loop)
-        elif loop in self.waiting:
-            self.waiting.remove(loop)
-            self.loops.append(loop)
-        is_same = self.table.expand_dims(state.dims) == self.table.expand_dims(loop.dims)
-        if y.shape != loop.shape or not (is_same or is_first):
-            return
-        factors = tuple(read_factor(expand_value(one, y), loop.dims) for one in product.factors)
-        place = None if correction is None else correction.place
-        written = Write(state.places[0], state.decays if is_same else (), factors, place, product.token_factors)
-        self.put(y, State(loop, (loop.add_write(frames, written, y),), loop.dims))
-
-    def follow_contraction(
-        self, frames: list[ModuleFrame], name: str, core: str, args: Any, kwargs: Any, traces: dict[int, Trace], y: Tensor
-    ) -> None:
-        """Follow a product that sums over axes: a query that reads a state, or an outer product."""
-        operands = find_operands(name, args, kwargs)
-        states = [(n, one) for n, x in enumerate(operands) if isinstance(one := traces.get(id(x)), State)]
-        product = label_product(name, operands, args, kwargs)
-        added = None if product is None else product.added
-        if not states and product is not None and product.sums_several():
-            states = self.start_at_read(frames, operands, traces)
-        if not states:
-            outer = multiply_operands(operands, *label_operands(product, core, args, operands), traces, y)
-            before = None if added is None else traces.get(id(added[0]))
-            if outer is not None:
-                outer = outer._replace(token_factors=count_token_factors(frames[-1], operands, traces))
-            if outer is not None and added is None:
-                self.put(y, outer)
-            elif outer is not None and isinstance(before, State) and added is not None and product is not None:
-                state = before if added[1] == 1 else self.decay(frames, before, added[1], None, y)
-                if state is not None:  # as baddbmm adds it
-                    self.write(frames, state, multiply_by_number(outer, product.factor, y), y)
-            return
-        place, state = states[0]
-        others = [x for n, x in enumerate(operands) if n != place]
-        if product is None or added is not None or len(states) > 1:
-            if len(states) == 1 and all(has_tokens(frames[-1], x) for x in others):
-                state.loop.reason = SEVERAL
-            return
-        dims = product.build_dims(self.table, {place: state.dims})
-        query = read_factor(others[0], dims[1 - place])
-        is_own = list_axes(self.table, query.dims) <= list_axes(self.table, state.dims)
-        is_of_tokens = has_tokens(frames[-1], others[0])
-        if not is_own and not is_of_tokens:
-            return  # a layer that transforms a state reads nothing from it
-        state.loop.has_token_weights |= is_of_tokens
-        if list_axes(self.table, state.dims) - list_axes(self.table, dims[2]):
-            query = query if product.factor == 1 else Factor(query.tensor * product.factor, query.dims)
-            self.read(state, query, dims[2], y, core)
-        elif is_own:
-            self.put(y, state._replace(dims=dims[2], decays=(*state.decays, Decay(query))))
-
-    def start_at_read(
-        self, frames: list[ModuleFrame], operands: list[Tensor], traces: dict[int, Trace]
-    ) -> list[tuple[int, State]]:
-        """Follow a product that a query reads as the first state of a loop without zeros; return it with its place."""
-        products = [(n, one) for n, x in enumerate(operands) if isinstance(one := traces.get(id(x)), Product)]
-        found = [(n, one) for n, one in products if one.is_plain and one.token_factors > 1]
-        others = [x for x in operands if id(x) not in traces]
-        if len(found) != 1 or not others or not has_tokens(frames[-1], others[0]):
-            return []
-        (place, product), x = found[0], operands[found[0][0]]
-        self.write(frames, self.start(x, StateLoop()), product, x)
-        state = self.find(x)
-        assert isinstance(state, State)
-        state = state._replace(product=product)
-        self.put(x, state)
-        return [(place, state)]
-
-    def follow_sum(self, args: Any, kwargs: Any, traces: dict[int, Trace], y: Tensor) -> None:
-        """Follow the sum of a state that a query was multiplied by."""
-        state, dim = traces.get(id(args[0])), kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if not isinstance(state, State) or not state.decays or dim is None:
-            return
-        summed = {n % args[0].dim() for n in ([dim] if isinstance(dim, int) else dim)}
-        keeps = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
-        dims = tuple(() if n in summed else axes for n, axes in enumerate(state.dims) if keeps or n not in summed)
-        *decays, last = state.decays
-        if list_axes(self.table, last.factor.dims) - list_axes(self.table, dims):
-            self.read(state._replace(decays=tuple(decays)), last.factor, dims, y, "mul and sum")
-
-    def read(self, state: State, query: Factor, dims: Dims, y: Tensor, function: str) -> None:
-        """Follow y, what a query reads from states; a copy is kept, since y may be written into."""
-        output = Factor(y.detach().clone(), dims)
-        state.loop.reads.append(Read(state.places, state.time, state.decays, query, output, function, weakref.ref(y)))
-        self.put(y, ReadTrace(state.loop, len(state.loop.reads) - 1))
-
     def take_loops(self, frame: ModuleFrame) -> Iterator[StateLoop]:
         """Generate the loops of a module that ends; one of a single token may go on in the module that called it.
 
@@ -370,15 +153,3 @@ class LoopTracker(StateTraces):
 def may_start_loop(role: Role | None, name: str) -> bool:
     """Return whether a function of this name may make zeros or an outer product. Cached per name."""
     return role in (Role.MULTIPLY, Role.PRODUCT) or name in ZEROS or name in OUTER
-
-
-def is_zero(x: Any) -> bool:
-    """Return whether a value is the number 0."""
-    return isinstance(x, int | float) and x == 0
-
-
-def find_term_traces(first: Trace | None, second: Trace | None) -> tuple[Trace | None, Trace | None]:
-    """Return the traces of what is added up, of two states as one state and one product, if one of them was a product."""
-    if isinstance(first, State) and isinstance(second, State) and not (first.decays and second.decays):
-        return (first, second.product) if second.product is not None and not second.decays else (first.product, second)
-    return first, second

@@ -1,0 +1,223 @@
+"""Products that sum over an axis, distances, and sums by an index: they make scores, or complete a call of attention."""
+
+import weakref
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import find_ancestors, has_tokens
+from regard.observe.interception.handwritten.attention_free import TableProducts
+from regard.observe.interception.handwritten.contraction import find_operands
+from regard.observe.interception.handwritten.divided_exponentials import find_exponential
+from regard.observe.interception.handwritten.edge_call import is_edge_softmax
+from regard.observe.interception.handwritten.edge_softmax import EdgeExponentials, is_one_hot, skip_layouts
+from regard.observe.interception.handwritten.entry_products import EntryProducts
+from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
+from regard.observe.interception.handwritten.head_mixing import is_head_mixing, mix_heads
+from regard.observe.interception.handwritten.labelled_product import (
+    LabelledProduct,
+    Labels,
+    label_product,
+    label_sum,
+    separate_factors,
+)
+from regard.observe.interception.handwritten.linear_attention import ChainRoles
+from regard.observe.interception.handwritten.linear_contexts import LinearContexts
+from regard.observe.interception.handwritten.linear_scores import (
+    CHAINED,
+    CHUNKS,
+    are_of_all_tokens,
+    find_roles_of_scores,
+    weigh_linearly,
+)
+from regard.observe.interception.handwritten.pair_loops import divides_by_loop
+from regard.observe.interception.handwritten.product_roles import (
+    is_attention_product,
+    is_factor,
+    is_product_of_masked_scores,
+    is_score_matrix,
+    is_sum_of_heads,
+    is_sum_of_scores,
+    is_value,
+    list_softmax_axes,
+    makes_features,
+    multiplies_features,
+)
+from regard.observe.interception.handwritten.traces import Trace, TraceKind, join_roots
+from regard.observe.interception.handwritten.weight_tracker import WeightTracker
+from regard.observe.interception.provenance import ModuleFrame
+
+
+class ProductTracker(WeightTracker):
+    """The scores and weights of one forward, by the products and sums that make them or multiply them with values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = EdgeExponentials()
+        self.entry_products = EntryProducts()
+        self.linear = LinearContexts()
+        self.tables = TableProducts()
+        self.has_one_hot = False  # whether F.one_hot has run
+        self.has_exponentials = False  # whether an exponential has run
+
+    def clear(self) -> None:
+        """Forget all followed tensors."""
+        super().clear()
+        self.edges.weighted.clear()
+        self.entry_products.clear()
+        self.linear.clear()
+        self.tables.clear()
+        self.has_one_hot = False
+        self.has_exponentials = False
+
+    def follow_product(
+        self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor
+    ) -> HandwrittenCall | None:
+        """Follow a product that sums over an axis, or a distance; return the call of attention that it completes, or None."""
+        operands = find_operands(name, args, kwargs)
+        traced = self.find_all(operands)
+        product = label_product(name, operands, args, kwargs)
+        are_feature_maps = product is not None and multiplies_features(self, frames, product, traced)
+        for x, trace in traced if role is Role.PRODUCT else ():
+            others = [v for v in operands if v is not x]
+            values = trace.kind is TraceKind.WEIGHTS and any(is_value(self, frames[-1], v, trace) for v in others)
+            values = values and not (is_sum_of_scores(self, trace, x, product) or is_sum_of_heads(self, trace, x, product))
+            values = values and not (are_feature_maps or is_factor(name, args, operands, x))
+            if values and (trace.pairs or is_attention_product(self, frames, name, args, operands, x, trace, product)):
+                if not trace.pairs and self.start_linear_call(frames, name, args, kwargs, others, y):
+                    return None
+                return self.complete_call(trace, x, product, name)
+            learned = any(isinstance(v, nn.Parameter) for v in others)
+            if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
+                return self.complete_call(trace, x, None, "mul", name)  # with ones
+            undecided = trace.kind is TraceKind.SCORES and trace.pairs
+            undecided = undecided and not any(is_score_matrix(self, frames[-1], v) for v in others)
+            if undecided and any(is_value(self, frames[-1], v, trace) for v in others):
+                if is_product_of_masked_scores(self, frames[-1], trace):
+                    self.linear.miss_call(frames, name, CHAINED, y)
+                    self.drop(y)
+                    return None
+                product_of_scores, factors = separate_factors(name, args, kwargs, x)
+                if self.linear.start_call(frames, self.table, name, product_of_scores, factors, x, trace, y):
+                    self.drop(y)
+                    return None
+                roles = find_roles_of_scores(frames, self.table, trace, x, product_of_scores, partial(list_softmax_axes, self))
+                if roles is not None and product_of_scores is not None:
+                    return self.follow_linear_scores(frames, name, product_of_scores, factors, roles, x, trace, y)
+                frames[-1].multiplies_scores = True  # linear attention in the other order, or other algebra
+        self.drop(y)
+        if self.has_exponentials and not traced and product is not None and self.tables.add(frames[-1], product, y):
+            return None
+        token_operands = [x for x in operands if has_tokens(frames[-1], x)]
+        if self.has_one_hot and sum(is_one_hot(frames[-1], weakref.ref(x)) for x in token_operands) == 1 < len(token_operands):
+            call = self.follow_edges(frames[-1], name, args, kwargs, token_operands)
+            if call is not None or not is_square_of_one_hot(frames[-1], token_operands, y):
+                return call
+        if len(token_operands) > 1:
+            if role is Role.PRODUCT and product is not None and makes_features(frames, product):
+                return None
+            is_outer = operands[0].shape[-1:] == (1,) and not (product is not None and product.sums_several())
+            if role is Role.DISTANCE or not is_outer:
+                weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
+                if weights and not are_feature_maps:
+                    dims, function = self.table.add_dims(y.shape), traced[0][1].function
+                    self.start(y, TraceKind.WEIGHTS, pairs=True, roots=join_roots(traced), function=function, dims=dims)
+                else:
+                    pair = token_operands[0], token_operands[1]
+                    self.start_scores(frames, y, pair, product, roots=join_roots(traced) if are_feature_maps else 0)
+            elif product is not None and product.added is None:
+                self.entry_products.put(y, product)  # k @ vᵀ of one token
+        elif traced:
+            x, trace = traced[0]
+            if trace.kind is not TraceKind.WEIGHTED and is_head_mixing(x, y, [v for v in operands if v is not x]):
+                self.follow(y, mix_heads(self.table, trace, x, y, product, name))
+        elif token_operands and y.numel() < token_operands[0].numel():
+            self.follow_features(frames, token_operands[0], y)
+        return None
+
+    def follow_linear_scores(
+        self,
+        frames: list[ModuleFrame],
+        name: str,
+        product: LabelledProduct,
+        factors: list[tuple[Tensor, Labels]],
+        roles: ChainRoles,
+        x: Tensor,
+        trace: Trace,
+        y: Tensor,
+    ) -> HandwrittenCall | None:
+        """Follow the product y of scores x with values as linear attention; return a call with stored weights if need be."""
+        if not are_of_all_tokens(frames[-1], self.table, roles):
+            self.linear.miss_call(frames, name, CHUNKS, y)
+        elif not self.linear.start_call_of_scores(frames, self.table, name, product, factors, roles, trace, y):
+            return self.complete_call(weigh_linearly(trace), x, product, name)
+        self.drop(y)
+        return None
+
+    def start_linear_call(
+        self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, operands: list[Tensor], y: Tensor
+    ) -> bool:
+        """Start linear attention if one of the operands that a softmax is multiplied with to y is products of keys with values.
+
+        The softmax is then a feature map of the queries. Return whether it is one.
+        """
+        for x, trace in self.find_all(operands):
+            if trace.kind is TraceKind.SCORES and trace.pairs:
+                product, factors = separate_factors(name, args, kwargs, x)
+                if self.linear.start_call(frames, self.table, name, product, factors, x, trace, y, has_softmax=True):
+                    self.drop(y)
+                    return True
+        return False
+
+    def follow_summed_product(self, frames: list[ModuleFrame], name: str, args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
+        """Follow y, the sum of entries x that are products of two tensors; return whether that is all there is to follow.
+
+        Those of keys with values are summed over tokens, and those of queries with such sums over features. A running sum keeps
+        all axes of x, which is followed itself.
+        """
+        for product, traced, factors in self.entry_products.find(x):
+            is_running = strip_affixes(name) == "cumsum" and not traced
+            summed = product if is_running else label_sum(product, name, args, kwargs)
+            if summed is None or not all(set(labels) <= set(summed.result) for _, labels in factors):
+                continue
+            if traced:
+                operand, trace = traced[0]
+                if self.linear.start_call(frames, self.table, "mul and sum", summed, factors, operand, trace, y):
+                    return True
+            elif all(has_tokens(frames[-1], one) for one in product.operands):
+                self.start_scores(frames, x if is_running else y, product.operands, summed, factors)
+                return not is_running
+        return False
+
+    def follow_edges(
+        self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> HandwrittenCall | None:
+        """Follow the exponentials that an index sums, as weights of edges; return the call if values were summed before."""
+        e = self.edges.find(frame, tensors, partial(is_edge_softmax, name, args, kwargs))
+        if e is None:
+            return None
+        dims = self.table.add_dims(e.shape)
+        self.start(e, TraceKind.WEIGHTS, pairs=True, function="exp", is_by_channel=True, dims=dims)
+        return self.complete_call(self.traces[id(e)], e, None, "mul", name) if e in self.edges.weighted else None
+
+    def follow_quotient(self, frame: ModuleFrame, core: str, x: Tensor, by: Tensor, y: Tensor) -> HandwrittenCall | None:
+        """Follow the quotient y of sums of exponentials, times values or not; return the call that it completes, or None."""
+        quotient = self.tables.find_quotient(frame, x, by)
+        if quotient is None and not divides_by_loop(frame, x, by):
+            return None
+        self.start_weights(y)
+        if quotient is None and find_exponential(frame, weakref.ref(x)) is not None:
+            return None  # a weight, which the loop multiplies with a value
+        trace = self.traces.pop(id(y))
+        return HandwrittenCall(f"exp and {core}", trace, y, None, 0, quotient=quotient)
+
+
+def is_square_of_one_hot(frame: ModuleFrame, operands: list[Tensor], y: Tensor) -> bool:
+    """Return whether y has as many rows as columns, and operands made from one index: one-hot tokens attend to each other."""
+    if y.dim() < 2 or y.shape[-1] != y.shape[-2]:
+        return False
+    common = set.intersection(*(find_ancestors([frame], x) for x in operands))
+    makers = [maker for x in operands if (maker := skip_layouts(frame, weakref.ref(x))) is not None]
+    return any(id(one) in common for maker in makers if infer_role(maker.name) is Role.ONE_HOT for one in maker.given)

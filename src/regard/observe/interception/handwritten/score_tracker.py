@@ -1,0 +1,130 @@
+"""The start of following: scores of pairs of tokens, and the weights that a softmax or another function makes of scores."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.observe.interception.function_roles import Role, strip_affixes
+from regard.observe.interception.handwritten.ancestor_search import (
+    Pair,
+    TensorRef,
+    find_pair,
+    is_broadcast_pair,
+    multiplies_copies,
+)
+from regard.observe.interception.handwritten.edge_softmax import scores_neighbors
+from regard.observe.interception.handwritten.entry_products import Factors
+from regard.observe.interception.handwritten.entry_sources import add_sink
+from regard.observe.interception.handwritten.labelled_product import LabelledProduct
+from regard.observe.interception.handwritten.score_form import StepKind, start_form
+from regard.observe.interception.handwritten.traces import PickedKeys, Traced, TraceKind, Traces, join_roots
+from regard.observe.interception.provenance import ModuleFrame, has_separate_sources
+
+NO_PRODUCT = "another function than a product"
+INHERITED = (  # by weights, from scores
+    *("dims", "form", "unmixed", "changes", "eps", "moved", "has_edits", "picked", "has_separate_sources"),
+)
+
+
+class ScoreTracker(Traces):
+    """The scores and weights of one forward, by where following starts."""
+
+    def start_scores(
+        self,
+        frames: list[ModuleFrame],
+        y: Tensor,
+        pair: Pair | None,
+        product: LabelledProduct | None = None,
+        factors: Factors | None = None,
+        roots: int = 0,
+    ) -> None:
+        """Start following scores of a pair of tensors, with their formula if they are a product of the two, and of factors."""
+        form = None if product is None else start_form(self.table, product)
+        if form is not None and len(form.dims) != y.dim():
+            form = None
+        if form is not None and product is not None:
+            axes = dict(zip(product.result, form.dims, strict=True))
+            for factor, labels in factors or []:
+                form = form.add_step(StepKind.MULTIPLY, factor, tuple(axes[label] for label in labels))
+        dims = self.table.add_dims(y.shape) if form is None else form.dims
+        properties: dict[str, Any] = {"dims": dims, "form": form, "changes": () if form is not None else (NO_PRODUCT,)}
+        sources = None if pair is None else has_separate_sources(frames, *pair)
+        self.start(y, TraceKind.SCORES, pairs=True, roots=roots, has_separate_sources=sources, **properties)
+
+    def start_weights(self, y: Tensor, function: str = "exp", made: str = NO_PRODUCT, is_by_channel: bool = False) -> None:
+        """Start following what a function made of scores of pairs that are no product, for each channel or not."""
+        dims = self.table.add_dims(y.shape)
+        known: dict[str, Any] = {"function": function, "is_by_channel": is_by_channel, "dims": dims, "changes": (made,)}
+        self.start(y, TraceKind.WEIGHTS, pairs=True, **known)
+
+    def follow_features(self, frames: list[ModuleFrame], x: Tensor, y: Tensor) -> None:
+        """Follow y as scores if it is x, features of pairs of tokens, summed over the features."""
+        over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
+        pair = find_pair(frames[-1], x, over_last)
+        if pair is not None:
+            self.start_scores(frames, y, pair)
+        elif y.shape[-2:] == x.shape[-2:]:
+            self.follow_copies(frames[-1], x, y)
+
+    def follow_copies(self, frame: ModuleFrame, x: Tensor, y: Tensor, *names: str) -> None:
+        """Follow y, a sum of entries x over tokens, as scores without a formula if one factor of x was repeated before."""
+        if x.dim() > 2 and multiplies_copies(frame, x):
+            self.start(y, TraceKind.SCORES, pairs=True, dims=self.table.add_dims(y.shape), changes=names, has_copied_keys=True)
+
+    def follow_softmax(
+        self,
+        frame: ModuleFrame,
+        role: Role,
+        name: str,
+        x: TensorRef | None,
+        axis: Any,
+        traced: list[Traced],
+        y: Tensor,
+    ) -> None:
+        """Follow the result y of a softmax or log-softmax of x over an axis."""
+        extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
+        scores = [one for one in traced if one[1].pairs]
+        kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
+        if scores or extent != 1:
+            properties: dict[str, Any] = {"dims": self.table.add_dims(y.shape)}
+            if len(scores) == 1:
+                properties = {one: getattr(scores[0][1], one) for one in INHERITED}
+                properties["moved"] = add_sink(self.table, scores[0][0], properties["moved"], axis)
+                if "softmin" in name and properties["form"] is not None:
+                    properties["form"] = properties["form"].add_step(StepKind.MULTIPLY, -1.0)
+            dims = properties["dims"]
+            if kind is TraceKind.WEIGHTS and dims is not None and type(axis) is int and extent:
+                properties["keys"] = dims[axis]
+            pairs, is_by_channel, function = bool(scores), False, strip_affixes(name)
+            if not traced and x is not None and extent > 1:
+                is_by_channel = scores_channels(frame, x, y.shape, axis)
+                is_outer = y.dim() == 2 and is_broadcast_pair(frame, x, y.numel())  # a number for each token
+                pairs = pairs or is_by_channel or is_outer or scores_neighbors(frame, x, y.shape, axis)
+            self.start(
+                y, kind, pairs, join_roots(scores), extent=extent, function=function, is_by_channel=is_by_channel, **properties
+            )
+
+    def follow_choice(self, x: Tensor, result: Any, dim: Any) -> None:
+        """Follow the scores x that a function put in an order of their values along a dimension, with the keys of each."""
+        before = self.find(x)
+        if before is None or before.form is None or before.dims is None or not isinstance(result, tuple) or len(result) != 2:
+            return
+        y, index = result
+        after, axis = self.find(y), dim % x.dim() if type(dim) is int else 0
+        if after is None or before.kind is not TraceKind.SCORES or type(dim) is not int or x.dim() != y.dim():
+            return
+        places = self.table.add_axis(y.shape[axis])
+        dims = tuple(places if n == axis else axes for n, axes in enumerate(before.dims))
+        self.put(y, after._replace(dims=dims, picked=PickedKeys(before.form, index, dims, before.dims[axis], places)))
+
+
+def scores_channels(frame: ModuleFrame, x: TensorRef, shape: torch.Size, axis: int) -> bool:
+    """Return whether a softmax over an axis before the last is of scores x of pairs of tokens, one for each channel."""
+    return len(shape) > 2 and axis % len(shape) != len(shape) - 1 and is_broadcast_pair(frame, x, shape.numel())
+
+
+def find_dim(name: str, args: Any) -> Any:
+    """Return the dimension along which a function of this name orders entries, by default the last."""
+    place = 2 if strip_affixes(name) == "topk" else 1
+    return args[place] if len(args) > place else -1
