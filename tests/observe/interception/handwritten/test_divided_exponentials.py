@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from observe.recording_checks import EQUAL, record_and_compare
@@ -80,10 +81,19 @@ def fill_none(scores: Tensor, dim: int) -> Tensor:
     return e / e.sum(dim, keepdim=True)
 
 
+def divide_by_norm(scores: Tensor, dim: int) -> Tensor:
+    return F.normalize(scores.exp(), p=1, dim=dim)
+
+
+def divide_by_norm_of_shifted(scores: Tensor, dim: int) -> Tensor:
+    return F.normalize(torch.exp(scores - scores.amax(dim, keepdim=True)), 1.0, dim)
+
+
 SOFTMAXES = [
     *(divide_by_sums, divide_shifted, divide_shifted_in_place, exponentiate_twice, divide_by_sums_and_a_number),
     *(multiply_by_inverse, multiply_reciprocal_by_shifted, shift_twice, hide_none, hide_none_in_place, fill_none),
     *(subtract_logarithm, subtract_logarithm_of_last, subtract_logarithm_of_sums),
+    *(divide_by_norm, divide_by_norm_of_shifted),
 ]
 
 

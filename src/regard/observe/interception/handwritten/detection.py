@@ -63,10 +63,11 @@ class HandwrittenTracker(ProductTracker):
 
     def may_start(self, role: Role | None, name: str, args: Any, y: Any) -> bool:
         """Return False only if no followed tensor may start with the result y of a function of others: quick, too."""
+        may_divide = self.has_exponentials and may_divide_by_sums(name, args)
         if role is Role.MULTIPLY:
-            return self.entry_products.can_add(args, y) or (self.has_exponentials and may_divide_by_sums(name, args))
+            return may_divide or len(self.gated_sums.sums) > 0 or self.entry_products.can_add(args, y)
         is_gate = role is Role.NONLINEAR and strip_affixes(name) in GATES
-        return is_gate or role in STARTS or may_join_scores(name, args)
+        return may_divide or is_gate or role in STARTS or may_join_scores(name, args)
 
     def follow_function(
         self, frames: list[ModuleFrame], func: Any, name: str, role: Role | None, args: Any, kwargs: Any, result: Any
@@ -74,6 +75,8 @@ class HandwrittenTracker(ProductTracker):
         """Follow a function; return the call of attention that it completes, or None."""
         if is_maximum_of_two(name, args, kwargs):
             name, role = "maximum", infer_role("maximum")
+        if name == "normalize" and self.has_exponentials:
+            role = Role.MULTIPLY  # by one over the sum, perhaps
         if strip_affixes(name) == "index_put":
             is_sum, added = read_index_put(args, kwargs)
             role = Role.SUM if is_sum else None
@@ -119,6 +122,11 @@ class HandwrittenTracker(ProductTracker):
             return None
         moves = is_replayed(name) and not fills_followed(name, args, traced)
         traced = traced if moves else settle_all(self, traced)
+        if role is Role.MULTIPLY and self.follow_gated_sum(frames, name, args, results[0]):
+            self.drop(results[0])
+            return None
+        if role is Role.SUM:
+            self.gated_sums.add_sum(frames, name, args, kwargs, results[0])
         if role is Role.SUM and tensors and self.entry_products.find(tensors[0]):
             if self.follow_summed_product(frames, name, args, kwargs, tensors[0], results[0]):
                 return None
@@ -129,7 +137,7 @@ class HandwrittenTracker(ProductTracker):
             axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
             scores = next((weakref.ref(x) for x in tensors), None)
             self.follow_softmax(frames[-1], role, name, scores, axis, traced, results[0])
-        elif (softmax := self.find_softmax(frames[-1], name, args, traced, results[0])) is not None:
+        elif (softmax := self.find_softmax(frames[-1], name, args, kwargs, traced, results[0])) is not None:
             self.follow_softmax(frames[-1], Role.SOFTMAX, "softmax", *softmax, [], results[0])
         elif not traced:
             return self.follow_unknown(frames, role, name, args, kwargs, tensors, results[0])
@@ -142,6 +150,8 @@ class HandwrittenTracker(ProductTracker):
                 has_edits = any(one.has_edits for _, one in traced)
                 trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size, has_edits=has_edits)
             may_be_read = trace.form is not None and (trace.form.has_running_sum or (others and trace.kind is TraceKind.SCORES))
+            if role is Role.MULTIPLY and trace.kind is TraceKind.WEIGHTS and not trace.pairs and others:
+                self.gated_sums.add_weighted(name, args, results[0])
             if role is Role.MULTIPLY and (may_be_read or trace.has_copied_keys):
                 self.entry_products.add(name, args, traced, results[0])
             trace = follow_axes(self.table, trace, func, name, args, kwargs, x, traced, results)
@@ -183,9 +193,11 @@ class HandwrittenTracker(ProductTracker):
             self.follow_copies(frames[-1], tensors[0], y, name)
         return None
 
-    def find_softmax(self, frame: ModuleFrame, name: str, args: Any, traced: list[Traced], y: Tensor) -> Softmax | None:
+    def find_softmax(
+        self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor
+    ) -> Softmax | None:
         """Return the scores of which a function makes the softmax y, and its axis; None if it is no softmax or is followed."""
-        return None if any(x.shape == y.shape for x, _ in traced) else find_divided_exponentials(frame, name, args)
+        return None if any(x.shape == y.shape for x, _ in traced) else find_divided_exponentials(frame, name, args, kwargs)
 
     def follow_module(self, frames: list[ModuleFrame], child: nn.Module, x: Tensor, y: Any) -> None:
         """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""

@@ -1,6 +1,6 @@
 """A softmax that a layer writes out, of scores that nothing follows: exponentials, divided by their own sums.
 
-The division may be a product with one over the sums, or exponentials of scores minus the logarithm of the sums.
+The division may be a product with one over the sums, a norm, or exponentials of scores minus the logarithm of the sums.
 """
 
 import weakref
@@ -20,17 +20,20 @@ INVERSES = {"reciprocal", "__rdiv__", "__rtruediv__"}  # of sums that a number i
 DIVIDES = PRODUCTS | QUOTIENTS  # functions that may divide exponentials by their sums
 HIDES = PRODUCTS | {"masked_fill", "where"}  # functions by which a mask hides exponentials
 LOGARITHMS_OF_SUMS = {"logsumexp", "special_logsumexp"}
+NORM = ("input", "p", "dim")  # the first arguments of F.normalize
 
 
 def may_divide_by_sums(name: str, args: Any) -> bool:
     """Return whether a function of this name may divide exponentials by their sums: quick, for the many functions."""
     core = strip_affixes(name)
+    if core == "normalize":
+        return True
     if core not in DIVIDES or len(args) != 2 or not all(isinstance(x, Tensor) for x in args):
         return False
     return core in QUOTIENTS or args[0].numel() != args[1].numel()
 
 
-def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any) -> Softmax | None:
+def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any, kwargs: Any) -> Softmax | None:
     """Return the scores whose exponentials a function of this name divides by their own sums, and the axis of these sums.
 
     The largest score may have been taken from all, a mask may hide exponentials, and a number may be added to the sums.
@@ -38,6 +41,8 @@ def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any) -> Softm
     core = strip_affixes(name)
     if core in EXPONENTIALS:
         return find_shifted_softmax(frame, args[0])
+    if core == "normalize":
+        return find_normed_exponentials(frame, args, kwargs)
     if not may_divide_by_sums(name, args):
         return None
     x, by = args if core in QUOTIENTS else sorted(args, key=Tensor.numel, reverse=True)
@@ -53,6 +58,14 @@ def find_divided_exponentials(frame: ModuleFrame, name: str, args: Any) -> Softm
     if scores is None or total is None or find_scores(frame, total.given[0]) is not scores:
         return None
     return (scores, axis) if find_summed_axis(total, x) in (None, axis) else None
+
+
+def find_normed_exponentials(frame: ModuleFrame, args: Any, kwargs: Any) -> Softmax | None:
+    """Return the scores whose exponentials F.normalize divides by the sum of their sizes, and the axis of the sum."""
+    given = {"p": 2.0, "dim": 1, **dict(zip(NORM, args, strict=False)), **kwargs}
+    x, p, dim = (given[key] for key in NORM)
+    scores = find_scores(frame, weakref.ref(x)) if p == 1 and type(dim) is int else None
+    return None if scores is None else (scores, dim % x.dim())
 
 
 def find_shifted_softmax(frame: ModuleFrame, x: Tensor) -> Softmax | None:

@@ -14,6 +14,7 @@ from regard.observe.interception.handwritten.divided_exponentials import find_ex
 from regard.observe.interception.handwritten.edge_call import is_edge_softmax
 from regard.observe.interception.handwritten.edge_softmax import EdgeExponentials, is_one_hot, skip_layouts
 from regard.observe.interception.handwritten.entry_products import EntryProducts
+from regard.observe.interception.handwritten.gated_sums import GatedSums
 from regard.observe.interception.handwritten.handwritten_call import HandwrittenCall
 from regard.observe.interception.handwritten.head_mixing import is_head_mixing, mix_heads
 from regard.observe.interception.handwritten.labelled_product import (
@@ -59,6 +60,7 @@ class ProductTracker(WeightTracker):
         self.entry_products = EntryProducts()
         self.linear = LinearContexts()
         self.tables = TableProducts()
+        self.gated_sums = GatedSums()
         self.has_one_hot = False  # whether F.one_hot has run
         self.has_exponentials = False  # whether an exponential has run
 
@@ -69,6 +71,7 @@ class ProductTracker(WeightTracker):
         self.entry_products.clear()
         self.linear.clear()
         self.tables.clear()
+        self.gated_sums.clear()
         self.has_one_hot = False
         self.has_exponentials = False
 
@@ -190,6 +193,14 @@ class ProductTracker(WeightTracker):
                 self.start_scores(frames, x if is_running else y, product.operands, summed, factors)
                 return not is_running
         return False
+
+    def follow_gated_sum(self, frames: list[ModuleFrame], name: str, args: Any, y: Tensor) -> bool:
+        """Follow y as linear attention if it is queries times a sum over tokens of keys times values; return whether it is."""
+        found = self.gated_sums.find_roles(frames, self.table, name, args, y) if len(self.gated_sums.sums) else None
+        if found is None:
+            return False
+        roles, trace, product = found
+        return self.linear.start_call_of_scores(frames, self.table, name, product, [], roles, trace, y)
 
     def follow_edges(
         self, frame: ModuleFrame, name: str, args: Any, kwargs: Any, tensors: list[Tensor]

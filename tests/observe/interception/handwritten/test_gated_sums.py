@@ -1,0 +1,110 @@
+"""Queries times a sum over tokens of keys times values are linear attention, with a head for each channel."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, record_and_compare
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, T, C, D = 2, 7, 11, 5
+
+
+class ChannelAttention(nn.Module):
+    """Hydra attention (https://arxiv.org/abs/2209.07484) and AFT-Simple (https://arxiv.org/abs/2105.14103)."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.query, self.key, self.value = style, nn.Linear(C, D), nn.Linear(C, D), nn.Linear(C, D)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values, (b, t, d), as they are multiplied."""
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if "hydra" in self.style:
+            return q / q.norm(dim=-1, keepdim=True), F.normalize(k, dim=-1), v
+        return q.sigmoid(), k.softmax(1), v
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.style == "AFT-Simple":
+            q, k, v = self.query(x), self.key(x), self.value(x)
+            weights = torch.mul(torch.softmax(k, 1), v).sum(dim=1, keepdim=True)
+            return torch.mul(torch.sigmoid(q), weights)
+        q, k, v = self.project(x)
+        if self.style == "AFT-Simple, expanded":
+            return (k * v).sum(1).unsqueeze(1).expand(-1, T, -1) * q
+        if self.style == "hydra":
+            kv = (k * v).sum(dim=-2, keepdim=True)
+            return kv * q
+        assert self.style == "hydra, a mean"
+        return q * (k * v).mean(1)[:, None]
+
+
+@pytest.mark.parametrize("style", ["hydra", "hydra, a mean", "AFT-Simple", "AFT-Simple, expanded"])
+def test_each_channel_is_a_head_with_the_matrix_of_its_queries_and_keys(style):
+    part, x = ChannelAttention(style), torch.randn(B, T, C)
+    recording, output = record_and_compare(nn.Sequential(part), lambda model: model(x))
+    assert [call.name for call in recording.calls] == ["0"]
+    with torch.no_grad():
+        q, k, v = part.project(x)
+    expected = torch.einsum("bic,bjc->bcij", q, k) / (T if "mean" in style else 1)
+    found = recording.map(0, kind="implicit")
+    torch.testing.assert_close(found.dense(), expected, rtol=0, atol=EQUAL)
+    torch.testing.assert_close(recording.values(0, kind="implicit").squeeze(-1), v.mT, rtol=0, atol=EQUAL)
+    torch.testing.assert_close((found @ v.mT.unsqueeze(-1)).squeeze(-1).mT, output, rtol=0, atol=EQUAL)
+
+
+def test_channels_of_an_image_are_heads_over_its_pixels():
+    class OfPixels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Conv2d(C, 3 * D, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.project(x).chunk(3, 1)
+            return q.sigmoid() * (k.flatten(2).softmax(-1).view_as(k) * v).sum((2, 3), keepdim=True)
+
+    part, x = OfPixels(), torch.randn(B, C, 3, 4)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(x))
+    with torch.no_grad():
+        q, k, _ = (y.flatten(2) for y in part.project(x).chunk(3, 1))
+    expected = q.sigmoid().unsqueeze(-1) * k.softmax(-1).unsqueeze(-2)
+    torch.testing.assert_close(recording.map(0, kind="implicit").dense(), expected, rtol=0, atol=EQUAL)
+
+
+class WithoutAttention(nn.Module):
+    """Sums of products that multiply tokens, over features, heads or masked tokens, and gates of pooled tokens."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.project, self.squeeze, self.excite = style, nn.Linear(C, 3 * D), nn.Linear(D, 2), nn.Linear(2, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        if self.style == "a projection onto a vector":
+            return q - (q * k).sum(-1, keepdim=True) * k
+        if self.style == "gates by features":
+            return v * (q.softmax(-1) * k).sum(-1, keepdim=True)
+        if self.style == "a masked mean":
+            mask = (x[..., :1] > 0).to(x.dtype).expand_as(q).contiguous()
+            return v * ((q * mask).sum(1) / mask.sum(1).clamp(min=1)).unsqueeze(1)
+        if self.style == "a variance":
+            return q / ((q - q.mean(1, keepdim=True)) * (q - q.mean(1, keepdim=True))).mean(1, keepdim=True).add(1e-5).sqrt()
+        if self.style == "squeeze and excitation":
+            return q * self.excite(self.squeeze(q.mean(1, keepdim=True)).relu()).sigmoid()
+        if self.style == "an excited pooling":
+            return q * self.excite(self.squeeze((k.softmax(1) * v).sum(1, keepdim=True)).relu()).sigmoid()
+        assert self.style == "pooling with a row for each channel"
+        return (k.softmax(1) * v).sum(1)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        *("a projection onto a vector", "gates by features", "a masked mean", "a variance", "squeeze and excitation"),
+        *("an excited pooling", "pooling with a row for each channel"),
+    ],
+)
+def test_other_sums_of_products_are_neither_recorded_nor_missed(style):
+    recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda model: model(torch.randn(B, T, C)))
+    assert not recording.calls
