@@ -28,6 +28,7 @@ from regard.observe.interception.handwritten.edge_call import GRAPH, EdgeSum, bu
 from regard.observe.interception.handwritten.edge_softmax import EDGE_SUMS
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct
 from regard.observe.interception.handwritten.picked_call import build_picked_call, find_picked_groups, is_picked
+from regard.observe.interception.handwritten.product_roles import name_windows
 from regard.observe.interception.handwritten.score_formula import bound_products, resolve_form
 from regard.observe.interception.handwritten.tensor_axes import AxisTable, Dims
 from regard.observe.interception.handwritten.traces import Trace
@@ -35,7 +36,7 @@ from regard.observe.interception.handwritten.undivided_contexts import DIVIDED, 
 from regard.observe.interception.handwritten.unnormalized_call import LIMIT_BYTES, build_unnormalized_call
 from regard.observe.interception.plain_tensors import UnreadableError
 from regard.observe.interception.recurrent.recurrence_call import RecurrenceCall
-from regard.observe.interception.thread_state import cache_in_forward
+from regard.observe.interception.thread_state import STATE, cache_in_forward
 
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 BLOCKS = (
@@ -43,6 +44,7 @@ BLOCKS = (
     "whose rows are not known until the last block"
 )
 UNFOLLOWED = "its weights are multiplied with the values in a way that is not followed, such as a loop over keys"
+OWN_VALUES = "each query has values of its own, as in {}"
 SPARSE = "its weights are in a sparse tensor, which is not followed"
 GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 
@@ -61,6 +63,12 @@ class HandwrittenCall(NamedTuple):
     place: int  # of the weights among the product's operands
     edges: EdgeSum | None = None  # of a graph, if an index sums the weighted values
     quotient: TableQuotient | None = None  # of products of exponentials, if these are not multiplied with each other
+
+    @property
+    def values(self) -> Tensor:
+        """What the weights are multiplied with."""
+        assert self.product is not None
+        return self.product.operands[1 - self.place]
 
 
 def read_call(
@@ -226,6 +234,8 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
+    if not (trace.pairs or groups.queries) and (title := name_windows(STATE.frames[-1], product_call.values)):
+        return replace(store_weights(trace, matrix, v, kernel, OWN_VALUES.format(title)), is_cross=True), None
     return store_weights(trace, matrix, v, kernel, reason or describe_unknown(product_call)), None
 
 

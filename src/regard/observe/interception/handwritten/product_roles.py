@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.observe.interception.function_roles import strip_affixes
 from regard.observe.interception.handwritten.added_scores import SUM
 from regard.observe.interception.handwritten.ancestor_search import (
+    MAX_STEPS,
     find_projection,
     has_features_last,
     has_tokens,
@@ -17,6 +18,7 @@ from regard.observe.interception.handwritten.ancestor_search import (
     walk_back,
 )
 from regard.observe.interception.handwritten.contraction import find_axes, is_shared
+from regard.observe.interception.handwritten.edge_softmax import is_layout
 from regard.observe.interception.handwritten.generated_matrices import multiplies_generated_matrix
 from regard.observe.interception.handwritten.labelled_product import LabelledProduct, label_terms
 from regard.observe.interception.handwritten.linear_attention import (
@@ -29,6 +31,12 @@ from regard.observe.interception.handwritten.linear_scores import is_table
 from regard.observe.interception.handwritten.tensor_axes import Dims
 from regard.observe.interception.handwritten.traces import Trace, Traced, TraceKind, Traces
 from regard.observe.interception.provenance import JOINS, TOKEN, ModuleFrame
+
+WINDOWS = {  # functions whose results may have a token several times, and what weighs these
+    "unfold": "dynamic convolution",
+    "as_strided": "dynamic convolution",
+    "grid_sample": "deformable attention",
+}
 
 
 def is_attention_product(
@@ -44,12 +52,14 @@ def is_attention_product(
     """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
     if sums_softmax(traces, x, trace, product) is False:
         return False
-    if product is not None and mixes_within_tokens(frames, product, product.list_rows(product.find_place(x))):
+    others = [v for v in operands if v is not x]
+    are_windows = any(reads_windows(frames[-1], x, v) for v in others)
+    rows = [] if product is None else product.list_rows(product.find_place(x))
+    if product is not None and not are_windows and mixes_within_tokens(frames, product, rows):
         return False
     shared, summed = find_axes(name, args, operands, x)
     along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
-    others = [v for v in operands if v is not x]
-    shared = shared or any(reads_other_tokens(frames, x, v) for v in others)
+    shared = shared or are_windows or any(reads_other_tokens(frames, x, v) for v in others)
     return shared and along and not any(is_routed(frames, x, v) for v in others)
 
 
@@ -70,6 +80,30 @@ def reads_other_tokens(frames: list[ModuleFrame], weights: Tensor, values: Tenso
     return (
         encoded is not None and encoded.dim() <= 3 and not (is_joined(frames[-1:], values) or is_joined(frames[:-1], encoded))
     )
+
+
+def reads_windows(frame: ModuleFrame, weights: Tensor, values: Tensor) -> bool:
+    """Return whether a token predicts a row of weights for a window of tokens, or for tokens sampled at places.
+
+    Rows then share tokens, each in values of its own.
+    """
+    return frame.find_contents(weakref.ref(weights)) == TOKEN and bool(name_windows(frame, values))
+
+
+def name_windows(frame: ModuleFrame, values: Tensor) -> str:
+    """Return what weighs values that are windows of tokens, or tokens sampled at places; nothing for other values."""
+    x, size = weakref.ref(values), values.numel()
+    for _ in range(MAX_STEPS):
+        maker = next(reversed(frame.find_makers(x)), None)
+        if maker is None or maker.child is not None or not maker.given:
+            break
+        core = strip_affixes(maker.name)
+        if core in WINDOWS:
+            return WINDOWS[core] if core == "grid_sample" or maker.sizes[0] < size else ""
+        if not (is_layout(maker) or maker.name in JOINS):
+            break
+        x, size = maker.given[0], maker.sizes[0]
+    return ""
 
 
 def find_arguments(frame: ModuleFrame, x: Tensor) -> set[int]:
@@ -214,7 +248,11 @@ def makes_features(frames: list[ModuleFrame], product: LabelledProduct) -> bool:
 
 def shares_values(frames: list[ModuleFrame], weights: Tensor, values: Tensor, extent: int) -> bool:
     """Return whether rows of weights, each `extent` long, share values that they did not choose, or read other tokens."""
-    is_read = is_shared(weights, values, extent) or reads_other_tokens(frames, weights, values)
+    is_read = (
+        is_shared(weights, values, extent)
+        or reads_windows(frames[-1], weights, values)
+        or reads_other_tokens(frames, weights, values)
+    )
     return is_read and not is_routed(frames, weights, values)
 
 

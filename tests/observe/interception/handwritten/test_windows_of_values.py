@@ -1,0 +1,106 @@
+"""Weights that a token predicts of the tokens around it, or of places that it samples, are recorded: a row for each token."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.recording_checks import EQUAL, record_and_compare
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, T, C, H, K = 2, 7, 12, 3, 5
+
+
+class DynamicConvolution(nn.Module):
+    """As fairseq writes it, tokens first. https://arxiv.org/abs/1901.10430"""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.num_heads, self.weigh = style, H, nn.Linear(C, H * K, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)  # (t, b, c)
+        weights = F.softmax(self.weigh(x).view(T * B * H, K), dim=1)
+        self.weights = weights.detach()
+        padded = F.pad(x, (0, 0, 0, 0, K - 1, 0))
+        if self.style == "strided":
+            windows = padded.as_strided((T, B, C, K), (B * C, C, 1, B * C)).view(T * B * H, C // H, K)
+        else:
+            windows = padded.unfold(0, K, 1).reshape(T * B * H, C // H, K)
+        if self.style == "summed":
+            return (windows * weights.unsqueeze(1)).sum(-1).view(T, B, C).transpose(0, 1)
+        return torch.bmm(windows, weights.unsqueeze(2)).view(T, B, C).transpose(0, 1)
+
+
+@pytest.mark.parametrize("style", ["strided", "unfolded", "summed"])
+def test_a_dynamic_convolution_has_a_row_of_weights_for_each_token(style):
+    part = DynamicConvolution(style)
+    recording, _ = record_and_compare(nn.Sequential(part), lambda model: model(torch.randn(B, T, C)))
+    (call,) = recording.calls
+    assert call.name == "0"
+    found = call.map.dense()
+    assert found.shape == (T * B, H, 1, K)
+    torch.testing.assert_close(found.reshape(T * B * H, K), part.weights, rtol=0, atol=EQUAL)
+
+
+class DeformableAttention(nn.Module):
+    """The function of Deformable DETR in PyTorch, of two levels. https://arxiv.org/abs/2010.04159"""
+
+    LEVELS, POINTS, SHAPES = 2, 2, ((3, 4), (2, 2))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, count = H, H * self.LEVELS * self.POINTS
+        self.offsets, self.weigh, self.value = nn.Linear(C, 2 * count), nn.Linear(C, count), nn.Linear(C, C)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        n = x.shape[1]
+        value = self.value(image).view(B, -1, H, C // H)
+        places = self.offsets(x).view(B, n, H, self.LEVELS, self.POINTS, 2).sigmoid()
+        weights = F.softmax(self.weigh(x).view(B, n, H, self.LEVELS * self.POINTS), -1)
+        self.weights = weights.detach().transpose(1, 2)
+        weights = weights.view(B, n, H, self.LEVELS, self.POINTS)
+        values, sampled = value.split([rows * columns for rows, columns in self.SHAPES], dim=1), []
+        for level, (rows, columns) in enumerate(self.SHAPES):
+            of_level = values[level].flatten(2).transpose(1, 2).reshape(B * H, C // H, rows, columns)
+            grid = (2 * places - 1)[:, :, :, level].transpose(1, 2).flatten(0, 1)
+            sampled.append(F.grid_sample(of_level, grid, align_corners=False))
+        weights = weights.transpose(1, 2).reshape(B * H, 1, n, self.LEVELS * self.POINTS)
+        output = (torch.stack(sampled, dim=-2).flatten(-2) * weights).sum(-1).view(B, C, n)
+        return output.transpose(1, 2).contiguous()
+
+
+def test_deformable_attention_has_the_weights_of_the_places_that_each_query_samples():
+    part, image = DeformableAttention(), torch.randn(B, 16, C)
+    recording, _ = record_and_compare(nn.ModuleList([part]), lambda model: model[0](torch.randn(B, T, C), image))
+    (call,) = recording.calls
+    found = call.map.dense()
+    assert found.shape == (B * T, H, 1, 4)
+    torch.testing.assert_close(found.view(B, T, H, 4).transpose(1, 2), part.weights, rtol=0, atol=EQUAL)
+
+
+class WithoutAttention(nn.Module):
+    """Windows and samples without weights that tokens predict, and weights of what is neither."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.weight, self.score = style, nn.Parameter(torch.randn(K)), nn.Linear(C, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = F.pad(x, (0, 0, K - 1, 0)).unfold(1, K, 1)  # (b, t, c, k)
+        if self.style == "a light convolution":
+            return windows @ self.weight.softmax(0)
+        if self.style == "patches":
+            return F.unfold(x[:, None, :6], (3, 4), stride=(3, 4)).mean(-1)
+        if self.style == "a warped image":
+            grid = self.score(x)[..., :2].tanh().unsqueeze(1)
+            return F.grid_sample(x[:, None], grid, align_corners=False) * x.mean()
+        assert self.style == "depths"
+        weights = self.score(x).softmax(-1)
+        return (weights * torch.linspace(0, 1, K)).sum(-1), weights @ torch.linspace(0, 1, K)
+
+
+@pytest.mark.parametrize("style", ["a light convolution", "patches", "a warped image", "depths"])
+def test_other_windows_and_samples_are_neither_recorded_nor_missed(style):
+    recording, _ = record_and_compare(nn.Sequential(WithoutAttention(style)), lambda model: model(torch.randn(B, T, C)))
+    assert not recording.calls
