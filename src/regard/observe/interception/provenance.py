@@ -76,6 +76,7 @@ class ModuleFrame:
         "module",
         "multiplies_scores",
         "noted",
+        "resolved",
         "settled",
         "watchers",
     )
@@ -86,6 +87,7 @@ class ModuleFrame:
         self.noted: list[Operation] = []
         self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
         self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below
+        self.resolved: list[Operation] = []  # in all of them
         self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
         self.makers: dict[int, list[Operation]] = {}  # by the same id; includes in-place writes
 
@@ -93,6 +95,10 @@ class ModuleFrame:
     def has_operations(self) -> bool:
         """Whether a function or a child module has run in it."""
         return bool(self.noted or self.made)
+
+    def list_operations(self) -> list[Operation]:
+        """Return the operations that ran in it, in order."""
+        return [*self.resolved, *self.settled, *self.noted]
 
     @property
     def input_tensors(self) -> list[Tensor]:
@@ -122,6 +128,7 @@ class ModuleFrame:
             for y in maker.results:
                 self.contents[id(y)] = y, holds
                 self.makers.setdefault(id(y), []).append(maker)
+        self.resolved += self.settled
         self.settled.clear()
 
     def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: type[nn.Module] | None = None) -> None:

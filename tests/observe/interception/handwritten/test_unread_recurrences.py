@@ -1,0 +1,316 @@
+"""Loops and scans over tokens of which no map is read are missed, with what they compute as the reason."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.recording_checks import record_and_compare
+from regard.observe.interception.handwritten.unread_recurrences import LOOP, SCAN
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+B, T, C, D = 2, 11, 5, 3
+
+
+class Tokens(nn.Module):
+    """A layer of projections, whose function mixes their tokens."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.project, self.inner, self.u = (
+            style,
+            nn.Linear(C, 4 * D),
+            nn.Linear(D, 2 * D),
+            nn.Parameter(torch.rand(D)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, self.style)(*self.project(x).chunk(4, -1))
+
+
+class Loops(Tokens):
+    """Loops over tokens whose decays and writes depend on these alone."""
+
+    def sum_exponentials(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """RWKV-4, as written in its repository. https://arxiv.org/abs/2305.13048"""
+        numerator, denominator, largest = (torch.zeros(B, D) for _ in range(3))
+        largest, decay, outputs = largest - 1e38, -self.u.exp(), []
+        for i in range(T):
+            ki, vi = k[:, i], v[:, i]
+            bound = torch.maximum(largest, ki + self.u)
+            old, new = torch.exp(largest - bound), torch.exp(ki + self.u - bound)
+            outputs.append(r[:, i].sigmoid() * (old * numerator + new * vi) / (old * denominator + new))
+            bound = torch.maximum(largest + decay, ki)
+            old, new = torch.exp(largest + decay - bound), torch.exp(ki - bound)
+            numerator, denominator, largest = old * numerator + new * vi, old * denominator + new, bound
+        return torch.stack(outputs, 1)
+
+    def gate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """minGRU. https://arxiv.org/abs/2410.01201"""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z = w[:, i].sigmoid()
+            h = (1 - z) * h + z * k[:, i]
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def interpolate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = k[:, 0], []
+        for i in range(1, T):
+            h = torch.lerp(h, k[:, i], w[:, i].sigmoid())
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def correct(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = k[:, 0], []
+        for ki, z in zip(k.unbind(1), w.sigmoid().unbind(1), strict=True):
+            h = h + z * (ki - h)
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def gate_in_place(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        h, outputs = torch.zeros(B, D), torch.empty(B, T, D)
+        for i in range(T):
+            h *= w[:, i].sigmoid()
+            h += k[:, i]
+            outputs[:, i] = h
+        return outputs
+
+    def choose(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """States that a mask of padding leaves as they are."""
+        state, seen, outputs = torch.zeros(B, D, D), torch.ones(B, T).bool(), []
+        seen[0, 5:] = False
+        for i in range(T):
+            new = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
+            state = torch.where(seen[:, i, None, None], new, state)
+            outputs.append((r[:, i, None] @ state).squeeze(1))
+        return torch.stack(outputs, 1)
+
+    def read_once(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A state that the query of the last token reads, as a classifier of sequences may."""
+        state = torch.zeros(B, D, D)
+        for i in range(T):
+            state = w[:, i, :, None].sigmoid() * state + k[:, i, :, None] * v[:, i, None]
+        return (r[:, -1:] @ state).squeeze(1)
+
+    def mix_inside(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With layers that the loop calls for each token."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z, new = self.inner(k[:, i]).chunk(2, -1)
+            h = h * z.sigmoid() + new
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+class Scans(Tokens):
+    """All states at once."""
+
+    def sum_logarithms(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """minGRU's parallel form (Heinsen 2023, https://arxiv.org/abs/2311.06281)."""
+        sums = (-F.softplus(w)).cumsum(1)
+        return sums + ((-F.softplus(-w) + k) - sums).logcumsumexp(1)
+
+    def divide_by_decays(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A selective scan by running sums, as of mamba-tiny."""
+        logs = -F.softplus(w).cumsum(1)
+        return r * logs.exp() * (k * v * torch.exp(-logs)).cumsum(1)
+
+    def divide_by_products(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        decays = w.sigmoid().cumprod(1)
+        return r * ((k / decays).cumsum(1) * decays)
+
+    def weigh_pairs(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The quadratic form of Mamba-2, an einsum of four. https://arxiv.org/abs/2405.21060"""
+        logs = -F.softplus(w[..., 0]).cumsum(-1)
+        decays = (logs.unsqueeze(-1) - logs.unsqueeze(-2)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).exp()
+        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
+
+    def weigh_pairs_by_segments(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The same with its stable sums of segments."""
+        logs = -F.softplus(w[..., 0]).unsqueeze(-1).expand(-1, -1, T)
+        sums = logs.masked_fill(~torch.ones(T, T).tril(-1).bool(), 0).cumsum(-2)
+        decays = sums.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).exp()
+        return torch.einsum("bin,bjn,bij,bjd->bid", r, k, decays, v)
+
+    def double_steps(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """States of twice as many tokens in each round (Hillis and Steele 1986)."""
+        a, h, step = w.sigmoid(), k * v, 1
+        while step < T:
+            h = torch.cat([h[:, :step], h[:, step:] + a[:, step:] * h[:, :-step]], 1)
+            a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], 1)
+            step *= 2
+        return r * h
+
+    def combine(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Pairs of neighbors, joined in place, as the first half of mamba.py's parallel scan has them."""
+        a, h = F.pad(w.sigmoid(), (0, 0, 0, 5)), F.pad(k * v, (0, 0, 0, 5))
+        for _ in range(4):
+            n = h.shape[1] // 2
+            h, a = h.view(B, n, 2, D), a.view(B, n, 2, D)
+            h[:, :, 1].add_(a[:, :, 1].mul(h[:, :, 0]))
+            a[:, :, 1].mul_(a[:, :, 0])
+            h, a = h[:, :, 1], a[:, :, 1]
+        return r[:, -1:] * h
+
+
+LOOPS = ["sum_exponentials", "gate", "interpolate", "correct", "gate_in_place", "choose", "read_once", "mix_inside"]
+SCANS = [
+    "sum_logarithms",
+    "divide_by_decays",
+    "divide_by_products",
+    "weigh_pairs",
+    "weigh_pairs_by_segments",
+    "double_steps",
+    "combine",
+]
+
+
+@pytest.mark.parametrize(("kind", "style"), [*((Loops, one) for one in LOOPS), *((Scans, one) for one in SCANS)])
+def test_a_recurrence_that_is_not_read_is_missed_by_its_reason(kind, style):
+    recording, _ = record_and_compare(nn.Sequential(kind(style)), lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert not recording.calls
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP if kind is Loops else SCAN)]
+
+
+class MinimalGRU(nn.Module):
+    """A loop whose code names no product, exponential or sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.new = nn.Linear(C, D), nn.Linear(C, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates, new, outputs = self.gate(x).sigmoid(), self.new(x), []
+        h = new[:, 0]
+        for i in range(x.shape[1]):
+            h = (1 - gates[:, i]) * h + gates[:, i] * new[:, i]
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+
+def test_a_loop_of_gates_alone_is_missed():
+    recording, _ = record_and_compare(nn.Sequential(MinimalGRU()), lambda model: model(torch.randn(B, T, C)), missing=True)
+    assert [(one.module, one.reason) for one in recording.missed] == [("0", LOOP)]
+
+
+class Others(Tokens):
+    """Loops and running sums in which no tokens are added up with decays that tokens decide."""
+
+    def read_states(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A gated recurrent network, whose gates read its state."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            z, new = (self.inner(h) + torch.cat([w[:, i], k[:, i]], -1)).chunk(2, -1)
+            h = (1 - z.sigmoid()) * h + z.sigmoid() * new.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def remember(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A long short-term memory."""
+        h, c, outputs = torch.zeros(B, D), torch.zeros(B, D), []
+        for i in range(T):
+            f, new = (self.inner(h) + torch.cat([w[:, i], k[:, i]], -1)).chunk(2, -1)
+            c = f.sigmoid() * c + (-f).sigmoid() * new.tanh()
+            h = c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def smooth(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """With constant decays."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            h = self.u * h + (1 - self.u) * k[:, i]
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def fire(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Spiking neurons, which forget when they fire."""
+        h, outputs = torch.zeros(B, D), []
+        for i in range(T):
+            h = self.u * h * (h < 1).to(h.dtype) + k[:, i]
+            outputs.append(h)
+        return torch.stack(outputs, 1)
+
+    def evaluate_polynomial(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = torch.zeros_like(k)
+        for one in torch.linspace(0, 1, 6):
+            y = y * k + one
+        return y
+
+    def denoise(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A sampler, each step of which reads what the one before made."""
+        y = k
+        for i in range(6):
+            y = (1 - 0.1 * i) * y + w[:, i : i + 1].sigmoid() * self.inner(y)[..., :D]
+        return y
+
+    def couple(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Affine couplings of a flow."""
+        y, other = k, v
+        for i in range(10):
+            scale, shift = (self.inner(other) + torch.cat([w[:, i : i + 1], r[:, i : i + 1]], -1)).chunk(2, -1)
+            y, other = other, y * scale.exp() + shift
+        return y
+
+    def add_residuals(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for i in range(6):
+            k = k + w[:, i : i + 1].sigmoid() * self.inner(k)[..., :D]
+        return k
+
+    def add_experts(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y, gates = torch.zeros_like(k), torch.cat([w, v], -1).softmax(-1)
+        for i in range(2 * D):
+            y = y + gates[..., i : i + 1] * self.inner(k)[..., :D]
+        return y
+
+    def modulate(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Features that conditions scale and shift in several layers."""
+        for i in range(6):
+            k = F.relu(k * w[:, i : i + 1] + v[:, i : i + 1])
+        return k
+
+    def render(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Colors along a ray, and places that are drawn from their weights."""
+        density = F.softplus(w[..., 0])
+        weights = (1 - torch.exp(-density)) * torch.exp(-density.cumsum(-1))
+        drawn = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)
+        return torch.einsum("bt,btd->bd", weights, k) + drawn.mean()
+
+    def count_positions(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = (w[..., :1] > 0).cumsum(1) * torch.exp(-torch.arange(D))
+        return k * places.cos() + v * places.sin()
+
+    def cut_nucleus(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A sampler of the likeliest words."""
+        probabilities, order = w.softmax(-1).sort(-1, descending=True)
+        kept = probabilities.masked_fill(probabilities.cumsum(-1) > 0.9, 0)
+        return (kept / kept.sum(-1, keepdim=True)).gather(-1, order.argsort(-1))
+
+    def multiply_complex(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Products of complex numbers, whose parts are the halves of a tensor."""
+        a, y = torch.stack([r, w], -1), torch.stack([k, v], -1)
+        for _ in range(5):
+            real, imaginary = y[..., 0] * a[..., 0] - y[..., 1] * a[..., 1], y[..., 0] * a[..., 1] + y[..., 1] * a[..., 0]
+            a, y = torch.stack([a[..., 0] * a[..., 1], a[..., 1]], -1), torch.stack([real, imaginary], -1)
+        return y
+
+    def transform(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A butterfly of constants in each round, as of a Fourier transform."""
+        y = k[:, :8]
+        for n in (1, 2, 4):
+            a, b = y.view(B, -1, 2, n, D).unbind(2)
+            y = torch.stack([a + b, (a - b) * torch.linspace(1, 2, n).unsqueeze(-1)], 2).view(B, 8, D)
+        return y
+
+
+OTHERS = [
+    *("read_states", "remember", "smooth", "fire", "evaluate_polynomial", "denoise", "couple", "add_residuals", "add_experts"),
+    *("modulate", "render", "count_positions", "cut_nucleus", "multiply_complex", "transform"),
+]
+
+
+@pytest.mark.parametrize("style", OTHERS)
+def test_other_loops_and_running_sums_are_neither_recorded_nor_missed(style):
+    recording, _ = record_and_compare(nn.Sequential(Others(style)), lambda model: model(torch.randn(B, T, C)))
+    assert not recording.calls
