@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bounds import assert_within
 from map.map_bounds import assert_pictures_within, assert_rows_within, map_bounds, plane_bounds
-from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
-from regard.map import compiled_passes, pass_inputs, passes, plane
+from regard import AttentionMap, Causal, Documents, Everything, Given, Padding, Prefix, Window
+from regard.map import compiled_passes, pass_inputs, pass_runner, passes, plane
 from regard.map.plane import Plane
 from regard.map.pooling import BinnedWeights, bin_edges
 from regard.mechanism.request import make_request
@@ -53,6 +53,18 @@ def planes(mask, **options):
     return [Plane(make_request(a, b, b, mask, **o), 0, 0) for a, b, o in ((q, k, options), (q.double(), k.double(), raised))]
 
 
+def gather_statistics(plane, threads, rows, columns):
+    """The statistics and the picture of one plane."""
+    found = compiled_passes.gather_statistics([plane], threads, rows, columns)
+    return None if found is None else (found[0][0], found[1][0])
+
+
+def find_top(plane, threads, n):
+    """The largest weights of one plane, and their keys."""
+    found = compiled_passes.find_top([plane], threads, n)
+    return None if found is None else (found[0][0], found[1][0])
+
+
 @pytest.mark.slow
 @pytest.mark.emulated
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
@@ -61,7 +73,7 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
     single, double = planes(mask, **options)
     assert compiled_passes.can_run_compiled(single)
     bins = bins_of_all()
-    found, picture = compiled_passes.gather_statistics(single, 2, *bins)
+    found, picture = gather_statistics(single, 2, *bins)
     reference = BinnedWeights(double, *bins)
     expected = passes.gather_statistics(double, passes.ROWS, [reference.add_run])
     assert set(found.rows) == set(passes.ROWS)
@@ -79,12 +91,12 @@ def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mas
     single, double = planes(mask, **options)
     allowed = plane_bounds(double)
     weights = allowed.exact
-    assert_top_within(*compiled_passes.find_top(single, 2, 9), allowed, 9)
+    assert_top_within(*find_top(single, 2, 9), allowed, 9)
     assert_products_within(single, 2, torch.randn(K, 45), torch.randn(T, 37), allowed)
     assert_products_within(single, 2, torch.randn(K, 1), torch.randn(T, 5), allowed)
     bins = bin_edges(101, 340, 53), bin_edges(77, 1260, 29)
     below, reference = (
-        compiled_passes.gather_statistics(single, 2, *bins_of_all())[0].denominators,
+        gather_statistics(single, 2, *bins_of_all())[0].denominators,
         BinnedWeights(double, *bins),
     )
     found = compiled_passes.draw_picture(single, 2, below, *bins)
@@ -115,7 +127,7 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     single, double = planes(Causal(), offset=901)
     bins = bin_edges(0, T, size[0]), bin_edges(0, K, size[1])
     found, reference, allowed = (
-        compiled_passes.gather_statistics(single, 2, *bins)[1],
+        gather_statistics(single, 2, *bins)[1],
         BinnedWeights(double, *bins),
         plane_bounds(double),
     )
@@ -129,16 +141,16 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
 def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     single, double = planes(mask, offset=901)
     few = [
-        compiled_passes.gather_statistics(single, 2, *bins_of_all()),
-        compiled_passes.find_top(single, 2, 9),
+        gather_statistics(single, 2, *bins_of_all()),
+        find_top(single, 2, 9),
         compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
     ]
     monkeypatch.setattr(pass_inputs, "LONG", 0)
     pass_inputs.make_relative_plan.cache_clear()
     assert next(iter(pass_inputs.make_plans(single))).rows == 64
     many = [
-        compiled_passes.gather_statistics(single, 2, *bins_of_all()),
-        compiled_passes.find_top(single, 2, 9),
+        gather_statistics(single, 2, *bins_of_all()),
+        find_top(single, 2, 9),
         compiled_passes.apply_weights(single, 2, torch.eye(K)[:, :99])[0],
     ]
     pass_inputs.make_relative_plan.cache_clear()
@@ -166,7 +178,7 @@ def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
     if min(one.shape):
         allowed = plane_bounds(double_of(asked, 0))
         n = data.draw(st.integers(1, one.shape[1]))
-        assert_top_within(*compiled_passes.find_top(one, 1, n), allowed, n)
+        assert_top_within(*find_top(one, 1, n), allowed, n)
         assert_products_within(one, 1, torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3), allowed)
 
 
@@ -177,12 +189,67 @@ def test_small_maps_of_every_kind_agree_too(asked):
         one, double = Plane(make_request(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0), double_of(asked, b)
         if min(one.shape):
             found, expected = (
-                compiled_passes.gather_statistics(one, 1, *(bin_edges(0, n, n) for n in one.shape))[0],
+                gather_statistics(one, 1, *(bin_edges(0, n, n) for n in one.shape))[0],
                 passes.gather_statistics(double, passes.ROWS),
             )
             allowed = plane_bounds(double)
             assert_rows_within(found, expected, allowed, double.offset)
             assert_within(found.received, expected.received, allowed.received)
+
+
+B, H, G = 3, 6, 2
+BATCHES = {
+    "causal": lambda: {"mask": Causal()},
+    "offsets": lambda: {"mask": Causal(), "offset": torch.tensor([0, 30, -7])},
+    "padding": lambda: {"mask": Causal() & Padding([61, 83, 40]), "sinks": torch.linspace(-1, 2, H)},
+    "tables of heads": lambda: {"mask": Given(torch.rand(1, H, 67, 83) < 0.6)},
+    "tables": lambda: {"mask": Given(torch.rand(B, H, 67, 83) < 0.6), "softcap": 3.0},
+    "a bias of heads": lambda: {"mask": Causal(), "bias": torch.randn(1, H, 67, 83)},
+    "a bias of all": lambda: {"mask": Window(9, 20), "bias": torch.randn(67, 83), "scale": -0.4},
+    "a bias of rows": lambda: {"mask": Everything(), "bias": torch.randn(B, 1, 1, 83)},
+}
+
+
+@pytest.mark.parametrize("count", [3, 17])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", sorted(BATCHES))
+def test_planes_together_give_the_bits_of_each_alone(name, threads, count, monkeypatch):
+    monkeypatch.setattr(pass_runner, "SMALL", 0)  # several threads, and several for each of a few planes
+    torch.manual_seed(2)
+    q, k = torch.randn(B, 67, H, D).transpose(1, 2), torch.randn(B, G, 83, D)
+    request = make_request(q, k, k, **BATCHES[name]())
+    several = [Plane(request, b, h) for b in range(B) for h in range(H)][-count:]
+    bins = bin_edges(0, 67, 29), bin_edges(0, 83, 31)
+    found, pictures = compiled_passes.gather_statistics(several, threads, *bins)
+    again, means, largest = compiled_passes.gather_overview(several, threads, *bins)
+    values, keys = compiled_passes.find_top(several, threads, 5)
+    assert torch.equal(means, pictures.pool("mean"))
+    assert torch.equal(largest, pictures.max)
+    for n, one in enumerate(several):
+        own = threads if count < 4 * threads else 1
+        alone, picture = gather_statistics(one, own, *bins)
+        for rows in (found[n], again[n]):
+            assert all(torch.equal(rows.rows[key], x) for key, x in alone.rows.items())
+            assert torch.equal(rows.received, alone.received)
+            assert torch.equal(rows.denominators.shift, alone.denominators.shift)
+            assert torch.equal(rows.denominators.total, alone.denominators.total)
+        assert torch.equal(pictures[n].sum, picture.sum)
+        assert torch.equal(pictures[n].max, picture.max)
+        assert all(torch.equal(x[n], y) for x, y in zip((values, keys), find_top(one, own, 5), strict=True))
+
+
+@pytest.mark.parametrize("planes", [3, 12])
+def test_a_nan_in_one_head_leaves_the_others_as_they_are(planes):
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 1, planes, 70, D)
+    expected = AttentionMap(q, k, Causal()).overview()
+    q = q.clone()
+    q[0, 2, 9, 1] = math.nan
+    found = AttentionMap(q, k, Causal()).overview()
+    assert found.entropy.isnan().nonzero().tolist() == [[0, 2, 9]]
+    others = [head for head in range(planes) if head != 2]
+    for name, x in vars(expected).items():
+        assert torch.equal(getattr(found, name)[:, others], x[:, others]), name
 
 
 def test_scores_near_a_thousand_lose_nothing():
@@ -208,8 +275,8 @@ def test_nan_and_infinity_go_the_plain_way_and_come_out(where):
 def test_an_overview_takes_the_compiled_pass_where_it_can(monkeypatch):
     q = torch.randn(1, 1, 64, 8)
     taken = []
-    gather = compiled_passes.gather_statistics
-    monkeypatch.setattr(compiled_passes, "gather_statistics", lambda *args: taken.append(args) or gather(*args))
+    gather = compiled_passes.gather_overview
+    monkeypatch.setattr(compiled_passes, "gather_overview", lambda *args: taken.append(args) or gather(*args))
     AttentionMap(q, q, Causal()).overview()
     assert len(taken) == 1
     AttentionMap(q.double(), q.double()).overview()
@@ -282,7 +349,7 @@ def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
             {"q": q[0, 0], "k": k[0, 0], "bias": bias}[where][7, 3] = math.nan
         single = Plane(make_request(q, k, k, Causal(), bias=bias), 0, 0)
         bins = bin_edges(0, 50, 5), bin_edges(0, 50, 5)
-        assert compiled_passes.gather_statistics(single, 1, *bins) is None
+        assert gather_statistics(single, 1, *bins) is None
         below = passes.gather_statistics(single, {}).denominators
         rest = {
             "find_top": (3,),
@@ -290,7 +357,8 @@ def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
             "apply_transposed_weights": (torch.ones(50, 2),),
             "draw_picture": (below, *bins),
         }
-        assert getattr(compiled_passes, function)(single, 1, *rest[function]) is None
+        of_one = find_top if function == "find_top" else getattr(compiled_passes, function)
+        assert of_one(single, 1, *rest[function]) is None
 
 
 @pytest.mark.slow

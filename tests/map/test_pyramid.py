@@ -110,8 +110,10 @@ def test_a_traversal_that_is_left_goes_on_where_it_was(monkeypatch):
     seen, allowed = both(Causal(), torch.float32)
     first = [share for _, share in zip(range(2), seen.iterate_strips(), strict=False)]
     visited = []
-    strip = pyramid.gather_strip
-    monkeypatch.setattr(pyramid, "gather_strip", lambda plane, rows, *_: visited.append(int(rows[0])) or strip(plane, rows, *_))
+    strip = pyramid.traverse_plane
+    monkeypatch.setattr(
+        pyramid, "traverse_plane", lambda plane, rows, *_: visited.append(int(rows[0])) or strip(plane, rows, *_)
+    )
     rest = list(seen.iterate_strips())
     assert 0 < first[0] < first[1] < rest[0] < rest[-1] == 1
     assert visited == [56, 84, 112, 140]

@@ -9,19 +9,12 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.html_repr import HtmlRepr
-from regard.map import additive, compiled_passes, indexing, passes, pooling, small_maps, weight_products
-from regard.map.map_planes import PICTURE_BINS, MapPlanes, run_compiled
+from regard.map import additive, indexing, passes, pooling, small_maps, weight_products
+from regard.map.map_planes import MapPlanes
 from regard.map.pooling import BinnedWeights, How
 from regard.map.selected_weights import gather_entries, gather_rows
 from regard.mechanism import heads
-from regard.mechanism.arguments import (
-    LARGEST_POSITION,
-    check_count,
-    check_floating,
-    check_integer,
-    check_number,
-    describe_value,
-)
+from regard.mechanism.arguments import check_count, check_floating, check_number
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.request import disable_autocast, make_request
 from regard.mechanism.scores import score_dtype
@@ -167,20 +160,18 @@ class AttentionMap(HtmlRepr):
         """Compute -Σ w log w of each row, nats, (b, h, q); 0 for a row that sees nothing."""
         if self.planes.is_batch:
             return self.planes.apply_to_batch(small_maps.entropy)
-        return self.planes.stack([found.rows["entropy"] for found in self.planes.gather_statistics(entropy=passes.entropy)])
+        found = self.planes.gather_statistics(self.planes.list_planes(), entropy=passes.entropy)
+        return self.planes.split_axis(found.rows["entropy"])
 
     def received(self) -> Tensor:
         """Compute the sum of each column, (b, h, k)."""
         if self.planes.is_batch:
             return self.planes.apply_to_batch(small_maps.sum_columns)
-        return self.planes.stack([found.received for found in self.planes.gather_statistics()])
+        return self.planes.split_axis(self.planes.gather_statistics(self.planes.list_planes()).received)
 
     def mass(self, keys: slice | Tensor) -> Tensor:
         """Compute the weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
-        seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
-        if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
-            raise ShapeError(f"keys must be a slice or a bool tensor ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
-        seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = True
+        seen = indexing.mark_keys(keys, self.shape[3], self.device)
         keys_seen = seen.nonzero().squeeze(-1)
         if self.planes.is_batch:
             return self.planes.apply_to_batch(lambda batch: batch.weights[..., keys_seen].sum(-1))
@@ -193,17 +184,15 @@ class AttentionMap(HtmlRepr):
 
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
-        if abs(check_integer("back", back)) > LARGEST_POSITION:
-            raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
+        back = indexing.check_back(back)
         if self.planes.is_batch:
-            return self.planes.apply_to_batch(small_maps.make_diagonal(int(back)))
-        return self.planes.apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, int(back)))
+            return self.planes.apply_to_batch(small_maps.make_diagonal(back))
+        return self.planes.apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, back))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
         b, h, q, k = self.shape
-        if not 1 <= check_integer("n", n) <= k:
-            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
+        indexing.check_key_count(n, k)
         keys = 64 // torch.finfo(score_dtype(self.planes.request.q.dtype)).bits  # of int64, in numbers of the weights
         self._check_size((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
         if self.planes.is_batch or self.planes.is_gpu_batch:
@@ -211,14 +200,7 @@ class AttentionMap(HtmlRepr):
             both = zip(*(batch.weights.topk(n) for batch in batches), strict=True)
             values, indices = (torch.cat(parts).view(b, h, q, n) for parts in both)
             return values, indices
-        planes = list(self.planes)
-        quick = (
-            run_compiled(planes, lambda plane, threads: compiled_passes.find_top(plane, threads, n))
-            if n <= compiled_passes.MOST
-            else [None] * len(planes)
-        )
-        found = [passes.find_top(plane, n) if one is None else one for plane, one in zip(planes, quick, strict=True)]
-        return self.planes.stack([values for values, _ in found]), self.planes.stack([keys for _, keys in found])
+        return self.planes.find_top(n)
 
     def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
         """Pool the matrix into bins of rows and columns, (b, h, rows, columns): the mean, max or sum of the weights in each.
@@ -237,22 +219,11 @@ class AttentionMap(HtmlRepr):
         parts = pooling.resolve_span(rows, q, "rows"), pooling.resolve_span(columns, k, "columns")
         self._check_size(b * h * size[0] * size[1], "fewer rows and columns")
         bins = [pooling.bin_edges(*span, count) for span, count in zip(parts, size, strict=True)]
-        return self.planes.apply(lambda plane: self.planes.draw_picture(plane, *bins).pool(how))
+        return self.planes.pool(bins[0], bins[1], how)
 
     def overview(self) -> Overview:
         """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
-        q, k = self.shape[2:]
-        if self.planes.is_batch:
-            return Overview(**self.planes.gather_batch_overview())
-        rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
-        gathered, pictures = zip(*self.planes.traverse(self.planes.list_planes(), rows, columns, passes.ROWS), strict=True)
-        stack = self.planes.stack
-        picture = BinnedWeights.from_sums(
-            pictures[0].rows, pictures[0].columns, stack([one.sum for one in pictures]), stack([one.max for one in pictures])
-        )
-        statistics = {name: stack([one.rows[name] for one in gathered]) for name in passes.ROWS}
-        received = stack([one.received for one in gathered])
-        return Overview(**statistics, received=received, mean=picture.pool("mean"), max=picture.pool("max"))
+        return Overview(**self.planes.gather_overview())
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Compute A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
@@ -264,8 +235,6 @@ class AttentionMap(HtmlRepr):
         Raises TooLargeError, stating the bytes, if it is larger than `limit_bytes`, which can be raised.
         """
         b, h, q, k = self.shape
-        if not check_number("limit_bytes", limit_bytes) >= 0:
-            raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
         if self.planes.is_batch or self.planes.is_gpu_batch:
             return small_maps.compute_weights(self.planes.request, self.planes.pair_numbers).view(b, h, q, k)
@@ -308,6 +277,8 @@ class AttentionMap(HtmlRepr):
 
 def check_result_size(size: int, instead: str, limit_bytes: float) -> None:
     """Raise TooLargeError if a result of this many bytes is beyond the limit; `instead` is what to use."""
+    if not check_number("limit_bytes", limit_bytes) >= 0:
+        raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
     if size > limit_bytes:
         raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {limit_bytes:,}. Use {instead}.")
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.map import attribution_passes, compiled_passes, indexing, pooling
+from regard.map import attribution_passes, compiled_passes, indexing, pass_runner, pooling
 from regard.map.attention_map import AttentionMap, Index
 from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
 from regard.map.hiding_bias import drop_repeats, replace_hiding_numbers
-from regard.map.map_planes import run_compiled
 from regard.map.plane import BLOCK_NUMBERS, Plane, RowRun, multiply_exactly
 from regard.map.signed_map import SignedMap
 from regard.mechanism.arguments import check_choice, check_instance, describe_value
@@ -183,8 +182,9 @@ class AttributionMap(SignedMap):
         """Traverse each head by the fastest pass available, given the edges of the picture's bins, of whose rows alone."""
         heads = {plane: products for _, _, plane, products in self.iterate_planes()}
         quick: Sequence[EntryStatistics | None] = [None] * len(heads)
-        if self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]:
-            quick = run_compiled(
+        has_products = self.left.dtype == torch.float32 and self.left.shape[3] and rows[0] < rows[-1]
+        if heads and has_products and compiled_passes.can_run_compiled(next(iter(heads))):
+            quick = pass_runner.run_planes(
                 list(heads), lambda plane, threads: compiled_passes.gather_entries(plane, threads, heads[plane], rows, columns)
             )
         pairs = zip(heads.items(), quick, strict=True)

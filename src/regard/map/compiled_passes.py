@@ -7,30 +7,29 @@ these passes are about to use.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from regard.compiled import processor
-from regard.compiled.threads import run_callback, run_parts
+from regard.compiled.threads import run_callback
 from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
+from regard.map.pass_inputs import make_rows_contiguous
+from regard.map.pass_runner import SMALL, PerThread, count_parts, run_batch, run_pass
 from regard.map.passes import ROWS, AppliedWeights, TraversalResult
-from regard.map.plane import Denominators, Plane
+from regard.map.picture_bins import PictureBins, cover_keys
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import BinnedWeights, SignedPicture, choose_larger
 from regard.map.weight_sums import SMALLEST_VARIANCE, SumRequest, WeightSums
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.request import Request
 
-LARGEST = 256  # most rows of a bin for one thread
-SMALL = 2**19  # scores up to which one thread is used
 MOST = 64  # largest n of `top`, which keeps a sorted list for each row
 NAMES = ("shift", "total", *ROWS)
-Answer = TypeVar("Answer")
 
 
 def can_run_compiled(plane: Plane) -> bool:
@@ -41,36 +40,51 @@ def can_run_compiled(plane: Plane) -> bool:
     return is_supported and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
 
 
-def run_planes(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[Answer]:
-    """Compute work(plane, threads) for every plane: many planes in parallel, a thread each; few one by one on all threads."""
-    threads = torch.get_num_threads()
-    if threads == 1 or len(planes) < 4 * threads:
-        return [work(plane, threads) for plane in planes]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda plane: work(plane, 1), planes))
-
-
 def gather_statistics(
-    plane: Plane, threads: int, rows: Tensor, columns: Tensor
+    planes: Sequence[Plane], threads: int, rows: Tensor, columns: Tensor
 ) -> tuple[TraversalResult, BinnedWeights] | None:
-    """Compute all row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
+    """Compute all row statistics, the sum of each column, the denominators and the pictures of planes, in one traversal.
 
-    rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover all queries or a run of
-    them, to which all results are then restricted. Return None if there is a NaN, which comparisons would lose.
+    All results are (n, ...). rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover
+    all queries or a run of them, to which all results are then restricted. Return None if there is a NaN, which comparisons
+    would lose.
     """
-    q, k = plane.shape
-    bins = Bins(rows, columns)
-    found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
-    first, last = int(rows[0]), int(rows[-1])
-    arguments = bins.own, bins.columns, found, PerThread(received), bins.total, bins.most
-    run_pass(plane, "overview", bins.edges, threads, *arguments, part=((first, last), (0, k)))
-    found = found if last - first == q else found[:, first:last].copy()  # a view would keep all rows alive
+    bins = PictureBins(rows, columns)
+    total, most = bins.allocate(len(planes))
+    found = traverse_planes(planes, threads, bins, total, most, np.zeros((0, *bins.shape), np.float32))
+    return None if found is None else (found, bins.make_pictures(total, most))
+
+
+def gather_overview(
+    planes: Sequence[Plane], threads: int, rows: Tensor, columns: Tensor
+) -> tuple[TraversalResult, Tensor, Tensor] | None:
+    """Compute what `gather_statistics` does, with the means and the largest weights of the bins instead of their sums.
+
+    Return None if there is a NaN, or if the matrices are so large that the rows of a bin may be in several parts.
+    """
+    bins, (q, k) = PictureBins(rows, columns), planes[0].shape
+    if 2 * q * k > BLOCK_NUMBERS or not bins.is_whole:
+        return None
+    total, (most, means) = np.zeros((0, *bins.shape)), np.empty((2, len(planes), *bins.shape), np.float32)
+    found = traverse_planes(planes, threads, bins, total, most, means)
+    return None if found is None else (found, torch.from_numpy(means), torch.from_numpy(most))
+
+
+def traverse_planes(
+    planes: Sequence[Plane], threads: int, bins: PictureBins, *pictures: "pass_inputs.Floats | pass_inputs.Sums"
+) -> TraversalResult | None:
+    """Compute the statistics of the rows of bins, (n, ...), and the pictures, as `overview`; None if there is a NaN."""
+    (q, k), units, parts = planes[0].shape, len(planes), count_parts(planes, threads)
+    first, last = int(bins.edges[0]), int(bins.edges[-1])
+    found, received = np.zeros((units, len(NAMES), q), np.float32), np.zeros((units, parts, k))
+    arguments = bins.edges, bins.columns.numpy(), found, received
+    run_batch(planes, "overview", bins.edges, threads, *arguments, *pictures, rows=(first, last))
+    found = np.ascontiguousarray(found.transpose(1, 0, 2)[..., first:last])  # a view would keep all rows alive
     if not np.isfinite(found[:2]).all():
         return None
     statistics = dict(zip(NAMES, torch.from_numpy(found), strict=True))
     below = Denominators(statistics.pop("shift"), statistics.pop("total"))
-    summed = torch.from_numpy(received.sum(0).astype(np.float32))
-    return TraversalResult(statistics, summed, below), bins.to_picture()
+    return TraversalResult(statistics, torch.from_numpy(received.sum(1).astype(np.float32)), below)
 
 
 def summarize_planes(
@@ -95,7 +109,7 @@ def summarize_planes(
     queries, keys = torch.arange(q, device="cpu"), torch.arange(k, device="cpu")
     seen = None if request.mask == EVERYTHING else request.mask.block(queries, keys, request.offset)
     tables = {name: None if x is None else x.expand(b, h, q, k) for name, x in (("bias", bias), ("seen", seen))}
-    strided = {name: make_rows_contiguous(x) for name, x in (numbers | tables).items()}
+    strided = {name: x if x is None else make_rows_contiguous(x) for name, x in (numbers | tables).items()}
     strides = (0 if x is None else x.stride(axis) for x in strided.values() for axis in (0, 1, 2))
     sizes = {"units": units, "share": h // g, "queries": q, "keys": k, "width": width, "statistics": len(NAMES)}
     run_callback(
@@ -106,7 +120,7 @@ def summarize_planes(
         pairs=pairs.contiguous(),
         positions=torch.as_tensor(request.offset, dtype=torch.int64, device="cpu").expand(b)[pairs[:, 0]],
         **strided,
-        sinks=make_rows_contiguous(sinks),
+        sinks=None if sinks is None else make_rows_contiguous(sinks),
         weights=weights,
         found=found,
         received=received,
@@ -139,74 +153,56 @@ def make_sum_arguments(sums: WeightSums, wanted: SumRequest) -> dict[str, Any]:
     }
 
 
-def make_rows_contiguous(x: Tensor | None) -> Tensor | None:
-    """Return a tensor whose last axis has a stride of 1, and no pending negation, without a copy if it has."""
-    return x if x is None else (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
-
-
 def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> BinnedWeights | None:
     """Draw the picture of a part of a plane, given the denominators of all rows; return None if there is a NaN."""
-    bins = Bins(rows, columns)
+    bins = PictureBins(rows, columns)
     known = torch.stack([below.shift, below.total]).numpy()
     if not np.isfinite(known).all():
         return None
-    received = np.zeros((threads, plane.shape[1]))
+    received = PerThread(np.zeros((threads, plane.shape[1])))
     part = (int(rows[0]), int(rows[-1])), (int(columns[0]), int(columns[-1]))
-    run_pass(
-        plane,
-        "picture",
-        bins.edges,
-        threads,
-        bins.own,
-        bins.columns,
-        known,
-        PerThread(received),
-        bins.total,
-        bins.most,
-        part=part,
-    )
-    return bins.to_picture()
+    total, most = bins.allocate(1)
+    arguments = bins.edges, columns.numpy(), known, received, total[0], most[0]
+    run_pass(plane, "picture", bins.edges, threads, *arguments, part=part)
+    return bins.make_pictures(total, most)[0]
 
 
 def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics | None:
     """Compute the sums, extremes and picture of an attribution map, of the rows of the picture; None if there is a NaN."""
     q, k = plane.shape
     padded, inner = cover_keys(columns, k)
-    bins, negatives = Bins(rows, padded), Bins(rows, padded)
+    bins = PictureBins(rows, padded)
+    total, most = bins.allocate(2)  # of the entries, and of the same times -1
     part = (int(rows[0]), int(rows[-1])), (0, k)
     found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
     sums, extremes = np.zeros(q), np.zeros((2, q), np.float32)
     arguments = (
         pass_inputs.make_product_inputs(products, bins.edges),
-        bins.own,
-        bins.columns,
+        bins.edges,
+        padded.numpy(),
         found,
         sums,
         extremes,
         PerThread(received),
     )
-    run_pass(plane, "attribution", bins.edges, threads, *arguments, bins.total, bins.most, negatives.most, part=part)
+    run_pass(plane, "attribution", bins.edges, threads, *arguments, total[0], *most, part=part)
     if not (np.isfinite(found[:2]).all() and np.isfinite(sums).all()):
         return None
     row_sums, column_sums = (torch.from_numpy(x.astype(np.float32)) for x in (sums, received.sum(0)))
     largest, lowest = torch.from_numpy(extremes)
-    negatives.total[...] = -bins.total
-    picture = SignedPicture(*(one.to_picture().select_columns(inner) for one in (bins, negatives)))
+    total[1] = -total[0]
+    pictures = bins.make_pictures(total, most)
+    picture = SignedPicture(*(pictures[n].select_columns(inner) for n in range(2)))
     return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
 
 
-def cover_keys(edges: Tensor, k: int) -> tuple[Tensor, slice]:
-    """Return the edges of bins with one more on either side where they do not cover all k keys, and which bins were given."""
-    before, after = edges.new_zeros(int(edges[0] > 0)), edges.new_full((int(edges[-1] < k),), k)
-    return torch.cat([before, edges, after]), slice(len(before), len(before) + len(edges) - 1)
-
-
-def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
-    """Return the n largest weights of each row and their keys, (q, n), or None if there is a NaN."""
-    q = plane.shape[0]
-    found, values, keys = np.zeros((len(NAMES), q), np.float32), np.zeros((q, n), np.float32), np.zeros((q, n), np.int64)
-    run_pass(plane, "top", np.arange(0, q, pass_inputs.RUN), threads, found, values, keys)
-    return (torch.from_numpy(values), torch.from_numpy(keys)) if np.isfinite(found[:2]).all() else None
+def find_top(planes: Sequence[Plane], threads: int, n: int) -> tuple[Tensor, Tensor] | None:
+    """Return the n largest weights of each row of planes and their keys, (planes, q, n), or None if there is a NaN."""
+    units, q = len(planes), planes[0].shape[0]
+    found, values = np.zeros((units, len(NAMES), q), np.float32), np.zeros((units, q, n), np.float32)
+    keys = np.zeros((units, q, n), np.int64)
+    run_batch(planes, "top", np.arange(0, q, pass_inputs.RUN), threads, found, values, keys)
+    return (torch.from_numpy(values), torch.from_numpy(keys)) if np.isfinite(found[:, :2]).all() else None
 
 
 def apply_weights(plane: Plane, threads: int, v: Tensor) -> tuple[Tensor, Denominators] | None:
@@ -249,53 +245,3 @@ def apply_transposed_weights(plane: Plane, threads: int, r: Tensor) -> tuple[Ten
         return None
     product, below = torch.from_numpy(out.sum(0)), found[:2].copy()  # a view would keep all rows alive
     return (product.T if is_narrow else product)[:k, :e], Denominators(*torch.from_numpy(below))
-
-
-class PerThread(list[Any]):
-    """Arrays of which each thread takes its own."""
-
-
-def run_pass(
-    plane: Plane, name: str, edges: "pass_inputs.Integers", threads: int, *arguments: Any, part: pass_inputs.Part | None = None
-) -> None:
-    """Run a compiled pass over the blocks of a plane, none of which crosses an edge; `arguments` are passed on to the pass."""
-    from regard.map.compiled import traversals
-
-    scores, function = pass_inputs.make_score_inputs(plane, edges), getattr(traversals, name)
-    threads = threads if plane.shape[0] * plane.shape[1] > SMALL else 1
-    for plan in pass_inputs.make_plans(plane, part):
-        blocks = pass_inputs.make_blocks(plan, edges)
-        given = plan, scores._replace(bias=pass_inputs.get_plan_bias(plane, plan)), blocks
-
-        def work(n: int, given: Any = given) -> None:
-            function(*given, n, threads, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
-
-        run_parts(work, threads)
-
-
-class Bins:
-    """The bins of a picture; bins with too many rows for one thread are split."""
-
-    def __init__(self, rows: Tensor, columns: Tensor) -> None:
-        self.rows, self.given, self.columns = rows, columns, columns.numpy()
-        starts = rows.numpy()
-        sizes = np.diff(starts)
-        pieces = (sizes + LARGEST - 1) // LARGEST
-        self.owner = np.repeat(np.arange(len(sizes)), pieces)  # the requested row of bins of each row of bins here
-        place = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        inner = starts[self.owner] + place * sizes[self.owner] // pieces[self.owner]
-        self.edges: pass_inputs.Integers = np.append(inner, starts[-1])
-        self.own = np.zeros(starts[-1], np.int64)  # the row of bins of each query, after splitting
-        self.own[starts[0] :] = np.repeat(np.arange(len(self.owner)), np.diff(self.edges))
-        self.total = np.zeros((len(self.owner), len(columns) - 1))
-        self.most = np.zeros((len(self.owner), len(columns) - 1), np.float32)
-
-    def to_picture(self) -> BinnedWeights:
-        """Return the picture in the bins requested."""
-        total, most = self.total, self.most
-        present, first = np.unique(self.owner, return_index=True)
-        if len(present) < max(len(self.owner), len(self.rows) - 1):
-            total, most = (np.zeros((len(self.rows) - 1, x.shape[1]), x.dtype) for x in (total, most))
-            if len(present):
-                total[present], most[present] = np.add.reduceat(self.total, first), np.maximum.reduceat(self.most, first)
-        return BinnedWeights.from_sums(self.rows, self.given, torch.from_numpy(total), torch.from_numpy(most))

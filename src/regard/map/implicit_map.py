@@ -15,7 +15,7 @@ from regard.map.linear_recurrence import LinearRecurrence, RecurrencePlane
 from regard.map.scored_matrix import ScoredMatrix, ScoredPlane
 from regard.map.signed_map import SignedMap
 from regard.map.stored_matrix import JoinedMatrices, JoinedPlane, StoredMatrix, StoredPlane
-from regard.mechanism.arguments import LARGEST_POSITION, check_integer, describe_value
+from regard.mechanism.arguments import check_integer, describe_value
 from regard.mechanism.scores import score_dtype
 
 BLOCK_ENTRIES = 2**21  # entries computed at a time: 16 MiB of float64
@@ -187,12 +187,11 @@ class ImplicitMap(SignedMap):
 
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the entry of each query on the token `back` places before it, (b, h, q); 0 if there is no such token."""
-        if abs(check_integer("back", back)) > LARGEST_POSITION:
-            raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
+        back = indexing.check_back(back)
         found = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
         for row, head, block, entries in self.iterate_blocks():
             queries = torch.arange(block.start, block.stop, device=self.device)
-            places = queries + self.offset - int(back) - block.columns[0]
+            places = queries + self.offset - back - block.columns[0]
             inside = (places >= 0) & (places < entries.shape[1])
             values = entries.gather(-1, places.clamp(0, entries.shape[1] - 1).unsqueeze(-1)).squeeze(-1)
             found[row, head, block.start : block.stop] = values.where(inside, 0).to(self.dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
-from regard.mechanism.arguments import describe_value
+from regard.mechanism.arguments import LARGEST_POSITION, check_integer, describe_value
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index tensor
 
@@ -95,6 +95,28 @@ def check_slice(name: str, part: slice) -> None:
     if not is_right:
         ends = ", ".join(map(describe_value, (part.start, part.stop, part.step)))
         raise ConfigError(f"{name} must be a slice of whole numbers with a step of at least 1; got slice({ends}).")
+
+
+def mark_keys(keys: slice | Tensor, size: int, device: torch.device) -> Tensor:
+    """Return whether each key is in a set, bool (size,): a slice or a bool (size,). Raises ShapeError for another tensor."""
+    seen = torch.zeros(size, dtype=torch.bool, device=device)
+    if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
+        raise ShapeError(f"keys must be a slice or a bool tensor ({size},), got {keys.dtype} {tuple(keys.shape)}.")
+    seen[select_places("keys", keys, size).to(device)] = True
+    return seen
+
+
+def check_back(back: int) -> int:
+    """Return a number of keys before a query, or raise ConfigError if positions minus it overflow int64."""
+    if abs(check_integer("back", back)) > LARGEST_POSITION:
+        raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
+    return int(back)
+
+
+def check_key_count(n: int, keys: int) -> None:
+    """Raise ConfigError unless n is at least 1 and at most the number of keys."""
+    if not 1 <= check_integer("n", n) <= keys:
+        raise ConfigError(f"n must be at least 1 and at most the number of keys, {keys}; got {describe_value(n)}.")
 
 
 def is_single(index: Any) -> bool:

@@ -4,20 +4,18 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.map import compiled_passes, passes, pooling, small_maps, triton_passes
-from regard.map.plane import DenominatorCache, Denominators, Pair, Plane, count_block_numbers
-from regard.map.pooling import BinnedWeights
+from regard.map.plane import BLOCK_NUMBERS, DenominatorCache, Denominators, Pair, Plane, count_block_numbers
+from regard.map.pooling import BinnedWeights, How
 from regard.map.weight_sums import SumRequest, WeightSums
 from regard.mechanism.request import Request
 
 PICTURE_BINS = 256  # most rows and columns of an overview's picture
-Answer = TypeVar("Answer")
 
 
 @dataclass(eq=False)
@@ -92,70 +90,86 @@ class MapPlanes:
 
     def apply(self, function: Callable[[Plane], Tensor]) -> Tensor:
         """Apply a function to each matrix, and stack the results on the axes (b, h, ...)."""
-        return self.stack([function(plane) for plane in self])
+        return self.split_axis(torch.stack([function(plane) for plane in self.list_planes()]))
 
     def apply_with_denominators(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
         """Apply a function of a matrix and its denominators to each, and stack the results."""
-        self.gather_statistics([plane for plane in self if (plane.b, plane.h) not in self.denominators])
+        if missing := [plane for plane in self if (plane.b, plane.h) not in self.denominators]:
+            self.gather_statistics(missing)
         return self.apply(lambda plane: function(plane, self.get_denominators(plane)))
 
     def apply_to_batch(self, function: Callable[[small_maps.PlaneBatch], Tensor]) -> Tensor:
         """Apply a function of a batch of matrices to all of them, (b, h, ...)."""
         (found,) = small_maps.compute_rows(self.request, self.pair_numbers, function)
-        return found.view(*self.shape[:2], *found.shape[1:])
+        return self.split_axis(found)
 
-    def stack(self, found: list[Tensor]) -> Tensor:
-        """Stack the results of all matrices on the axes (b, h, ...)."""
-        self.list_planes()
-        return torch.stack(found).view(*self.shape[:2], *found[0].shape)
+    def split_axis(self, found: Tensor) -> Tensor:
+        """Split the axis of all matrices, the first, into the axes of batch rows and heads."""
+        return found.view(*self.shape[:2], *found.shape[1:])
 
     def traverse(
         self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
-    ) -> list[tuple[passes.TraversalResult, BinnedWeights]]:
-        """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
-        found = []
-        quick: Sequence[tuple[passes.TraversalResult, BinnedWeights] | None] | None = None
-        if planes and triton_passes.can_run_triton(planes[0]):
+    ) -> tuple[passes.TraversalResult, BinnedWeights]:
+        """Traverse planes by the fastest pass available, with a picture and at least the statistics given: (n, ...) each."""
+        found = None
+        if triton_passes.can_run_triton(planes[0]):
             quick = triton_passes.gather_statistics(planes, rows, columns)
-        if quick is None:
-            quick = run_compiled(
-                planes, lambda plane, threads: compiled_passes.gather_statistics(plane, threads, rows, columns)
-            )
-        for plane, one in zip(planes, quick, strict=True):
-            gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
-            self.denominators.add([(plane.b, plane.h)], gathered.denominators[None])
-            found.append((gathered, picture))
+            found = None if quick is None else passes.stack_results(quick, statistics)
+        elif compiled_passes.can_run_compiled(planes[0]):
+            found = compiled_passes.gather_statistics(planes, torch.get_num_threads(), rows, columns)
+        if found is None:
+            each = (traverse_plane(plane, rows, columns, statistics) for plane in planes)
+            found = passes.stack_results(each, statistics)
+        self.denominators.add([(plane.b, plane.h) for plane in planes], found[0].denominators)
         return found
 
-    def gather_statistics(
-        self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic
-    ) -> list[passes.TraversalResult]:
-        """Traverse every plane, or the planes given, for statistics that are among those of an overview."""
-        # an empty picture
-        bins = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
-        planes = list(self) if planes is None else planes
+    def gather_statistics(self, planes: Sequence[Plane], **statistics: passes.Statistic) -> passes.TraversalResult:
+        """Traverse planes for statistics that are among those of an overview: (n, ...) each."""
         if self.is_batch and len(self) <= 2 * len(planes):  # a pass over a few of many prepares the numbers of all
-            return self.gather_batch_statistics(planes, list(statistics))
-        return [gathered for gathered, _ in self.traverse(planes, *bins, statistics)]
+            pairs = [(plane.b, plane.h) for plane in planes]
+            found, below = small_maps.gather_statistics(self.request, torch.tensor(pairs, device=self.device), list(statistics))
+            self.denominators.add(pairs, below)
+            received = found.pop("received")
+            return passes.TraversalResult(found, received, below)
+        no_picture = pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)), pooling.bin_edges(0, 0, 1)
+        return self.traverse(planes, *no_picture, statistics)[0]
 
-    def gather_batch_statistics(self, planes: Sequence[Plane], names: Sequence[str]) -> list[passes.TraversalResult]:
-        """Return the statistics of small planes, from one pass."""
-        pairs = [(plane.b, plane.h) for plane in planes]
-        found, below = small_maps.gather_statistics(self.request, torch.tensor(pairs, device=self.device), names)
-        self.denominators.add(pairs, below)
-        columns = found.pop("received").unbind()
-        by_name = {name: x.unbind() for name, x in found.items()}
-        return [
-            passes.TraversalResult({name: x[n] for name, x in by_name.items()}, columns[n], self.denominators[pair])
-            for n, pair in enumerate(pairs)
-        ]
+    def gather_all_statistics(self) -> dict[str, Tensor]:
+        """Compute the statistics of an overview of all matrices by the names of its fields."""
+        found = self.gather_statistics(self.list_planes(), **passes.ROWS)
+        return {name: self.split_axis(x) for name, x in {**found.rows, "received": found.received}.items()}
 
-    def gather_batch_overview(self) -> dict[str, Tensor]:
-        """Compute the overview of small matrices, whose picture is the matrix itself, by the name of its field."""
-        found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
+    def gather_overview(self) -> dict[str, Tensor]:
+        """Compute the overview of all matrices by the names of its fields; the picture of small ones is the matrix itself."""
+        if self.is_batch:
+            found, below = small_maps.gather_statistics(self.request, self.pair_numbers, list(passes.ROWS), has_picture=True)
+            mean = largest = found.pop("weights")
+        else:
+            planes, (rows, columns) = (
+                self.list_planes(),
+                (pooling.bin_edges(0, n, min(n, PICTURE_BINS)) for n in self.shape[2:]),
+            )
+            quick = None
+            if compiled_passes.can_run_compiled(planes[0]):
+                quick = compiled_passes.gather_overview(planes, torch.get_num_threads(), rows, columns)
+            if quick is None:
+                result, picture = self.traverse(planes, rows, columns, passes.ROWS)
+                mean, largest = picture.pool("mean"), picture.pool("max")
+            else:
+                result, mean, largest = quick
+            found, below = {**result.rows, "received": result.received}, result.denominators
         self.denominators.add_product(self.rows, self.heads, below)
-        weights = found.pop("weights")
-        return {name: x.view(*self.shape[:2], *x.shape[1:]) for name, x in {**found, "mean": weights, "max": weights}.items()}
+        return {name: self.split_axis(x) for name, x in {**found, "mean": mean, "max": largest}.items()}
+
+    def find_top(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return the n largest weights of each row and their keys, (b, h, q, n)."""
+        planes, quick = self.list_planes(), None
+        if n <= compiled_passes.MOST and compiled_passes.can_run_compiled(planes[0]):
+            quick = compiled_passes.find_top(planes, torch.get_num_threads(), n)
+        if quick is None:
+            found = [passes.find_top(plane, n) for plane in planes]
+            quick = torch.stack([values for values, _ in found]), torch.stack([keys for _, keys in found])
+        return self.split_axis(quick[0]), self.split_axis(quick[1])
 
     def gather_batch_sums(self, wanted: SumRequest) -> tuple[dict[str, Tensor], WeightSums] | None:
         """Compute the statistics, by name, and sums of the weights of small matrices; None if no compiled pass applies."""
@@ -165,7 +179,7 @@ class MapPlanes:
         found, sums = gathered
         below = Denominators(found.pop("shift"), found.pop("total"))
         self.denominators.add_product(self.rows, self.heads, below)
-        return {name: x.view(*self.shape[:2], -1) for name, x in found.items()}, sums
+        return {name: self.split_axis(x) for name, x in found.items()}, sums
 
     def get_denominators(self, plane: Plane) -> Denominators:
         """Return the denominators of the rows of a plane, computed once."""
@@ -194,11 +208,23 @@ class MapPlanes:
                 weights = below[part].weigh(plane.compute_masked_scores(part, keys))
             yield slice(start, start + step), weights
 
+    def pool(self, rows: Tensor, columns: Tensor, how: How) -> Tensor:
+        """Pool each matrix into bins, (b, h, rows, columns), given their edges in tokens: whole matrices in one traversal."""
+        if not self.is_whole(rows, columns):
+            return self.apply(lambda plane: self.draw_picture(plane, rows, columns).pool(how))
+        planes, step = self.list_planes(), max(1, BLOCK_NUMBERS // (len(rows) * len(columns)))  # a block of bins at a time
+        some = (planes[start : start + step] for start in range(0, len(planes), step))
+        return self.split_axis(torch.cat([self.traverse(part, rows, columns, {})[1].pool(how) for part in some]))
+
+    def is_whole(self, rows: Tensor, columns: Tensor) -> bool:
+        """Return whether bins with these edges cover the matrices."""
+        return all([int(edges[0]), int(edges[-1])] == [0, n] for edges, n in zip((rows, columns), self.shape[2:], strict=True))
+
     def draw_picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> BinnedWeights:
         """Draw the picture of one matrix, given the edges of its bins in tokens."""
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
-        if ends == [(0, self.shape[2]), (0, self.shape[3])]:
-            return self.traverse([plane], rows, columns, {})[0][1]
+        if self.is_whole(rows, columns):
+            return self.traverse([plane], rows, columns, {})[1][0]
         if compiled_passes.can_run_compiled(plane) and self.can_use_denominators(plane, ends[0][1] - ends[0][0]):
             quick = compiled_passes.draw_picture(plane, torch.get_num_threads(), self.get_denominators(plane), rows, columns)
             if quick is not None:
@@ -210,8 +236,12 @@ class MapPlanes:
         return picture
 
 
-def run_compiled(planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
-    """Run a compiled pass on each plane; None for each plane that has to go through the plain pass."""
-    if planes and compiled_passes.can_run_compiled(planes[0]):
-        return compiled_passes.run_planes(planes, work)
-    return [None] * len(planes)
+def traverse_plane(
+    plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
+) -> tuple[passes.TraversalResult, BinnedWeights]:
+    """Traverse one plane by the compiled pass, or by the plain one if that does not apply or there is a NaN."""
+    if compiled_passes.can_run_compiled(plane):
+        found = compiled_passes.gather_statistics([plane], torch.get_num_threads(), rows, columns)
+        if found is not None:
+            return found[0][0], found[1][0]
+    return passes.gather_with_picture(plane, rows, columns, statistics)

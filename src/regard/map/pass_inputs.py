@@ -1,7 +1,7 @@
 """The input of the compiled passes: which rows see which keys, in which blocks, and the inputs of the scores."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +17,11 @@ from regard.mechanism.spans import Span, Spans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.map.compiled.blocks import BlockPlan, ProductInputs, ScoreInputs
+    from regard.map.compiled.blocks import BlockPlan, PlaneInputs, ProductInputs, ScoreInputs
 
     Bools = NDArray[np.bool_]
     Floats = NDArray[np.float32]
+    Sums = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
 RUN = 128  # rows for which the mask is evaluated at once
@@ -134,14 +135,53 @@ def make_blocks(plan: "BlockPlan", edges: "Integers") -> "Integers":
     return np.stack([unit, run, rows[:-1], rows[1:]], 1)
 
 
+def group_by_plan(planes: Sequence[Plane]) -> list[list[int]]:
+    """Group planes of one request, by index, that have the same plans and bias."""
+    mask, bias, offset = planes[0].request.mask, planes[0].request.bias, planes[0].request.offset
+    groups: dict[tuple[int, int], list[int]] = {}
+    by_row = mask.batch > 1 or not isinstance(offset, int) or (bias is not None and len(bias) > 1)
+    by_head = mask.heads > 1 or (bias is not None and bias.shape[1] > 1)
+    for n, plane in enumerate(planes):
+        groups.setdefault((plane.b if by_row else 0, plane.h if by_head else 0), []).append(n)
+    return list(groups.values())
+
+
 def make_score_inputs(plane: Plane, edges: "Integers") -> "ScoreInputs":
     """Return the inputs of the scores of a plane, without the bias, for blocks that do not cross the edges."""
+    flat, stride = flatten_rows(plane.q, edges)
+    panels = pack_panels(plane.k.T.numpy(), plane.request.scale)
+    return make_unpacked_inputs(plane)._replace(q=flat, stride=stride, panels=panels)
+
+
+def make_unpacked_inputs(plane: Plane) -> "ScoreInputs":
+    """Return the inputs of the scores of a plane, without the queries, the keys and the bias."""
     from regard.map.compiled import blocks
 
-    flat, stride = flatten_rows(plane.q, edges)
     softcap, sink = np.float32(plane.request.softcap or 0), np.float32(-np.inf if plane.sink is None else float(plane.sink))
-    keys = pack_panels(plane.k.T.numpy(), plane.request.scale)
-    return blocks.ScoreInputs(flat, stride, keys, softcap, NO_BIAS, sink, plane.offset)
+    panels = np.zeros((0, plane.q.shape[1], get_panel_width()), np.float32)
+    return blocks.ScoreInputs(np.zeros(0, np.float32), 0, panels, softcap, NO_BIAS, sink, plane.offset)
+
+
+def locate_planes(planes: Sequence[Plane], numbers: Sequence[int]) -> tuple["PlaneInputs", list[Tensor]]:
+    """Return where the queries and keys of some planes, by index, are in memory, and the tensors, which have to stay alive."""
+    from regard.map.compiled import blocks
+
+    some = [planes[n] for n in numbers]
+    queries, keys = (
+        [make_rows_contiguous(x) for x in parts] for parts in zip(*((plane.q, plane.k) for plane in some), strict=True)
+    )
+    lines = [
+        (n, q.data_ptr(), k.data_ptr(), q.stride(0), k.stride(0), plane.offset)
+        for n, q, k, plane in zip(numbers, queries, keys, some, strict=True)
+    ]
+    sinks = np.array([-np.inf if plane.sink is None else float(plane.sink) for plane in some], np.float32)
+    scale = np.float32(some[0].request.scale)
+    return blocks.PlaneInputs(np.array(lines, np.int64), sinks, *some[0].shape, scale), queries + keys
+
+
+def make_rows_contiguous(x: Tensor) -> Tensor:
+    """Return a tensor whose last axis has a stride of 1, and no pending negation, without a copy if it has."""
+    return (x if x.stride(-1) == 1 else x.contiguous()).resolve_neg()
 
 
 def make_product_inputs(products: Products, edges: "Integers") -> "ProductInputs":

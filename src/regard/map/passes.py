@@ -71,11 +71,16 @@ ROWS: dict[str, Statistic] = {
 
 @dataclass(frozen=True, eq=False)
 class TraversalResult:
-    """The results of one traversal of a plane."""
+    """The results of one traversal of a plane, or of several with an axis of planes before the others."""
 
     rows: dict[str, Tensor]  # each (q,)
     received: Tensor  # (k,)
     denominators: Denominators
+
+    def __getitem__(self, plane: int) -> "TraversalResult":
+        """Return the results of one plane of several."""
+        rows = {name: x[plane] for name, x in self.rows.items()}
+        return TraversalResult(rows, self.received[plane], self.denominators[plane])
 
 
 def gather_statistics(
@@ -105,6 +110,18 @@ def gather_with_picture(
     """Compute the statistics of the rows of a picture, and the picture, given the edges of its bins."""
     picture = BinnedWeights(plane, rows, columns)
     return gather_statistics(plane, statistics, [picture.add_run], slice(int(rows[0]), int(rows[-1]))), picture
+
+
+def stack_results(
+    found: Iterable[tuple[TraversalResult, BinnedWeights]], names: Iterable[str]
+) -> tuple[TraversalResult, BinnedWeights]:
+    """Stack the results of several planes, with the statistics of these names."""
+    results, pictures = zip(*found, strict=True)
+    rows = {name: torch.stack([one.rows[name] for one in results]) for name in names}
+    shift, total = (torch.stack([getattr(one.denominators, name) for one in results]) for name in ("shift", "total"))
+    result = TraversalResult(rows, torch.stack([one.received for one in results]), Denominators(shift, total))
+    sums, largest = torch.stack([one.sum for one in pictures]), torch.stack([one.max for one in pictures])
+    return result, BinnedWeights.from_sums(pictures[0].rows, pictures[0].columns, sums, largest)
 
 
 def compute_pair_weights(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:

@@ -37,6 +37,10 @@ class BinnedWeights:
         picture.rows, picture.columns, picture.sum, picture.max = rows, columns, total, largest
         return picture
 
+    def __getitem__(self, plane: int) -> "BinnedWeights":
+        """Return one picture of those of several planes."""
+        return BinnedWeights.from_sums(self.rows, self.columns, self.sum[plane], self.max[plane])
+
     def add_run(self, run: RowRun) -> None:
         """Add a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import OutOfRangeError
-from regard.map import compiled_passes, passes
+from regard.map import passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import encode_weights
 from regard.map.hiding_bias import find_hiding_bias
+from regard.map.map_planes import traverse_plane
 from regard.map.plane import Denominators, Plane
-from regard.map.pooling import BinnedWeights
 from regard.map.visible_pixels import find_visible_pixels
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_integer, describe_value
 from regard.mechanism.scores import score_dtype
@@ -165,7 +165,7 @@ class Pyramid:
         finest, whole = self._find_level(CODED), self._find_level(KEPT)
         rows = self._pixel_edges((start >> finest, -(-stop // (1 << finest))), finest, 0)
         columns = self._pixel_edges((0, self.shape(finest)[1]), finest, 1)
-        gathered, picture = gather_strip(plane, rows, columns)
+        gathered, picture = traverse_plane(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
         self._allocate(plane, gathered.received)
         for name in STATISTICS:
             self._data.statistics[name][start:stop] = gathered.rows[name]
@@ -217,16 +217,6 @@ class Pyramid:
         for _ in self.iterate_strips():
             pass
         return self._data.pooled_levels[above]
-
-
-def gather_strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.TraversalResult, BinnedWeights]:
-    """Compute the statistics and a picture of some rows of a plane, given the edges of its bins."""
-    quick = (
-        compiled_passes.gather_statistics(plane, torch.get_num_threads(), rows, columns)
-        if compiled_passes.can_run_compiled(plane)
-        else None
-    )
-    return quick or passes.gather_with_picture(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
 
 
 def halve_image(pool: Callable[[Tensor, int], Tensor], image: Tensor) -> Tensor:

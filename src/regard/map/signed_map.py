@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ShapeError
 from regard.html_repr import HtmlRepr
 from regard.map import indexing, pooling
 from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.attribution_passes import EntryStatistics, gather_blocks
 from regard.map.map_planes import PICTURE_BINS
 from regard.map.pooling import EntryBlock, bin_edges
-from regard.mechanism.arguments import check_count, check_integer, check_number, describe_value
+from regard.mechanism.arguments import check_count, describe_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +106,13 @@ class SignedMap(HtmlRepr, ABC):
 
     def mass(self, keys: slice | Tensor) -> Tensor:
         """Compute the sum of each row's entries on a set of keys, a slice or a bool (k,): (b, h, q)."""
-        seen = torch.zeros(self.shape[3], dtype=self.dtype, device=self.device)
-        if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
-            raise ShapeError(f"keys must be a slice or a bool tensor ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
-        seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = 1
+        seen = indexing.mark_keys(keys, self.shape[3], self.device).to(self.dtype)
         return (self @ seen.view(1, 1, -1, 1).expand(self.shape[0], -1, -1, -1)).squeeze(-1)
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n entries of each row that are largest in size, with their signs, and their keys, both (b, h, q, n)."""
         b, h, q, k = self.shape
-        if not 1 <= check_integer("n", n) <= k:
-            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
+        indexing.check_key_count(n, k)
         self.check_size(3 * b * h * q * n, "a smaller n or m.select(heads=...)")
         values = torch.zeros(b, h, q, n, dtype=self.dtype, device=self.device)
         keys = torch.arange(n, device=self.device).repeat(b, h, q, 1)
@@ -155,8 +151,6 @@ class SignedMap(HtmlRepr, ABC):
 
         Raises TooLargeError, stating the bytes, if it is larger than `limit_bytes`, which can be raised.
         """
-        if not check_number("limit_bytes", limit_bytes) >= 0:
-            raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         b, h, q, k = self.shape
         self.check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
         found = torch.zeros(b, h, q, k, dtype=self.dtype, device=self.device)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map import compiled_passes, small_maps
+from regard.map import compiled_passes, pass_runner, small_maps
 from regard.map.plane import DenominatorCache, Denominators, Plane, multiply_exactly
 
 
@@ -61,7 +61,7 @@ def multiply_planes(
         and torch.promote_types(x.dtype, torch.float32) == torch.float32
     ):
         exact = dict(zip(planes, x.float(), strict=True))
-        found = compiled_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
+        found = pass_runner.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
     products = []
     for plane, part, one in zip(planes, x, found, strict=True):
         if one is not None:

@@ -50,8 +50,10 @@ class MapView:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """The statistics of one traversal."""
-        return self.overview
+        """The statistics of one traversal, without a picture if the matrices are large."""
+        if self.is_batch or "overview" in vars(self):
+            return self.overview
+        return Statistics(**self.map.planes.gather_all_statistics())
 
     def gather_sums(self, window: int, share: float) -> None:
         """Compute the statistics of small matrices and, as `sums`, what else detectors need, in one pass if there is one.

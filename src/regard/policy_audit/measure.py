@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map import compiled_passes, passes
+from regard.map import pass_runner, passes
 from regard.map.passes import AppliedWeights
 from regard.map.plane import BLOCK_NUMBERS, Plane, exponentiate_rows, multiply_exactly
 from regard.mechanism import spans
@@ -56,7 +56,7 @@ def measure_layer(inputs: AttentionInputs, policies: Sequence[Policy]) -> tuple[
                     measure_block(plane, applied, v, masks[n].select_heads([plane.h]), rows, found, n)
 
     if is_compiled:
-        compiled_passes.run_planes(planes, measure_head)
+        pass_runner.run_planes(planes, measure_head)
     else:
         for plane in planes:
             measure_head(plane, 1)
@@ -106,7 +106,7 @@ def compute_complete_rows(
     def compute(plane: Plane, threads: int) -> kept_rows.CompleteRows | None:
         return kept_rows.CompleteRows.compute(plane, select_values(inputs, values, plane), inputs.prompt, threads)
 
-    found = zip(planes, compiled_passes.run_planes(planes, compute), strict=True)
+    found = zip(planes, pass_runner.run_planes(planes, compute), strict=True)
     return {plane: rows for plane, rows in found if rows is not None}
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.map import compiled_passes
+from regard.map import pass_runner
 from regard.map.plane import Plane
 from regard.mechanism import attention
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
@@ -44,7 +44,7 @@ def compute_policy_context(inputs: AttentionInputs, mask: Mask) -> Tensor | None
         kept.add_sink(plane)
         found[plane.b, plane.h, rows] = torch.from_numpy(kept.context)
 
-    compiled_passes.run_planes(list(inputs.build_map().planes), fill_head)
+    pass_runner.run_planes(list(inputs.build_map().planes), fill_head)
     return found
 
 

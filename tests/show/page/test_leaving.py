@@ -47,7 +47,7 @@ def model_held(name: str):
 
 @pytest.mark.parametrize("path", ["open?", "tile?level=0&row=0&column=0&", "column?k=1&", "top?k=1&"])
 def test_a_head_that_is_gone_over(path, monkeypatch):
-    monkeypatch.setattr(regard.map.pyramid, "gather_strip", held := Held(regard.map.pyramid.gather_strip))
+    monkeypatch.setattr(regard.map.pyramid, "traverse_plane", held := Held(regard.map.pyramid.traverse_plane))
     monkeypatch.setattr(regard.map.pyramid, "STRIP", 8)
     q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
     with open_client(rows_and_keys(q, q)) as client:

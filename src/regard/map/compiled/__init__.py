@@ -1,1 +1,1 @@
-"""The loops of `compiled_passes.py` and `pair_products.py`, compiled by numba. Only these two import this package."""
+"""The loops of the passes over maps and of products of pairs, compiled by numba, and the kernels for GPUs, by Triton."""

@@ -12,9 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.compiled.inlined import njit_inlined
+from regard.compiled.intrinsics import FAR, view_array
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
-from regard.compiled.vectors import LEAST, ZERO, add_bias, cap_scores, exponentiate_with_sums, hide_scores, merge_visible
+from regard.compiled.vectors import (
+    LEAST,
+    ONE,
+    ZERO,
+    add_bias,
+    cap_scores,
+    exponentiate_with_sums,
+    hide_scores,
+    merge_visible,
+    scale_row,
+)
 
 CHUNK = 1024  # most keys of a chunk, a multiple of COLUMNS
 STRIDE = CHUNK + COLUMNS  # numbers between rows of a chunk: rows a power of two apart would evict one another
@@ -45,6 +56,16 @@ class ScoreInputs(NamedTuple):
     position: int  # of the first query among the keys
 
 
+class PlaneInputs(NamedTuple):
+    """The queries and keys of matrices that share a plan, as they are in memory."""
+
+    lines: Integers  # a line each: its number; addresses of queries and keys, 0 if they are packed; their strides; position
+    sinks: Floats  # -inf for none
+    queries: int
+    keys: int
+    scale: np.float32
+
+
 class ProductInputs(NamedTuple):
     """The inputs of the products l_i · r_j of an attribution map, and what they are multiplied by."""
 
@@ -71,6 +92,42 @@ def fill_panels(x, scale, panels):
         panel, place = panels[j // COLUMNS], j % COLUMNS
         for p in range(len(x)):
             panel[p, place] = x[p, j] * scale
+
+
+@njit_inlined()
+def load_queries(q, at, stride, scale, left, rows, width):
+    """Copy rows, scaled, from a flat array to another."""
+    for i in range(rows):
+        scale_row(q[at + i * stride : at + i * stride + width], scale, left[i * width : (i + 1) * width])
+
+
+@njit_inlined()
+def load_keys(k, at, stride, scale, panels, keys):
+    """Pack keys, scaled, from a flat array as panels (keys / COLUMNS, width, COLUMNS)."""
+    for j in range(keys):
+        key, panel = k[at + j * stride : at + j * stride + panels.shape[1]], panels[j // COLUMNS]
+        for p in range(panels.shape[1]):
+            panel[p, j % COLUMNS] = key[p] * scale
+
+
+@njit_inlined()
+def allocate_plane(planes, packed):
+    """Allocate the packed queries and keys of a matrix, none if they are packed already."""
+    width, is_packed = packed.panels.shape[1], len(packed.panels) > 0
+    rows, panels = (0, 0) if is_packed else (planes.queries + ROWS, -(-planes.keys // COLUMNS))
+    return np.zeros(rows * width, np.float32), np.zeros((panels, width, COLUMNS), np.float32)
+
+
+@njit_inlined()
+def load_plane(planes, place, packed, left, panels):
+    """Return the inputs of the scores of a matrix: those given if they are packed, else packed into `left` and `panels`."""
+    _, q, k, q_stride, k_stride, position = planes.lines[place]
+    if len(packed.panels):
+        return packed
+    width = panels.shape[1]
+    load_queries(view_array(q, FAR, np.float32), 0, q_stride, ONE, left, planes.queries, width)
+    load_keys(view_array(k, FAR, np.float32), 0, k_stride, planes.scale, panels, planes.keys)
+    return ScoreInputs(left, width, panels, packed.softcap, packed.bias, planes.sinks[place], position)
 
 
 @njit_inlined()

@@ -25,7 +25,7 @@ from regard.compiled.vectors import (
     scale_row,
 )
 from regard.map.compiled import weight_sums
-from regard.map.compiled.blocks import write_statistics
+from regard.map.compiled.blocks import load_keys, load_queries, write_statistics
 
 
 class PlaneArguments(Arguments):
@@ -83,7 +83,7 @@ def summarize_planes(place):
             return
         b, h = pairs[unit]
         load_queries(view_array(a.q, FAR, np.float32), b * strides[0] + h * strides[1], strides[2], a.scale, left, q, width)
-        load_keys(view_array(a.k, FAR, np.float32), b * strides[3] + h // a.share * strides[4], strides[5], panels, k)
+        load_keys(view_array(a.k, FAR, np.float32), b * strides[3] + h // a.share * strides[4], strides[5], ONE, panels, k)
         for j in range(0, columns, COLUMNS):
             for i in range(0, rows, ROWS):
                 multiply_tile(left, i * width, width, 1, panels, j * width, width, scores, i * columns + j, columns)
@@ -147,22 +147,6 @@ def sum_weights(a, unit, rows, position, received, room):
         weight_sums.count_by_distance(view_array(a.visible, FAR, np.bool_), at, a.visible_strides[2], counted, counts)
     explained = weight_sums.explain_by_distance(distances, counts, squares, a.smallest)
     view_array(a.positional, a.units, np.float64)[unit] = explained
-
-
-@njit_inlined()
-def load_queries(q, at, stride, scale, left, rows, width):
-    """Copy rows, scaled, from a flat array to another."""
-    for i in range(rows):
-        scale_row(q[at + i * stride : at + i * stride + width], scale, left[i * width : (i + 1) * width])
-
-
-@njit_inlined()
-def load_keys(k, at, stride, panels, keys):
-    """Pack keys from a flat array as panels (keys / COLUMNS, width, COLUMNS)."""
-    for j in range(keys):
-        key, panel = k[at + j * stride : at + j * stride + panels.shape[1]], panels[j // COLUMNS]
-        for p in range(panels.shape[1]):
-            panel[p, j % COLUMNS] = key[p]
 
 
 @njit_inlined()

@@ -4,17 +4,15 @@
 import numpy as np
 
 from regard.compiled.inlined import njit_inlined
+from regard.compiled.intrinsics import atomic_increment, cast_to_pointer
 from regard.compiled.jit_cache import njit_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, find_minimum, multiply_tile
 from regard.compiled.vectors import (
     ONE,
-    REASSOCIATED,
     ZERO,
     add_four_rows,
     add_scaled_row,
     exponentiate_with_sums,
-    fold_four_rows,
-    fold_row,
     fold_signed_row,
     sum_cut,
     sum_visible,
@@ -24,108 +22,56 @@ from regard.map.compiled.blocks import (
     CHUNK,
     STRIDE,
     allocate_buffers,
+    allocate_plane,
     compute_softmax,
     get_weight,
+    load_plane,
     multiply_chunk,
     score_chunk,
     split_keys,
 )
+from regard.map.compiled.picture_rows import find_bin, flush_maxima, flush_sums, has_pairs, pool_block
 
 SLICE = 1024  # keys of a slice: its sums stay in the L1 cache
 
 
-@njit_inlined()
-def find_first_bin(first, edges):
-    """Return the bin of the first key from `first` on that is in one, and that key's distance from `first`."""
-    return max(np.searchsorted(edges, first, side="right") - 1, 0), max(edges[0] - first, 0)
+@njit_with_cache()
+def overview(plan, packed, blocks, planes, taken, parts, lines, edges, found, received, total, most, means):
+    """Compute all statistics of an overview and its picture, of matrices each in `parts`: take one part after another.
 
-
-@njit_inlined(fastmath=REASSOCIATED)
-def flush_sums(first, summed, edges, received, total):
-    """Add the sums of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
-    for j in range(len(summed)):
-        received[first + j] += summed[j]
-    part, j = find_first_bin(first, edges)
-    while j < len(summed) and part < len(edges) - 1:
-        end, a = min(edges[part + 1] - first, len(summed)), ZERO
-        for i in range(j, end):
-            a += summed[i]
-        total[part] += a
-        j, part = end, part + 1
-    summed[:] = ZERO
-
-
-@njit_inlined()
-def flush_maxima(first, largest, edges, most):
-    """Raise a row of the picture to at least the maxima of some keys, from `first` on; then reset them."""
-    part, j = find_first_bin(first, edges)
-    while j < len(largest) and part < len(edges) - 1:
-        end, a = min(edges[part + 1] - first, len(largest)), ZERO
-        for i in range(j, end):
-            a = max(a, largest[i])
-        most[part] = max(most[part], a)
-        j, part = end, part + 1
-    largest[:] = ZERO
-
-
-@njit_inlined()
-def pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest):
-    """Add a block's weights to the column sums and, one bin of rows after the other, to the picture."""
-    start = row
-    while start < stop:
-        end = find_end_of_bin(bins, start, stop)
-        for c in range(count):
-            first, length, full = buffers.keys[c]
-            add_rows(buffers.e[c], buffers.factors[c], start - row, end - row, summed[:full], largest[:full])
-            flush_sums(first, summed[:length], edges, received, total[bins[start]])
-            flush_maxima(first, largest[:length], edges, most[bins[start]])
-        start = end
-
-
-@njit_inlined()
-def find_end_of_bin(bins, start, stop):
-    """Return one past the last row before `stop` that is in the bin of the row `start`."""
-    end = start
-    while end < stop and bins[end] == bins[start]:
-        end += 1
-    return end
-
-
-@njit_inlined()
-def add_rows(e, factors, r, end, summed, largest):
-    """Add the weights of the rows r to end to `summed`, and take their maximum into `largest`."""
-    n = len(summed)
-    while r + 4 <= end:
-        four = factors[r], factors[r + 1], factors[r + 2], factors[r + 3]
-        fold_four_rows(e[r, :n], e[r + 1, :n], e[r + 2, :n], e[r + 3, :n], four, summed, largest)
-        r += 4
-    while r < end:
-        fold_row(e[r, :n], factors[r], summed, largest)
-        r += 1
+    taken is the address of the number of parts taken so far. found (n, NAMES, rows), received (n, parts, k); of the picture,
+    whose bins have the edges `lines` and `edges`, the sums, `total`, or the means, and the maxima `most`, (n, bins, bins). One
+    of total and means is empty. Sums and maxima are raised; with means, of a plan that has all rows, they are not read.
+    """
+    buffers, (left, panels) = allocate_buffers(plan), allocate_plane(planes, packed)
+    room = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    sums, none, is_paired = np.zeros((1, len(edges) - 1)), np.zeros((0, 0), np.float32), has_pairs(edges)
+    while True:
+        item = atomic_increment(cast_to_pointer(taken))
+        if item >= len(planes.lines) * parts:
+            return
+        place, part = item // parts, item % parts
+        unit, scores = planes.lines[place, 0], load_plane(planes, place, packed, left, panels)
+        own_sums, own_means = total[unit] if len(total) else sums, means[unit] if len(means) else none
+        picture = lines, edges, is_paired, own_sums, most[unit], own_means
+        for group, run, row, stop in blocks:
+            if group % parts != part:
+                continue
+            count = compute_softmax(plan, scores, run, row, stop, buffers, found[unit])
+            for i in range(row, stop):
+                own = scores.position + i
+                found[unit, 6, i] = get_weight(0, i - row, count, buffers)
+                found[unit, 7, i] = get_weight(own, i - row, count, buffers)
+                found[unit, 8, i] = get_weight(own - 1, i - row, count, buffers)
+            pool_block(row, stop, count, buffers, picture, received[unit, part], room)
 
 
 @njit_with_cache()
-def overview(plan, scores, blocks, part, parts, bins, edges, found, received, total, most):
-    """Compute all statistics of an overview and its picture, for one of several parts of the blocks."""
-    buffers = allocate_buffers(plan)
-    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
-        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
-        for i in range(row, stop):
-            own = scores.position + i
-            found[6, i] = get_weight(0, i - row, count, buffers)
-            found[7, i] = get_weight(own, i - row, count, buffers)
-            found[8, i] = get_weight(own - 1, i - row, count, buffers)
-        pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest)
-
-
-@njit_with_cache()
-def picture(plan, scores, blocks, part, parts, bins, edges, below, received, total, most):
+def picture(plan, scores, blocks, part, parts, lines, edges, below, received, total, most):
     """Compute only the picture, from known shifts and totals (2, rows), for one of several parts of the blocks."""
     buffers = allocate_buffers(plan)
-    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    room = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    bins = lines, edges, has_pairs(edges), total, most, most[:0]
     for unit, run, row, stop in blocks:
         if unit % parts != part:
             continue
@@ -135,11 +81,11 @@ def picture(plan, scores, blocks, part, parts, bins, edges, below, received, tot
             for r in range(stop - row):
                 exponentiate_with_sums(buffers.e[c, r, : buffers.keys[c, 2]], below[0, row + r])
                 buffers.factors[c, r] = 1 / below[1, row + r] if below[1, row + r] != 0 else ZERO
-        pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest)
+        pool_block(row, stop, count, buffers, bins, received, room)
 
 
 @njit_with_cache()
-def attribution(plan, scores, blocks, part, parts, products, bins, edges, found, sums, extremes, received, total, most, least):
+def attribution(plan, scores, blocks, part, parts, products, lines, edges, found, sums, extremes, received, total, most, least):
     """Compute the sums and the picture of an attribution map's entries, for one of several parts of the blocks.
 
     sums (rows,); extremes (2, rows), the largest entry of each row and the largest of -entry; least is the picture of the
@@ -167,7 +113,7 @@ def attribution(plan, scores, blocks, part, parts, products, bins, edges, found,
                 extremes[1, row + r] = max(extremes[1, row + r], -find_minimum(entries, r * STRIDE, full))
             start = row
             while start < stop:
-                end, own = find_end_of_bin(bins, start, stop), bins[start]
+                own, end = find_bin(lines, start, stop)
                 for r in range(start - row, end - row):
                     fold_signed_row(entries[r, :full], summed, largest, lowest)
                 flush_sums(first, summed[:length], edges, received, total[own])
@@ -187,15 +133,21 @@ def compute_entries(products, row, e, factor, s):
 
 
 @njit_with_cache()
-def top(plan, scores, blocks, part, parts, found, values, keys):
-    """Find the largest weights of each row and their keys, (rows, n), largest first, for one of several parts of the blocks."""
-    buffers = allocate_buffers(plan)
-    for unit, run, row, stop in blocks:
-        if unit % parts != part:
-            continue
-        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
-        for i in range(row, stop):
-            select_top(plan, i - row, count, buffers, values[i], keys[i])
+def top(plan, packed, blocks, planes, taken, parts, found, values, keys):
+    """Find the largest weights of each row of matrices and their keys, (n, rows, most), largest first: as `overview` does."""
+    buffers, (left, panels) = allocate_buffers(plan), allocate_plane(planes, packed)
+    while True:
+        item = atomic_increment(cast_to_pointer(taken))
+        if item >= len(planes.lines) * parts:
+            return
+        place, part = item // parts, item % parts
+        unit, scores = planes.lines[place, 0], load_plane(planes, place, packed, left, panels)
+        for group, run, row, stop in blocks:
+            if group % parts != part:
+                continue
+            count = compute_softmax(plan, scores, run, row, stop, buffers, found[unit])
+            for i in range(row, stop):
+                select_top(plan, i - row, count, buffers, values[unit, i], keys[unit, i])
 
 
 @njit_inlined()
