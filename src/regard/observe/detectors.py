@@ -227,18 +227,24 @@ def positional_variance(m: AttentionMap | MapView) -> Tensor:
         queries = select_spaced(look.is_counted[row, head], SAMPLE)
         own = look.positions[row, queries]
         lowest, highest = (int(own.min()), int(own.max())) if len(own) else (0, 0)
-        sums, counts = torch.zeros(2, highest - lowest + k, dtype=torch.float64, device=found.device)
-        squares = torch.zeros((), dtype=torch.float64, device=found.device)
+        sums, counts = torch.zeros(2, highest - lowest + k, dtype=torch.float64, device="cpu")
+        squares = torch.zeros((), dtype=torch.float64, device="cpu")
         for part, weights in look.iterate_blocks(row, head, queries, every):
             seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
-            shown, counted = weights.double().masked_fill_(~seen, 0), seen.double()
+            shown = weights.double().masked_fill_(~seen, 0).cpu()
             firsts = (highest - own[part]).tolist()  # of the distances, which are neighbors where keys are
-            for first, row_weights, is_seen in zip(firsts, shown, counted, strict=True):
-                sums[first : first + k] += row_weights
-                counts[first : first + k] += is_seen
+            add_rows_at(sums, firsts, shown)
+            add_rows_at(counts, firsts, seen.cpu())
             squares += shown.square_().sum()
         found[row, head] = explain_by_distance(DistanceSums(sums, counts, squares))
     return found
+
+
+def add_rows_at(total: Tensor, firsts: Sequence[int], rows: Tensor) -> None:
+    """Add each row (k,), on a CPU, to the next k numbers of `total` from a first one on; by numpy, since rows are short."""
+    numbers = total.numpy()
+    for first, row in zip(firsts, rows.numpy(), strict=True):
+        numbers[first : first + len(row)] += row
 
 
 def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
