@@ -61,7 +61,8 @@ class CallStore:
         history = KVHistory(name, kind, parent_rows, past=past, start=start, selected_heads=heads)
         self.append_keys(history, call, k, step, graph)
         stored = self.copy_call(call, slice(0, seen), 0, step, graph)
-        if length and past and not (stored.offset or stored.mask.is_query_dependent):  # the mask does not state where it begins
+        states_place = isinstance(stored.offset, Tensor) or stored.offset or stored.mask.is_query_dependent
+        if length and past and not states_place:
             stored.offset = past
         return history, stored
 
