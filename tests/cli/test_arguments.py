@@ -7,6 +7,7 @@ import sys
 import pytest
 from docs.flags import derive
 
+from regard.cli import main
 from regard.cli.arguments import COMMANDS, derived
 
 HEAVY = {"torch", "numpy", "numba", "rich", "transformers"}  # torch takes a second or more
@@ -40,6 +41,20 @@ def test_the_lectures_examples_are_shown_without_pytorch(arguments):
     code, printed, imported = run("walk", *arguments)
     assert (code, imported & (HEAVY - {"rich"})) == (0, set())
     assert printed.count("\n") > 10
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_texts_of_the_help_fit_the_screen(capsys, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage, *parts = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith("usage: ")
+    for part in parts:
+        for line in part.splitlines():
+            assert len(line) <= columns or line.strip().startswith("--")  # the flag itself
+    assert " ".join(COMMANDS[command].split()) in " ".join(parts[0].split())
 
 
 @pytest.mark.parametrize(

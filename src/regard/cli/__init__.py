@@ -2,10 +2,13 @@
 
 import argparse
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
+from itertools import groupby
 
 import regard
 from regard.cli.arguments import COMMANDS
@@ -25,6 +28,19 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: "Any" = None) -> None:  # argparse's own method ignores a full disk
         (file or sys.stderr).write(message)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """A formatter that wraps each paragraph of a text by itself, and each line that is indented below its second column."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for is_table, some in groupby(text.strip("\n").splitlines(), lambda line: not line or line[0] == " "):
+            for line in some if is_table else (" ".join(some),):
+                first = re.match(r" +\S.*?  +", line)
+                column = min(first.end(), width // 2) if first else 0
+                lines += textwrap.wrap(line, width, subsequent_indent=" " * column) or [""]
+        return "\n".join(lines)
 
 
 def open_closed_streams() -> None:
@@ -82,11 +98,11 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS:
-        command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name])
+        command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name], formatter_class=HelpFormatter)
         if name in given:  # --help of all commands needs the arguments of none
             module = import_module(f"regard.cli.arguments.{name}")
             if hasattr(module, "EPILOG"):
-                command.epilog, command.formatter_class = module.EPILOG, argparse.RawDescriptionHelpFormatter
+                command.epilog = module.EPILOG
             module.add_arguments(command)
     if not given:
         parser.print_help()
