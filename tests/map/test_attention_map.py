@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bounds import EXPONENTIAL, SMALLEST, assert_within, entropy_bound, gamma
 from map.map_bounds import map_bounds
 from regard import AttentionMap, Causal, ConfigError, Documents, Padding, Prefix, ShapeError, TooLargeError, Window, attend
-from regard.map import plane
+from regard.map import passes, plane, triton_passes
 from run_limits import limit_examples
 from strategies import requests
 
@@ -502,3 +502,21 @@ def test_statistics_are_printed_as_shapes():
     assert (name, end) == ("Overview(", ")")
     assert [line.split()[0] for line in lines] == [one.name for one in dataclasses.fields(found)]
     assert "  received  (2, 3, 7) float32" in lines
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_what_a_pass_on_a_gpu_gives_for_each_matrix_is_the_answer_of_all(applies, monkeypatch):
+    def gather_each(planes, rows, columns):
+        return [passes.gather_with_picture(one, rows, columns, passes.ROWS) for one in planes] if applies else None
+
+    q, k = torch.randn(2, 3, 19, 5, dtype=torch.float64), torch.randn(2, 3, 23, 5, dtype=torch.float64)
+    expected = attend(q, k, k, Causal()).weights
+    monkeypatch.setattr(triton_passes, "can_run_triton", lambda plane: True)
+    monkeypatch.setattr(triton_passes, "gather_statistics", gather_each)
+    m = AttentionMap(q, k, Causal())
+    found = m.overview()
+    torch.testing.assert_close(found.mean, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.largest, expected.amax(-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.received, expected.sum(2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(AttentionMap(q, k, Causal()).received(), expected.sum(2), rtol=0, atol=1e-12)
+    torch.testing.assert_close(m.pooled(1, 1, "sum")[..., 0, 0], expected.sum((2, 3)), rtol=0, atol=1e-12)
